@@ -28,6 +28,21 @@ STORE_POINTS: dict[str, str] = {
 }
 """Points of a store and its queues."""
 
+BACKUP_POINTS: dict[str, str] = {
+    "backup.writing": "a part of the changes of one store in a file",
+    "backup.copied": "all files of a backup written and synced, no manifest",
+    "backup.written": "the manifest written, the directory without its name",
+    "restore.filling": "a part of the changes in the data file of a restore",
+    "restore.complete": "one of the restored data files marked as complete",
+    "restore.named": "one of the restored data files in its place",
+    "follow.kept": "the changes of several stores in a file at the follower, none applied",
+    "follow.inside": "changes of one store written at the follower, not committed",
+    "follow.applied": "changes of one store committed at the follower",
+    "promote.retired": "one of the original stores retired, its copy not yet a store",
+    "promote.named": "one of the copies of a follower is a store",
+}
+"""Points of backups, restores and followers."""
+
 STEP_POINTS: dict[str, str] = {
     "claim.inside": "ownership written, not committed",
     "claim.after": "ownership committed, not recovered yet",
@@ -166,6 +181,7 @@ FRAME_POINTS: dict[str, str] = {
 
 POINTS: dict[str, str] = {
     **STORE_POINTS,
+    **BACKUP_POINTS,
     **STEP_POINTS,
     **OPERATOR_POINTS,
     **ABROAD_POINTS,

@@ -41,6 +41,9 @@ COMMANDS: Final = {
     "grow": "Add partitions to a queue.",
     "purge": "Delete the messages of a queue before an index or a time.",
     "compact": "Give free pages back to the file system, and remove queues.",
+    "backup": "Copy the stores of a graph into a directory of backups, while it runs.",
+    "restore": "Make stores of a backup.",
+    "follow": "Keep a second copy of a graph's stores, and promote it.",
     "completion": "Print the script with which a shell completes command lines.",
 }
 

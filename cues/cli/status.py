@@ -29,7 +29,7 @@ from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
 from cues.queues import backpressure
-from cues.tools import metrics
+from cues.tools import follower, metrics
 from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, QueueMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
@@ -171,6 +171,9 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
             print(f"\n{shared.last_error(processor.processor, last, target)}")
     for line in [line for supervisor in seen.supervisors for line in _failures(supervisor)]:
         print(f"\n{line}")
+    for copy in follower.seen(seen.path):
+        ended = "" if copy.alive else "; its process has ended"
+        print(f"\nThe copy in {copy.dest} is {copy.lag_s:.1f} s behind (--max-lag {copy.max_lag_s:g}{ended})")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]
     abroad += [
         f"{reader.processor} of the store {reader.store} reads {reader.queue}, at {reader.position:,}"
@@ -370,6 +373,7 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         },
         "readers": [vars(reader) for reader in seen.readers],
         "waits": [asdict(note) for note in backpressure.notes(seen.path) if note.edges],
+        "followers": [vars(copy) for copy in follower.seen(seen.path)],
     }
 
 

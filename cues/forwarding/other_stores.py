@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,13 +34,24 @@ from cues.storage.transaction import StoreTransaction
 def remember(home: BaseStore, other: BaseStore) -> None:
     """Write the path of another store into the home store, if it is not there yet."""
     key = names.store_key(other.id)
-    place = os.path.realpath(other.path)
-    # Relative first: a folder that holds both may be moved.
-    packed = codec.pack({"path": os.path.relpath(place, os.path.realpath(home.path)), "absolute": place})
+    packed = _place_row(home.path, other.path)
     with home._view() as txn:
         known = txn.get(key)
     if known != packed:
         home._commit(lambda txn: txn.put(key, packed))
+
+
+def move(txn: StoreTransaction, place: Path, others: Mapping[bytes, Path]) -> None:
+    """Write the new paths of other stores, by their ids, into the store at ``place``, if it knows them."""
+    for id, other in others.items():
+        if txn.get(names.store_key(id)) is not None:
+            txn.put(names.store_key(id), _place_row(place, other))
+
+
+def _place_row(home: str | Path, other: str | Path) -> bytes:
+    place = os.path.realpath(other)
+    # Relative first: a folder that holds both may be moved.
+    return codec.pack({"path": os.path.relpath(place, os.path.realpath(home)), "absolute": place})
 
 
 def places(home: BaseStore) -> dict[bytes, list[Path]]:

@@ -21,6 +21,7 @@ from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
     from cues.steps.transaction import Transaction
+    from cues.tools.backup import Backup
     from cues.tools.operate import SeekPlan
 
 
@@ -91,6 +92,15 @@ class Store(BaseStore):
         if not plan:
             operate.seek(self, plans, again=again, reset_state=reset_state)
         return plans
+
+    def backup(self, dest: str | os.PathLike[str], since: int | str | None = None) -> Backup:
+        """Copy the store, and all others that it uses, as they are at one moment, into a directory of backups.
+
+        ``since`` is the number of a backup there, or ``"auto"`` for the last one: only later changes are copied. After
+        an error there is no new backup, and earlier ones are as they were. See :func:`cues.tools.backup.backup`.
+        """
+        made: Backup = importlib.import_module("cues.tools.backup").backup(self, dest, since)
+        return made
 
     def check(self) -> list[str]:
         """Check the whole store; return the problems, one sentence each (see ``cues check``)."""

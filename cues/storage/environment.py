@@ -33,7 +33,7 @@ from cues.base.events import log
 from cues.errors import DurabilityMismatch, Forked, StoreDamaged, StoreForeign, StoreNotFound, StoreReadOnly
 from cues.records import sealed
 from cues.records.log_row import LogRow, unpack_row
-from cues.storage import datafile, locks, open_mark, timeline, wakeup
+from cues.storage import datafile, locks, open_mark, retirement, timeline, wakeup
 from cues.storage.format_record import format_of, make_data_file, mismatch, read_format, write_format, write_size
 from cues.storage.group_commit import GroupCommit
 from cues.storage.lmdb_errors import translate
@@ -191,6 +191,7 @@ def directory_key(path: Path, readonly: bool) -> tuple[int, int]:
             f"{path} is a file; a store is a directory.", "pass another path, such as data/.", path=str(path)
         )
     if not (path / "data.mdb").exists():
+        retirement.refuse(path)
         if readonly:
             raise StoreNotFound(
                 f"There is no store at {path}.", "make a store with cues run, or with cues.open(path).", path=str(path)
@@ -311,7 +312,7 @@ def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
 
     def begin(txn: StoreTransaction) -> None:
         if suspect or not same():  # tested again: another process may have been faster
-            timeline.begin(txn, _logs(txn))
+            timeline.begin(txn, logs(txn))
 
     if suspect or not same():
         if not is_new:
@@ -319,7 +320,7 @@ def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
         timeline.mark(shared.path)
 
 
-def _logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
+def logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
     """Iterate over the logs of a store and their rows. Leave out a log with a damaged row: nothing reads it."""
     prefix = names.row_key("", 0)
     for key, raw in rows(txn, prefix):

@@ -108,8 +108,9 @@ def check_others(store: Store) -> list[str]:
             ):
                 other = others.get(id) if id else None
                 if other is not None and names.log_parts(queue)[0] in other.queues():
+                    log = Log(other, queue)  # opened before the transaction, in which it would not be valid
                     with other._view() as txn:
-                        problems += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
+                        problems += _place(log, txn, f"Tailer {tailer}", *position)
     return problems
 
 

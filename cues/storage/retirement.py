@@ -1,0 +1,48 @@
+"""Retired stores: originals whose copy took their place (tools/follower.py).
+
+    data.mdb.retired     the data file
+    retired              text: the directory of the copy
+
+A process that has the store open finds that its file is gone, and acknowledges no further commit. A process that
+opens it is told where the copy is; without the note it would make a new, empty store there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cues.errors import StoreNotFound
+from cues.storage.datafile import sync_directory
+
+_NOTE: Final = "retired"
+_DATA: Final = "data.mdb.retired"
+
+
+def retire(directory: Path, copy: str) -> None:
+    """Retire a store in favour of its copy. No process may be inside a write transaction."""
+    (directory / _NOTE).write_text(copy)
+    (directory / "data.mdb").rename(directory / _DATA)
+    sync_directory(directory)
+
+
+def is_retired(directory: Path) -> bool:
+    return not (directory / "data.mdb").exists() and (directory / _DATA).exists()
+
+
+def put_back(directory: Path) -> None:
+    """Undo :func:`retire`, if the store was retired."""
+    if is_retired(directory):
+        (directory / _DATA).rename(directory / "data.mdb")
+        (directory / _NOTE).unlink(missing_ok=True)
+
+
+def refuse(directory: Path) -> None:
+    """Raise :class:`StoreNotFound` if a store was retired. Called when there is no data file."""
+    if is_retired(directory) or (directory / _NOTE).exists():
+        copy = (directory / _NOTE).read_text() if (directory / _NOTE).exists() else "a copy"
+        raise StoreNotFound(
+            f"The store {directory} was retired: {copy} was promoted and took its place.",
+            f"use the store {copy}; or delete {directory}, to make a new store there.",
+            path=str(directory),
+        )

@@ -1,0 +1,615 @@
+"""Backups of a store, or of all stores of a graph, in a directory; and their restore.
+
+    DEST/lock                     held while a backup is made
+    DEST/000007/manifest.json     one JSON object: time, stores, sizes, checksums; written last
+                shop.part         the changes since an earlier backup, or everything (changes.py)
+                shop.cut          what this backup has: for the next one
+    DEST/000008.unfinished/       a backup that is being made, or that was killed
+
+A backup:
+
+1. The stores: the one that is given, and all others that it uses (forks, inputs), and those that they use.
+2. A transaction of each, all of one moment (:func:`cues.storage.replica.same_moment`). Writers are not held up.
+3. The changes of each store into a file, with a checksum for each frame. Records are checked as they are read.
+4. Files and directory are synced, read again, and compared. Then the manifest is written.
+5. The directory gets its name. From here on it is a backup; a death before leaves ``.unfinished``, which the next
+   backup deletes.
+
+A restore, into places without a store:
+
+1. The chain: the backup, the one that it was made since, and so on to a whole one. Each manifest names the checksum of
+   the manifest before it.
+2. In ``.restoring`` in each place, a data file is filled with the changes of the chain, in order.
+3. A timeline begins on every log (storage/timeline.py). The store is checked as ``cues check`` does.
+4. Every ``.restoring`` gets the file ``complete``, with the checksum of the manifest.
+5. The data files get their names, the home store last. Then every ``.restoring`` is deleted.
+
+A restore that was killed before 4 begins anew; after it, the next restore of the same backup continues at 5.
+
+**Identity.** Ids of stores, identities of queues, positions, epochs and state stay. So targets outside that have not
+gone beyond the backup fit, and messages of the backup keep their delivery hashes, by which idempotent
+targets ignore repetitions. Messages that are appended later have other hashes, because of the timeline. A target, or
+another store, that has more than the backup is refused at the start (:class:`cues.errors.Diverged`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import xxhash
+
+from cues import codec, faults
+from cues.base import clock
+from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreVersion
+from cues.forwarding import other_stores
+from cues.queues.store import Store
+from cues.storage import locks
+from cues.storage.datafile import sync_directory
+from cues.storage.lmdb_errors import translate
+from cues.storage.replica import Replica, ReplicaWriter, put_in_place, same_moment
+from cues.tools import changes, check
+from cues.tools.changes import Change, Changes, Cut
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+UNFINISHED: Final = ".unfinished"
+RESTORING: Final = ".restoring"
+COMPLETE: Final = "complete"
+_FRAME: Final = struct.Struct(">IQ")
+"""Length, and xxh3-64 of the content with the number of the frame as its seed."""
+
+Progress = Callable[[str, int], None]
+"""Called with the name of a store, and the bytes of it that are done."""
+
+
+@dataclass(frozen=True)
+class StoredStore:
+    """A store in a backup."""
+
+    id: str
+    """In hex."""
+    name: str
+    """The name of its directory; the names of its files."""
+    path: str
+    """Its absolute path when the backup was made."""
+    relative: str
+    """The same, relative to the first store."""
+    bytes: int
+    checksum: str
+    cut_bytes: int
+    cut_checksum: str
+    is_whole: bool
+    """True if its part has everything, and not changes since an earlier backup."""
+    records: int
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A whole backup: its manifest."""
+
+    number: int
+    since: int | None
+    """The number of the backup that this one has the changes of; None: it has everything."""
+    since_checksum: str
+    time: datetime
+    """The moment that it has: every commit before it, none after it."""
+    stores: tuple[StoredStore, ...]
+    """The first one is the store that was given."""
+    checksum: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(store.bytes + store.cut_bytes for store in self.stores)
+
+    def to_dict(self) -> dict[str, Any]:
+        stores = [vars(store) for store in self.stores]
+        return {
+            "format": FORMAT,
+            "backup": self.number,
+            "since": self.since,
+            "since_checksum": self.since_checksum,
+            "time": self.time.isoformat(),
+            "stores": stores,
+        }
+
+    @staticmethod
+    def load(directory: Path) -> Backup:
+        """Read the manifest of a backup. Raises :class:`StoreDamaged`."""
+        file = directory / MANIFEST
+        try:
+            data = json.loads(file.read_text())
+            checksum = data.pop("checksum")
+            if data["format"] != FORMAT:
+                raise StoreVersion(
+                    f"The backup {directory} has format {data['format']}; this version of Cues reads {FORMAT}.",
+                    "install a newer version of Cues (pip install -U cues-streams).",
+                    path=str(directory),
+                    found=data["format"],
+                    supported=FORMAT,
+                )
+            if checksum != _json_checksum(data):
+                raise ValueError("its checksum fails")
+            stores = tuple(StoredStore(**store) for store in data["stores"])
+            when = datetime.fromisoformat(data["time"])
+            return Backup(data["backup"], data["since"], data["since_checksum"], when, stores, checksum)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreDamaged(
+                f"The manifest {file} cannot be used: {error}.", "restore another backup.", path=str(directory)
+            ) from error
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+def write_frames(file: BinaryIO, parts: Iterator[Change], told: Callable[[int], None]) -> int:
+    """Write changes into a file, and an end; return its size in bytes."""
+    size = 0
+    for number, change in enumerate(_with_end(parts)):
+        raw = codec.pack(change)
+        size += file.write(_FRAME.pack(len(raw), xxhash.xxh3_64_intdigest(raw, number)) + raw)
+        faults.point("backup.writing")
+        told(size)
+    return size
+
+
+def _with_end(parts: Iterator[Change]) -> Iterator[Change]:
+    yield from parts
+    yield [b"whole"]
+
+
+def read_frames(path: Path) -> Iterator[Change]:
+    """Iterate over the changes in a file. Raises :class:`StoreDamaged` if it is not whole."""
+    with path.open("rb") as file:
+        number = 0
+        while True:
+            head = file.read(_FRAME.size)
+            if len(head) < _FRAME.size:
+                raise _damaged(path, "it has no end")
+            length, checksum = _FRAME.unpack(head)
+            raw = file.read(length)
+            if xxhash.xxh3_64_intdigest(raw, number) != checksum:
+                raise _damaged(path, f"the checksum of its frame {number} fails")
+            change: Change = codec.unpack(raw)
+            if change == [b"whole"]:
+                return
+            yield change
+            number += 1
+
+
+def _damaged(path: Path, why: str) -> StoreDamaged:
+    return StoreDamaged(f"The file {path} of a backup is damaged: {why}.", "restore another backup.", path=str(path))
+
+
+# --- the stores -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def together(first: Store) -> Iterator[tuple[list[Store], list[str]]]:
+    """Open all stores that belong to a store: those that it uses, and those that they use.
+
+    Also gives a sentence for each that is missing.
+    """
+    with contextlib.ExitStack() as opened:
+        stores, missing = [first], []
+        for store in stores:  # grows meanwhile
+            for id, paths in other_stores.places(store).items():
+                if any(known.id == id for known in stores):
+                    continue
+                try:
+                    other = opened.enter_context(other_stores.opened(store, id))
+                except StoreNotFound:
+                    missing.append(f"The store {paths[0]}, which {store.path} used, is not there; it is left out.")
+                else:
+                    assert isinstance(other, Store)
+                    stores.append(other)
+        yield stores, missing
+
+
+def names_of(stores: Sequence[Store]) -> list[str]:
+    """Return a name for each store: that of its directory, with a number if it is not the only one."""
+    found: list[str] = []
+    for store in stores:
+        base = Path(store.directory).name or "store"
+        name, number = base, 1
+        while name in found:
+            number += 1
+            name = f"{base}-{number}"
+        found.append(name)
+    return found
+
+
+# --- backups ------------------------------------------------------------------------------------------
+
+
+def backups(dest: Path) -> list[Backup]:
+    """Return the whole backups in a directory, oldest first. Raises :class:`StoreDamaged`."""
+    numbers = sorted(path for path in dest.glob("[0-9]*") if path.name.isdecimal() and path.is_dir())
+    return [Backup.load(path) for path in numbers]
+
+
+def backup(
+    store: Store,
+    dest: str | os.PathLike[str],
+    since: int | str | None = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Backup:
+    """Copy the store, and all others that it uses, into a new directory in ``dest``; return its manifest.
+
+    All are copied as they are at one moment; writers are not held up. ``since`` is the number of a backup in ``dest``:
+    only what changed since that is copied, and a restore needs both. ``"auto"`` takes the last backup, if there is one.
+
+    After an error, or a death, there is no new backup, and earlier ones are as they were. Raises
+    :class:`StoreFull`, :class:`AlreadyRunning` if another process makes a backup in ``dest``, :class:`StoreNotFound`
+    for an unknown ``since``, :class:`StoreDamaged` if a record of the store is damaged.
+    """
+    place = Path(dest)
+    told = progress or (lambda name, done: None)
+    with _held(place), together(store) as (stores, missing):
+        for text in missing:
+            (note or (lambda text: None))(text)
+        for killed in place.glob(f"*{UNFINISHED}"):
+            shutil.rmtree(killed)
+        known = backups(place)
+        last = _since(place, known, since, store)
+        number = known[-1].number + 1 if known else 1
+        unfinished = place / f"{number:06d}{UNFINISHED}"
+        try:
+            unfinished.mkdir()
+            made = _write(unfinished, number, place, last, stores, told)
+            faults.point("backup.written")
+            unfinished.rename(place / f"{number:06d}")
+            sync_directory(place)
+        except BaseException as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _unwritten(place, error) from error
+            raise
+    return made
+
+
+def _unwritten(place: Path, error: OSError) -> CuesError:
+    failed = translate(error, str(place))
+    if isinstance(failed, StoreFull):
+        return StoreFull(
+            f"The disk of {place} is full ({shutil.disk_usage(place).free:,} bytes free); no backup was made, and"
+            " earlier ones are as they were.",
+            "free space there, for example by deleting backups that no later one was made since; or use another disk.",
+            path=str(place),
+        )
+    return StoreError(f"The backup in {place} cannot be written ({error}).", "check the directory.", path=str(place))
+
+
+@contextlib.contextmanager
+def _held(place: Path) -> Iterator[None]:
+    """Hold the lock of a directory of backups; make the directory."""
+    if place.exists() and not place.is_dir():
+        raise StoreError(f"{place} is a file; backups are in a directory.", "give a directory.", path=str(place))
+    if (place / "data.mdb").exists():
+        raise StoreError(
+            f"{place} is a store; backups need a directory of their own.", "give another directory.", path=str(place)
+        )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock = locks.open_locks(place / "lock")
+    except OSError as error:
+        raise _unwritten(place if place.exists() else Path.cwd(), error) from error
+    try:
+        if not lock.try_lock(0):
+            pid = lock.holder(0) or os.getpid()
+            raise AlreadyRunning(
+                f"Process {pid} ({locks.process_state(pid)}) makes a backup in {place}.",
+                "wait until it has ended.",
+                pid=pid,
+            )
+        yield
+    finally:
+        lock.unlock(0)
+        lock.close()
+
+
+def _since(place: Path, known: Sequence[Backup], since: int | str | None, store: Store) -> Backup | None:
+    others = {backup.stores[0].id for backup in known} - {store.id.hex()}
+    if others:
+        raise StoreError(
+            f"{place} has backups of another store ({known[-1].stores[0].path}).",
+            "give each store, or each graph, a directory of its own.",
+            path=str(place),
+        )
+    if since is None or (since == "auto" and not known):
+        return None
+    wanted = known[-1].number if since == "auto" else since
+    return _numbered(place, known, wanted)
+
+
+def _numbered(place: Path, known: Sequence[Backup], number: int | str) -> Backup:
+    for backup in known:
+        if str(backup.number) == str(number).lstrip("0"):
+            return backup
+    listed = ", ".join(str(backup.number) for backup in known[-20:]) or "none"
+    raise StoreNotFound(
+        f"{place} has no backup {number}; it has {listed}.",
+        "give one of those numbers." if known else "make one with cues backup.",
+        path=str(place),
+    )
+
+
+def _write(
+    unfinished: Path, number: int, place: Path, last: Backup | None, stores: Sequence[Store], told: Progress
+) -> Backup:
+    cuts = {} if last is None else _cuts(place / f"{last.number:06d}", last)
+    found: list[StoredStore] = []
+    home = Path(stores[0].directory)
+    with same_moment(stores) as moments:
+        when = clock.to_datetime(clock.now_ns())
+        for name, store, moment in zip(names_of(stores), stores, moments):
+            parts = Changes(moment, store.id, cuts.get(store.id), store.path)
+            with (unfinished / f"{name}.part").open("xb") as file:
+                write_frames(file, iter(parts), lambda size, name=name: told(name, size))  # type: ignore[misc]
+                settle(file)
+            with (unfinished / f"{name}.cut").open("xb") as file:
+                file.write(parts.cut.pack())
+                settle(file)
+            part, cut = (_checksum_of(unfinished / f"{name}.{suffix}") for suffix in ("part", "cut"))
+            relative = os.path.relpath(store.directory, home)
+            found.append(
+                StoredStore(
+                    store.id.hex(), name, store.directory, relative, *part, *cut, parts.before is None, parts.records
+                )
+            )
+    faults.point("backup.copied")
+    for stored in found:  # what was written is read once more
+        for _ in read_frames(unfinished / f"{stored.name}.part"):
+            pass
+    made = Backup(number, last.number if last else None, last.checksum if last else "", when, tuple(found))
+    data = made.to_dict()
+    checksum = _json_checksum(data)
+    with (unfinished / MANIFEST).open("x") as text:
+        json.dump(data | {"checksum": checksum}, text, indent=1)
+        settle(text)
+    sync_directory(unfinished)
+    return Backup(made.number, made.since, made.since_checksum, when, made.stores, checksum)
+
+
+def settle(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _cuts(directory: Path, backup: Backup) -> dict[bytes, Cut]:
+    found = {}
+    for store in backup.stores:
+        file = directory / f"{store.name}.cut"
+        _compare(file, store.cut_bytes, store.cut_checksum)
+        found[bytes.fromhex(store.id)] = Cut.unpack(file.read_bytes())
+    return found
+
+
+def _compare(file: Path, size: int, checksum: str) -> None:
+    """Raise :class:`StoreDamaged` unless a file has its size and checksum of the manifest."""
+    try:
+        found = _checksum_of(file)
+    except OSError as error:
+        raise _damaged(file, str(error.strerror)) from error
+    if found != (size, checksum):
+        raise _damaged(file, f"it has {found[0]:,} bytes and the checksum {found[1]}, not {size:,} and {checksum}")
+
+
+def _checksum_of(file: Path) -> tuple[int, str]:
+    hasher, size = xxhash.xxh3_128(), 0
+    with file.open("rb") as opened:
+        while piece := opened.read(1 << 20):
+            hasher.update(piece)
+            size += len(piece)
+    return size, hasher.hexdigest()
+
+
+def _json_checksum(data: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True).encode())
+
+
+# --- restore ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Restored:
+    """The result of a restore."""
+
+    backup: Backup
+    chain: list[int]
+    """The numbers of the backups that were applied, in order."""
+    places: dict[str, Path] = field(default_factory=dict)
+    """The directory of each store, by its name in the backup."""
+
+
+def chain_of(dest: Path, at: int | None = None) -> list[Backup]:
+    """Return the backups that a restore of backup ``at`` (default: the last one) applies, in order.
+
+    Raises :class:`StoreNotFound` and :class:`StoreDamaged`.
+    """
+    known = backups(dest)
+    if not known:
+        unfinished = " (one was begun, and is not complete)" if any(dest.glob(f"*{UNFINISHED}")) else ""
+        raise StoreNotFound(
+            f"There is no backup in {dest}{unfinished}.", "give the directory of cues backup.", path=str(dest)
+        )
+    chain = [_numbered(dest, known, at) if at is not None else known[-1]]
+    while chain[0].since is not None:
+        before = _numbered(dest, known, chain[0].since)
+        if before.checksum != chain[0].since_checksum:
+            raise StoreDamaged(
+                f"The backup {before.number} in {dest} is not the one that backup {chain[0].number} was made since.",
+                "restore an earlier backup (--at).",
+                path=str(dest),
+            )
+        chain.insert(0, before)
+    return chain
+
+
+def restore(
+    dest: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    at: int | None = None,
+    others: Mapping[str, str | os.PathLike[str]] | None = None,
+    progress: Progress | None = None,
+) -> Restored:
+    """Restore a backup from the directory ``dest``: the first store to ``store``, where there must be none.
+
+    Other stores of the backup are restored to the same place relative to the first one that they had, or to
+    ``others`` by their names. ``at`` is the number of a backup; the last one is the default. Every store is checked
+    before it gets its name.
+
+    After an error, or a death, there is no store at any of the places, or, after a death at the very end, at some of
+    them; call it again to continue. Raises :class:`StoreError` if there is a store, :class:`StoreNotFound`,
+    :class:`StoreDamaged`, :class:`StoreFull`.
+    """
+    source, told = Path(dest), progress or (lambda name, done: None)
+    chain = chain_of(source, at)
+    last = chain[-1]
+    done = Restored(last, [backup.number for backup in chain])
+    unknown = set(others or {}) - {stored.name for stored in last.stores[1:]}
+    if unknown:
+        known = ", ".join(stored.name for stored in last.stores[1:]) or "none"
+        raise StoreError(f"The backup has no other store {min(unknown)!r}; it has {known}.", "give one of those names.")
+    for stored in last.stores:
+        given = (others or {}).get(stored.name)
+        done.places[stored.name] = Path(given) if given else Path(os.path.normpath(Path(store) / stored.relative))
+    complete = all(_is_complete(place, last) for place in done.places.values())
+    if not complete:
+        _refuse_stores(done.places.values())
+        for backup in chain:
+            for stored in backup.stores:
+                directory = source / f"{backup.number:06d}"
+                _compare(directory / f"{stored.name}.part", stored.bytes, stored.checksum)
+        try:
+            for stored in last.stores:
+                _fill(source, chain, stored, done.places[stored.name], told)
+            _find_each_other(done, last)
+            for stored in last.stores:
+                _check(done.places[stored.name], stored)
+            for place in done.places.values():
+                _write_synced(place / RESTORING / COMPLETE, last.checksum)
+                faults.point("restore.complete")
+        except BaseException as error:
+            for place in done.places.values():
+                _remove(place)
+            if isinstance(error, OSError):
+                raise _translated(error, store) from error
+            raise
+    for stored in reversed(last.stores):
+        place = done.places[stored.name]
+        file = place / RESTORING / "data.mdb"
+        if file.exists():
+            try:
+                put_in_place(file, place)
+            except FileExistsError:
+                raise _is_there(place) from None
+        faults.point("restore.named")
+    for place in done.places.values():
+        shutil.rmtree(place / RESTORING, ignore_errors=True)
+    return done
+
+
+def _translated(error: OSError, store: str | os.PathLike[str]) -> BaseException:
+    failed = translate(error, str(store))
+    if isinstance(failed, StoreFull):
+        return StoreFull(
+            f"The disk of {store} is full; nothing was restored.",
+            "free space there, and restore again.",
+            path=str(store),
+        )
+    return failed
+
+
+def _is_complete(place: Path, backup: Backup) -> bool:
+    try:
+        return (place / RESTORING / COMPLETE).read_text() == backup.checksum
+    except OSError:
+        return False
+
+
+def _refuse_stores(places: Any) -> None:
+    for place in places:
+        if (place / "data.mdb").exists():
+            raise _is_there(place)
+        if place.exists() and not place.is_dir():
+            raise StoreError(f"{place} is a file; a store is a directory.", "give another path.", path=str(place))
+
+
+def _is_there(place: Path) -> StoreError:
+    return StoreError(
+        f"There is a store at {place}; a restore replaces none.",
+        f"move it away first (mv {place} {place}.old), or restore to another place.",
+        path=str(place),
+    )
+
+
+def _remove(place: Path) -> None:
+    """Remove the traces of a restore that failed."""
+    shutil.rmtree(place / RESTORING, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        place.rmdir()
+
+
+def _fill(source: Path, chain: Sequence[Backup], stored: StoredStore, place: Path, told: Progress) -> None:
+    """Fill a data file with the changes of a chain, and begin a timeline."""
+    work = place / RESTORING
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    parts = [
+        source / f"{backup.number:06d}" / f"{part.name}.part"
+        for backup in chain
+        for part in backup.stores
+        if part.id == stored.id
+    ]
+    done = 0
+
+    def apply(writer: ReplicaWriter, change: Change) -> int:
+        nonlocal done
+        size = changes.apply(writer, change)
+        done += size
+        told(stored.name, done)
+        faults.point("restore.filling")
+        return size
+
+    with Replica(work / "data.mdb") as replica:
+        replica.fill(functools.partial(apply, change=change) for part in parts for change in read_frames(part))
+        replica.begin_timeline()
+    sync_directory(work)
+
+
+def _find_each_other(done: Restored, backup: Backup) -> None:
+    """Write the new paths of the other stores into each store."""
+    at = {bytes.fromhex(stored.id): done.places[stored.name] for stored in backup.stores}
+    for place in at.values():
+        with Replica(place / RESTORING / "data.mdb") as replica:
+            replica.commit(lambda writer, place=place: other_stores.move(writer.txn, place, at))  # type: ignore[misc]
+
+
+def _check(place: Path, stored: StoredStore) -> None:
+    problems = check.walk(str(place / RESTORING))
+    if problems:
+        raise StoreDamaged(
+            f"The backup of {stored.name} is not whole: {problems[0]}"
+            + (f" ({len(problems) - 1} more)" if len(problems) > 1 else "")
+            + " Nothing was restored.",
+            "restore an earlier backup (--at).",
+            path=str(place),
+        )
+
+
+def _write_synced(file: Path, text: str) -> None:
+    with file.open("w") as opened:
+        opened.write(text)
+        settle(opened)
+    sync_directory(file.parent)

@@ -1,0 +1,349 @@
+"""Backups, restores and followers: the same store again, also after a death at each of their crash points."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cues
+from cues import Graph, QueueOptions, Source, Stream, testing
+from cues.errors import StoreDamaged, StoreError, StoreNotFound
+from cues.storage import replica
+from cues.tools import backup, follower
+from cues.tools.check import check_others
+
+
+def counted(message: Any, process: Any) -> Any:
+    process.state["n"] = process.state.get("n", 0) + message["n"]
+    return {"n": message["n"], "sum": process.state["n"]}
+
+
+def copied(message: Any) -> Any:
+    return message
+
+
+def graph(root: Path) -> Graph:
+    """From the home store to another one, and from there back: a fork, and an input of another store."""
+    return Graph(
+        "g",
+        [
+            Source("in"),
+            Stream(counted, "in", "mid", key=lambda m: m["n"] % 50, batch_size=40),
+            Stream(copied, "mid", "out"),
+        ],
+        queues={"mid": QueueOptions(path=str(root / "o"))},
+    )
+
+
+def run(root: Path, start: int, stop: int) -> None:
+    with cues.open(root / "s", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(start, stop)])
+        store.queue("in").tailer("reader").read_many(7)
+        testing.run_until_idle(graph(root), store)
+
+
+def everything(root: Path) -> dict[str, Any]:
+    """Messages, positions, state and tries of both stores, which are checked."""
+    found: dict[str, Any] = {}
+    for name in ("s", "o"):
+        with cues.open(root / name) as store:
+            assert not store.check() and not check_others(store)
+            logs = {queue: store.queue(queue)._row() for queue in store.queues(all=True)}
+            found[name] = (testing.contents(store), logs, store.id)
+            if name == "s":
+                found["state"] = testing.state(store, "g.counted")
+                found["tries"] = list(store.queue("g.counted").tailer())
+                found["reader"] = store.queue("in").tailer("reader").index
+    return found
+
+
+def to_there(root: Path) -> Path:
+    root.mkdir(exist_ok=True)
+    return root
+
+
+def make_backup(root: Path, dest: Path, since: int | str | None = None) -> backup.Backup:
+    with cues.open(root / "s") as store:
+        return store.backup(dest, since)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    run(to_there(tmp_path / "a"), 0, 300)
+    return tmp_path / "a"
+
+
+def test_a_chain_of_increments_restores_the_same_stores_which_continue(root: Path, tmp_path: Path) -> None:
+    dest, moments = tmp_path / "b", []
+    make_backup(root, dest)
+    moments.append(everything(root))
+    for turn in range(1, 4):
+        run(root, 300 * turn, 300 * turn + 300)
+        if turn == 2:
+            with cues.open(root / "s") as store:
+                store.queue("in").purge(before=450)
+                store.queue("new").appender().write({"x": "y" * 20_000})
+        moments.append(everything(root))
+        made = make_backup(root, dest, "auto")
+        assert made.since == turn and not any(stored.is_whole for stored in made.stores)
+    for at, expected in enumerate(moments, 1):
+        there = to_there(tmp_path / f"r{at}")
+        assert backup.restore(dest, there / "s", at).chain == list(range(1, at + 1))
+        assert everything(there) == expected
+    shutil.rmtree(root)  # the last one continues as the original would
+    run(there, 1200, 1500)
+    with cues.open(there / "s") as store:
+        assert [m["n"] for m in store.queue("out").tailer()] == list(range(1500))
+
+
+def test_an_increment_has_only_what_is_new(root: Path, tmp_path: Path) -> None:
+    whole = make_backup(root, tmp_path / "b")
+    same = make_backup(root, tmp_path / "b", 1)
+    assert sum(stored.records for stored in same.stores) == 0 < sum(stored.records for stored in whole.stores)
+
+
+@pytest.mark.parametrize("durability", ["disk", "process"])
+def test_a_store_that_was_put_back_is_copied_again_and_not_mixed(tmp_path: Path, durability: str) -> None:
+    def send(text: str, count: int) -> None:
+        with cues.open(tmp_path / "s", durability=durability) as store:
+            store.queue("in").appender().write_many([{text: n} for n in range(count)])
+
+    send("first", 10)
+    subprocess.run(["cp", "-r", "--sparse=always", tmp_path / "s", tmp_path / "kept"], check=True)
+    send("lost", 5)
+    make_backup(tmp_path, tmp_path / "b")
+    shutil.rmtree(tmp_path / "s")
+    (tmp_path / "kept").rename(tmp_path / "s")
+    for _ in range(4):
+        send("again", 5)  # more commits and messages than the backup has
+    make_backup(tmp_path, tmp_path / "b", "auto")
+    backup.restore(tmp_path / "b", tmp_path / "r")
+    with cues.open(tmp_path / "s") as ours, cues.open(tmp_path / "r") as theirs:
+        assert testing.contents(ours) == testing.contents(theirs)
+
+
+def test_new_messages_of_a_restored_store_have_other_hashes(root: Path, tmp_path: Path) -> None:
+    from cues.storage import timeline
+
+    make_backup(root, tmp_path / "b")
+    backup.restore(tmp_path / "b", to_there(tmp_path / "r") / "s")
+    with cues.open(tmp_path / "r" / "s") as store, store._view() as txn:
+        assert [first for first, _ in timeline.read(txn, "in")] == [301]
+
+
+def test_refusals_name_what_to_do_and_leave_nothing(root: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "b"
+    with pytest.raises(StoreNotFound, match="There is no backup"):
+        backup.restore(dest, tmp_path / "r")
+    make_backup(root, dest)
+    with pytest.raises(StoreError, match="There is a store at"):
+        backup.restore(dest, root / "s")
+    with pytest.raises(StoreNotFound, match="no backup 7; it has 1"):
+        backup.restore(dest, tmp_path / "r", 7)
+    with pytest.raises(StoreNotFound, match="no backup 7"):
+        make_backup(root, dest, 7)
+    with cues.open(tmp_path / "else") as other, pytest.raises(StoreError, match="backups of another store"):
+        other.backup(dest)
+    part = dest / "000001" / "s.part"
+    raw = bytearray(part.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    part.write_bytes(raw)
+    with pytest.raises(StoreDamaged, match=r"s\.part of a backup is damaged"):
+        backup.restore(dest, tmp_path / "r")
+    assert not (tmp_path / "r").exists() and not (tmp_path / "o").exists()
+
+
+def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Path) -> None:
+    """Without the comparison, the transaction of the first store would be older than that of the second."""
+    with cues.open(root / "s") as first, cues.open(root / "o") as second:
+        first.queue("in").appender().write({"n": 1})  # its databases are open from here on
+        begin, late = second._view, [True]
+
+        def begin_late() -> Any:
+            if late.pop() if late else False:
+                first.queue("in").appender().write({"n": 2})
+            return begin()
+
+        second._view = begin_late  # type: ignore[method-assign]
+        for store in (first, second):
+            replica.open_databases(store)
+        late[:] = [True]
+        with replica.same_moment([first, second]) as moments:
+            assert not late
+            assert moments[0].number == replica.last_commit(first)
+
+
+CHILD = """
+import sys, cues
+from pathlib import Path
+from cues.tools import backup, follower
+verb, root, dest = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+if verb == "restore":
+    backup.restore(root, dest / "s")
+elif verb == "promote":
+    follower.promote(dest)
+else:
+    with cues.open(root / "s", readonly=True) as store:
+        if verb == "backup":
+            store.backup(dest, "auto")
+        else:
+            with follower.Follower(store, dest) as copy:
+                copy.step()
+"""
+
+
+def child(verb: str, root: Path, dest: Path, fault: str = "") -> None:
+    """Run one of them in a process; with ``fault`` it must die there."""
+    env = os.environ | {"CUES_FAULT": fault}
+    ended = subprocess.run([sys.executable, "-c", CHILD, verb, str(root), str(dest)], env=env, check=False)
+    assert ended.returncode == (-signal.SIGKILL if fault else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["backup.writing:1", "backup.writing:9", "backup.copied", "backup.written"])
+def test_a_backup_that_was_killed_is_none_and_the_next_one_is_whole(root: Path, tmp_path: Path, fault: str) -> None:
+    dest = tmp_path / "b"
+    make_backup(root, dest)
+    before = everything(root)
+    run(root, 300, 600)
+    child("backup", root, dest, fault)
+    assert [made.number for made in backup.backups(dest)] == [1]
+    backup.restore(dest, to_there(tmp_path / "r1") / "s")
+    assert everything(tmp_path / "r1") == before
+    child("backup", root, dest)
+    assert not list(dest.glob("*.unfinished"))
+    backup.restore(dest, to_there(tmp_path / "r2") / "s")
+    assert everything(tmp_path / "r2") == everything(root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", ["restore.filling:5", "restore.complete:1", "restore.complete:2", "restore.named:1", "restore.named:2"]
+)
+def test_a_restore_that_was_killed_is_completed_by_the_next(root: Path, tmp_path: Path, fault: str) -> None:
+    make_backup(root, tmp_path / "b")
+    there = to_there(tmp_path / "r")
+    child("restore", tmp_path / "b", there, fault)
+    child("restore", tmp_path / "b", there)
+    assert everything(there) == everything(root)
+    assert not list(there.glob("**/.restoring"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", ["follow.kept", "follow.inside:1", "follow.applied:1", "follow.inside:2", "follow.applied:2"]
+)
+def test_a_follower_that_was_killed_has_one_moment_and_goes_on(root: Path, tmp_path: Path, fault: str) -> None:
+    dest = tmp_path / "f"
+    child("follow", root, dest)
+    run(root, 300, 600)
+    child("follow", root, dest, fault)
+    kept = tmp_path / "kept"
+    shutil.copytree(dest, kept)
+    later = everything(root)
+    assert follower.promote(kept, abandon=True).retired == []
+    (kept / "others" / "o").rename(tmp_path / "p_o")
+    with cues.open(kept) as store:
+        assert testing.contents(store) == later["s"][0]
+    run(root, 600, 700)
+    child("follow", root, dest)
+    shutil.rmtree(root)
+    done = follower.promote(dest)
+    with cues.open(done.store) as store, cues.open(done.places[1]) as other:
+        assert not store.check() and not check_others(store)
+        assert [m["n"] for m in store.queue("out").tailer()] == list(range(700))
+        assert other.queue("mid").last_index == 700
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["", "promote.retired:1", "promote.retired:2", "promote.named:1", "promote.named:2"])
+def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Path, tmp_path: Path, fault: str) -> None:
+    """A process that has the original open gets no commit acknowledged any more, and nobody makes a new store there."""
+    dest = tmp_path / "f"
+    child("follow", root, dest)
+    run(root, 300, 600)
+    expected = everything(root)
+    if fault:
+        child("promote", root, dest, fault)
+    done = follower.promote(dest)
+    assert done.retired == [str(root / "s"), str(root / "o")]
+    with pytest.raises(StoreNotFound, match="was retired"):
+        cues.open(root / "s")
+    with cues.open(dest) as store, cues.open(done.places[1]) as other:
+        assert testing.contents(store) == expected["s"][0] and testing.contents(other) == expected["o"][0]
+        assert not store.check() and not other.check() and not check_others(store)
+
+
+WRITER = """
+import sys, cues
+from cues import testing
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_backup import graph
+root = Path(sys.argv[1])
+with cues.open(root / "s", durability="process") as store:
+    appender = store.queue("in").appender()
+    n = store.queue("in").last_index
+    while True:
+        appender.write_many([{"n": i} for i in range(n, n + 20)])
+        n += 20
+        testing.run_until_idle(graph(root), store)
+"""
+
+
+@pytest.mark.slow
+def test_backups_of_a_loaded_graph_with_kills_restore_and_resume_exactly(root: Path, tmp_path: Path) -> None:
+    """Each backup opens, is clean in both stores, and the graph continues from it: every message once, in order."""
+    dest = tmp_path / "b"
+
+    def writer() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", WRITER, str(root), str(Path(__file__).parent)])
+
+    running = writer()
+    try:
+        for turn in range(8):
+            if turn % 2:
+                running.kill()
+                running.wait()
+                running = writer()
+            if turn in (2, 5):
+                child("backup", root, dest, f"backup.writing:{turn}")
+            child("backup", root, dest)
+    finally:
+        running.kill()
+        running.wait()
+    assert len(backup.backups(dest)) == 8
+    for made in backup.backups(dest):
+        there = to_there(tmp_path / f"r{made.number}")
+        backup.restore(dest, there / "s", made.number)
+        with cues.open(there / "s") as store, cues.open(there / "o"):
+            assert not store.check() and not check_others(store)
+            count = store.queue("in").last_index
+        run(there, count, count + 10)
+        with cues.open(there / "s") as store:
+            assert [m["n"] for m in store.queue("out").tailer()] == list(range(count + 10))
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_and_leaves_the_earlier_backup(root: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "b"
+    make_backup(root, dest)
+    run(root, 300, 3000)
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", limited + CHILD, "backup", str(root), str(dest)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "StoreFull" in ended.stderr and "earlier ones are as they were" in ended.stderr, ended.stderr
+    assert [path.name for path in sorted(dest.iterdir())] == ["000001", "lock"]
+    backup.restore(dest, to_there(tmp_path / "r") / "s")
