@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues import checkpoints, codec, errors, faults, groups, processors, testing, txn
+    from cues.engine.redriving import discard, list_errors, redrive
     from cues.engine.running import Running
     from cues.errors import (
         AlreadyRunning,
@@ -52,12 +53,13 @@ __all__ = [
     "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
-    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "error_context", "errors", "faults", "groups", "merge",
-    "open", "processors", "testing", "txn",
+    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "discard", "error_context", "errors", "faults",
+    "groups", "list_errors", "merge", "open", "processors", "redrive", "testing", "txn",
 ]
 # fmt: on
 
 _MODULES = {
+    "engine.redriving": "discard list_errors redrive",
     "engine.running": "Running",
     "errors": "AlreadyRunning CuesError Fenced GraphError MessagesPurged ProcessorStopped QueueNotFound StoreError"
     " WaitTimeout",

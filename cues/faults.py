@@ -120,6 +120,14 @@ TRANSACTION_POINTS: dict[str, str] = {
 }
 """Points of transactions of a store."""
 
+REDRIVE_POINTS: dict[str, str] = {
+    "redrive.asking": "redrives requested, not committed",
+    "redrive.asked": "redrives requested and committed, their owner not woken",
+    "redrive.claimed": "the redriver of a unit claimed, not recovered yet",
+    "redrive.inside": "a redriven step and the resolution of its error messages written, not committed",
+}
+"""Points of redrives, whose steps also reach the points of steps."""
+
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
@@ -150,6 +158,7 @@ POINTS: dict[str, str] = {
     **ABORT_POINTS,
     **GROUP_POINTS,
     **TRANSACTION_POINTS,
+    **REDRIVE_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,
 }

@@ -105,12 +105,12 @@ def test_on_a_terminal_a_table_is_drawn_and_taken_away_and_the_summary_stays(gra
     assert any(line.startswith("PROCESSOR") for line in shown)
     assert sum("square " in line for line in shown) == 1, run.screen
     assert "counting: 1,000 numbers processed in" in run.screen
-    assert f"10 messages failed: cues tail {path}#errors" in run.screen
+    assert f"10 messages failed: cues errors {path}" in run.screen
     with Command("run", path, terminal=True) as again:
         assert again.wait() == 0
     assert [line.strip()[:66] for line in again.screen.strip().splitlines()] == [
         "1,000 numbers already processed; nothing new. --fresh starts over",
-        "10 failed messages unresolved on errors, all of them in earlier runs: cues tail"[:66],
+        "10 failed messages unresolved on errors, all of them in earlier runs: cues errors"[:66],
     ]
 
 

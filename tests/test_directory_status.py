@@ -84,7 +84,7 @@ def test_failed_messages_rates_and_the_last_error(files: FaultyFiles) -> None:
         assert row["rate"] in (2.1, 0.0)  # 21 messages in ten seconds, or the machine was paused
     table = terminal.cues("status", files.url, "--table").out
     assert "FAILED" in table and "PER SECOND" in table and "Not running" in table
-    told = rf"Last error of g\.p, .*: ValueError: odd: 21\n  cues tail {re.escape(files.url)}#errors --from 11 -n 1\n"
+    told = rf"Last error of g\.p, .*: ValueError: odd: 21\n  cues errors {re.escape(files.url)}#errors --index 11\n"
     assert re.search(told, table)
 
 

@@ -115,14 +115,14 @@ def test_fail_on_errors_and_the_count_of_unresolved_errors(shop: Path, capsys: p
     code, summary = runs("--fail-on-errors")
     assert (code, summary["failed"], summary["unresolved"]) == (1, 0, {"errors": 2})
     assert cli(["run", str(shop), "--idle-exit", "0", "--quiet", "--table"]) == 0
-    assert f"2 failed messages unresolved on errors, all of them in earlier runs: cues tail {shop}#errors" in (
+    assert f"2 failed messages unresolved on errors, all of them in earlier runs: cues errors {shop}" in (
         capsys.readouterr().out
     )
     assert cli(["send", str(shop), "{}", "--store", "other"]) == 0
     assert cli(["run", str(shop), "--idle-exit", "0", "--quiet", "--table", "--store", "other"]) == 0
-    assert f"1 message failed: cues tail {shop}#errors --store other" in capsys.readouterr().out
+    assert f"1 message failed: cues errors {shop} --store other" in capsys.readouterr().out
     assert cli(["status", str(shop), "--store", "other", "--table"]) == 0
-    assert f"cues tail {shop}#errors --store other --from 1 -n 1" in capsys.readouterr().out
+    assert f"cues errors {shop}#errors --store other --index 1" in capsys.readouterr().out
     with cues.open(shop.parent / "data" / "shop") as store:
         store.queue("errors").delete()
     code, summary = runs("--fail-on-errors")

@@ -52,6 +52,8 @@ ERR_CONFIG: Final = "err.proc/config"
 ERR_MESSAGES: Final = "err.proc/messages"
 ERR_CAUSE: Final = "err/cause"
 ERR_CONTEXT: Final = "err/context"
+ERR_REDRIVEN: Final = "err/redriven"
+ERR_ABRIDGED: Final = "err/abridged"
 
 USER_KEYS: Final = frozenset({TYPE, TOPICS})
 """The reserved keys that stay in a message when a user writes them."""
@@ -113,8 +115,18 @@ def fork_id(processor: str, store: bytes) -> str:
 
 def fork_parts(queue: str) -> tuple[str, bytes] | None:
     """Return the processor and the store of a fork queue's id; None for another queue."""
-    processor, fork, store = queue.rpartition(".fork.")
-    return (processor, bytes.fromhex(store)) if fork else None
+    graph, processor, kind, store = (*queue.split("."), "", "", "")[:4]
+    return (f"{graph}.{processor}", bytes.fromhex(store)) if kind == "fork" else None
+
+
+def redriver_id(unit: str) -> str:
+    """Return the id under which a unit takes redriven messages, and the id of the try log of these steps."""
+    return f"{unit}.redrive"
+
+
+def redrive_queue(unit: str, queue: str) -> str:
+    """Return the id of the queue of a unit's redriven messages, which came from the queue ``queue``."""
+    return f"{redriver_id(unit)}.{queue}"
 
 
 # --- keys in the store's unnamed database -------------------------------------------------------
@@ -140,6 +152,9 @@ SOURCES: Final = b"\0source\0"
 """Prefix of the keys of all source positions of external writers."""
 CLAIMS: Final = b"\0claim\0"
 """Prefix of the keys of all claims of consumer groups."""
+
+ERRORS_DATABASE: Final = b"errors"
+"""Name of the LMDB database of the rows about error records: what was done with each."""
 
 CHECKPOINTS: Final = b"\0checkpoint\0"
 """Prefix of the keys of all fences of checkpoints."""
@@ -171,6 +186,12 @@ age_key = _keys(b"\0age\0")
 """Key of the notes of a log's next index and their times, while its append times are ahead of the clock."""
 timeline_key = _keys(b"\0line\0")
 """Key of the timelines of a log, which begin when the store was copied or put back."""
+redriver_key = _keys(b"\0redrive\0")
+"""Key of the row of a unit's redriver: owner, epoch, positions on the queues of redriven messages."""
+redriver_inputs_key = _keys(b"\0redriven\0")
+"""Key of the topology record of a unit's redriver."""
+redrives_key = _keys(b"\0redrives\0")
+"""Key of the counts of a unit's redrives: asked for, and done."""
 state_database = _keys(b"state:")
 """Name of the LMDB database that holds a processor's keyed state."""
 subscription_key = _pair_keys(b"\0sub\0")

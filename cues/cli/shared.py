@@ -142,8 +142,13 @@ def last_error(processor: str, last: metrics.LastError | None, target: StoreTarg
     assert last is not None
     return (
         f"Last error of {processor}, {ago(last.time)}: {last.type}: {last.text}"
-        f"\n  {target.tail.format(last.queue)} --from {last.index} -n 1"
+        f"\n  {errors_of(f'{target.text}#{last.queue}', target.store)} --index {last.index}"
     )
+
+
+def errors_of(text: str, store: str | None) -> str:
+    """The command that lists the error messages of a graph file, a store or a directory."""
+    return f"cues errors {text}" + (f" --store {store}" if store else "")
 
 
 def check(target: StoreTarget, output: CommandOutput) -> int:

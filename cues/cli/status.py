@@ -45,7 +45,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
-    are over the last ten seconds. FAILED counts the processor's failed messages that are on error queues now.
+    are over the last ten seconds. FAILED counts the processor's failed messages on error queues that are unresolved.
     If a call of the function takes 10 ms or more, its calls are shown: those done since the start of the graph, those
     in flight, and the mean time of one (up to two seconds old).
 

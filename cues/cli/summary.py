@@ -12,11 +12,13 @@ from typing import Any, Literal
 from cues.base import names
 from cues.cli import fresh
 from cues.cli.output import CommandOutput, TableColumn, count, duration
-from cues.cli.target import shown, tail_of
+from cues.cli.shared import errors_of
+from cues.cli.target import shown
 from cues.engine.running import Running
 from cues.errors import CuesError
 from cues.queues.queue import Queue
 from cues.queues.store import Store
+from cues.steps.error_records import ErrorLog, ErrorRows
 from cues.tools import metrics
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
@@ -77,7 +79,7 @@ class Summary:
         """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
         self._again = f"cues run {target}" + (f" --store {store}" if store else "")
-        self._tail = tail_of(target, store) if running.shared is None else tail_of(running.shared.place, None)
+        self._errors = errors_of(target, store) if running.shared is None else errors_of(running.shared.place, None)
         if running.shared is not None:
             ends, positions = running.shared.before.ends, running.shared.before.positions
             before = Before({**before.ends, **ends}, {**before.positions, **positions})
@@ -149,13 +151,19 @@ class Summary:
         """The number of messages in the last ``records`` records of an error queue."""
         if self._running.store.closed or self._running.shared is not None or queue not in self._running.queues:
             return records
-        return metrics.failed_messages([view._log for view in self._running.queues[queue]._views], records)
+        return metrics.failed_messages(self._error_logs(queue), records)
+
+    def _error_logs(self, queue: str) -> list[ErrorLog]:
+        rows = ErrorRows(self._running.store)
+        return [ErrorLog(rows, view._log) for view in self._running.queues[queue]._views]
 
     def _unresolved_records(self) -> dict[str, int]:
-        """The number of records on each error queue that no processor of the graph has taken."""
+        """The number of unresolved records on each error queue that no processor of the graph has taken."""
         left: dict[str, int] = {}
         for queue in sorted({node.errors for node in self._running.plan.nodes if node.errors}):
             left[queue] = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - self._taken(queue, {}))
+            if self._running.shared is None and not self._running.store.closed and left[queue] > 0:
+                left[queue] = min(left[queue], sum(log.unresolved() for log in self._error_logs(queue)))
         return {queue: records for queue, records in left.items() if records > 0}
 
     def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
@@ -185,15 +193,12 @@ class Summary:
             print()
         print(sentence)
         if self.failed:
-            queues = sorted({node.errors for node in self._running.plan.nodes if node.errors})
-            where = " or ".join(self._tail.format(queue) for queue in queues if self.new.get(queue))
-            print(f"{count(self.failed, 'message')} failed: {where}")
+            print(f"{count(self.failed, 'message')} failed: {self._errors}")
         for queue, messages in self.unresolved.items():
             before = self._earlier[queue]
             some = "all" if before == messages else f"{before:,}"
             earlier = f", {some} of them in earlier runs" if before > 0 else ""
-            where = self._tail.format(queue)
-            print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {where}")
+            print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {self._errors}")
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}

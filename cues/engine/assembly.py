@@ -41,6 +41,7 @@ from cues.steps import pending
 from cues.steps.feed import SourceStepper
 from cues.steps.ownership import Claimant, Ownership
 from cues.steps.pending import PendingStepper
+from cues.steps.redrive import redriver_of
 from cues.steps.runner import Pause, Runner
 from cues.steps.stepper import Stepper
 from cues.storage import transaction
@@ -149,9 +150,9 @@ def assemble(
             steppers: list[Stepper] = []
             for node in nodes:
                 kind = SourceStepper if node.kind == "source" else delivery
-                more: dict[str, Any] = {}
+                more: dict[str, Any] = {} if node.kind == "source" else {"redriver": redriver_of}
                 if node.pending:
-                    kind, more = PendingStepper, {"give_up": accept_topology}
+                    kind, more = PendingStepper, {**more, "give_up": accept_topology}
                 else:
                     # It may have been declared with across="pending" before.
                     left = pending.finish(stores.home, node.id, rows[node.id], list(abroad.values()), accept_topology)

@@ -36,6 +36,7 @@ from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_st
 from cues.errors import Closed
 from cues.forwarding.forwarder import Forwarder
 from cues.queues.processor_rows import read_row
+from cues.steps.error_records import waiting
 from cues.steps.failure import passes, stopped_by
 from cues.steps.feed import SourceStepper
 from cues.steps.ownership import LEASE_BEAT_S
@@ -152,6 +153,7 @@ class EmbeddedEngine:
         logs = {read.log for worker in workers for read in worker.delivery.inputs}
         with self.store._view() as txn:
             rows = {worker.id: read_row(txn, worker.id) for worker in workers}
+            redrives = any(waiting(txn, worker.id) for worker in workers if not worker.finished)
             known = {log: log.row(txn) for log in logs if log.store.id == self.store.id}
             ends = [(thread, thread.forwarder.ends(txn)) for thread in self.forwarder_threads]
         forwarded = all(thread.idle(end) for thread, end in ends)
@@ -159,7 +161,7 @@ class EmbeddedEngine:
             with log.store._view() as txn:
                 known[log] = log.row(txn)
         quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in workers)
-        if not quiet or before != self._progress():
+        if redrives or not quiet or before != self._progress():
             return False
         return not self._grown()  # last: a partition that is not there now was not there at that moment either
 

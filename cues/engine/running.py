@@ -20,7 +20,10 @@ from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from cues.engine.engine import Engine
+    from cues.engine.redriving import RedriveResult
     from cues.graphs.graph import Graph
     from cues.graphs.plan import Plan
     from cues.queues.queue import Queue
@@ -120,6 +123,36 @@ class Running:
         self._check()
         elsewhere = None if self.shared is None else self.shared.messages(queue)
         return list(self._queue(queue).tailer()) if elsewhere is None else elsewhere
+
+    def redrive(
+        self,
+        *,
+        queue: str = "",
+        processor: str | None = None,
+        index: Collection[int] = (),
+        where: Callable[[dict[str, Any]], bool] | None = None,
+        all: bool = False,
+        timeout: float | None = None,
+    ) -> RedriveResult:
+        """Give the inputs of error messages to the processors that failed once more; see :func:`cues.redrive`.
+
+        Waits until they have been taken, for ``timeout`` seconds at most.
+        """
+        self._check()
+        if self.shared is not None:
+            raise InvalidArgument(
+                f"redrive() is for stores, and the queues of {self.graph.id!r} are in {self.shared.place}.",
+                "send the messages again.",
+            )
+        from cues.engine import redriving  # rarely used, and it loads the steps of a start
+        from cues.steps.error_records import ErrorLogs
+
+        redriving.check_choice(processor, index, where, all)
+        graph, home = self.graph, self.store
+        with ErrorLogs(home, redriving.error_queues(graph), queue) as logs:
+            chosen = redriving.select(logs, processor, index, where)
+            planned = redriving.plan(home, chosen, redriving.nodes_of(graph))
+        return redriving.run(home, planned, None, timeout, halted=lambda: self.halted)
 
     def _queue(self, name: str) -> Any:
         queue, slash, partition = name.partition("/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -51,6 +51,11 @@ class Node:
     def unit(self, partition: int) -> Node:
         """The part of the processor that works on one partition, with an owner and positions of its own."""
         return replace(self, id=names.log_id(self.id, partition), partition=partition)
+
+    @property
+    def input_partition(self) -> int:
+        """The partition of the queues that this unit reads."""
+        return self.partition
 
     @property
     def processor(self) -> str:
@@ -139,6 +144,40 @@ class Node:
             except CodecError:
                 plain["opts"] = repr(options.opts)
         return plain
+
+
+@dataclass(frozen=True)
+class RedriveNode(Node):
+    """A unit that takes redriven messages: the same function and outputs, with inputs of its own (steps/redrive.py).
+
+    It has an id of its own, which is the ``process.id`` of its calls. So a target keeps a row of its own for them.
+    """
+
+    redrives: Node | None = None
+    """The unit whose failed messages it takes."""
+
+    @staticmethod
+    def of(node: Node) -> RedriveNode:
+        """Return the node for the redriven messages of a unit."""
+        shared = {field.name: getattr(node, field.name) for field in fields(Node)}
+        inputs = tuple(Port(port.binding, names.redrive_queue(node.id, port.queue)) for port in node.inputs)
+        options = replace(node.options, isolation="uncommitted", linger_s=0)
+        own = {"id": names.redriver_id(node.id), "inputs": inputs, "options": options, "redrives": node}
+        return RedriveNode(**shared | own)
+
+    @property
+    def input_partition(self) -> int:
+        """0: each unit has queues of its own for redriven messages."""
+        return 0
+
+    def tailer(self, queue: str) -> str:
+        """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
+        return queue
+
+    def config(self) -> dict[str, Any]:
+        """Return the processor of which it redrives messages. A message that fails again can be redriven again."""
+        assert self.redrives is not None
+        return self.redrives.config()
 
 
 def function_name(fn: Function | None) -> str | None:

@@ -101,7 +101,7 @@ class Committer(PartBuilder):
         records: list[Page] = []
         rings = self.rings
         for part in parts:
-            indices: dict[str, int] = {}
+            indices = part.indices = {}
             for queue, pages in part.appends:
                 index = queue._append_pages(txn, pages)
                 rings |= queue._log.mask  # also of partitions that were added since the start

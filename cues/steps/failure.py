@@ -106,6 +106,7 @@ def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure
         codec.pack([record])  # a batch adds a level
     except CodecError:  # the record adds levels around a message that has the largest depth
         record[names.ERR_MESSAGES] = {binding: [_shallow(m) for m in inputs] for binding, inputs in messages.items()}
+        record[names.ERR_ABRIDGED] = True
     return record
 
 

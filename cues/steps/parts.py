@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cues import codec
 from cues.errors import CuesError
@@ -47,6 +47,8 @@ class Part:
     """The number of messages for outputs, in all stores."""
     pending: dict[str, int] = field(default_factory=dict, kw_only=True)
     """The index of its first pending message in each log of another store (pending.py)."""
+    indices: dict[str, int] = field(default_factory=dict, kw_only=True)
+    """The index of its first message in each log of the home store, after it was written."""
 
     def values(self) -> int:
         """Return the largest number of LMDB values that it appends, for which the disk must have room."""
@@ -119,7 +121,7 @@ class PartBuilder(StepperBase):
         assert self.errors is not None
         digest = self._digest(taken, start, stop)
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
-        record = error_message(self.node, messages, failure)
+        record = error_message(self.node, messages, failure) | self._redriven(taken, start, stop)
         came = taken.provenance().slice(start, stop).spread(1)
         stamps = self._stamps(self.errors, 1)
         try:
@@ -128,6 +130,10 @@ class PartBuilder(StepperBase):
             pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True, stamps=stamps)
         appends = self._at_home([(self.errors, pages)], digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
+
+    def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
+        """Return fields for an error message that say which error messages these messages came from."""
+        return {}
 
     def _stamps(self, queue: Queue, count: int) -> Stamps | None:
         """Return the identities of ``count`` messages for a queue; most messages have none."""

@@ -20,7 +20,7 @@ hash. Effects of the function outside the store may happen again after a crash; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Protocol
 
 from cues import faults
 from cues.base import clock
@@ -34,8 +34,22 @@ from cues.steps.taking import Input, Taken
 Outcome = Literal["idle", "committed"]
 
 
+class Redriving(Protocol):
+    """The redriver of a unit, as its stepper uses it."""
+
+    def step(self) -> Outcome: ...
+
+    def refuse(self) -> None:
+        """Give up the redrives that wait: their messages do not fit the inputs of the processor."""
+
+
 class Stepper(Recovery):
     """One processor that this process owns. Used by one thread at a time."""
+
+    redriver: Redriving | None = None
+    """Takes the redriven messages of this unit (redrive.py). It is made when the first one is asked for."""
+    _redrove = False
+    """True if the last step was one of the redriver: they take turns."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
@@ -44,7 +58,7 @@ class Stepper(Recovery):
 
     def ready(self) -> bool:
         """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
-        if self._pending is not None or self.moved() or self.store._lost():
+        if self._pending is not None or self.moved() or self.store._lost() or self._redrives_wait():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
         return any(self._count(inputs, size) for _, inputs in self._choices())
@@ -67,13 +81,16 @@ class Stepper(Recovery):
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
+        self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
+        if self._redrove:
+            return "committed"
         taken = self._take()
         if taken is None:
             self.store._check_file()  # an idle graph has no commit that would notice a removed store
             self.check_fence()  # nor one that would notice a seek or a takeover
             for mark in self.marks.values():
                 mark.release()
-            return "idle"
+            return "committed" if self._redrives_wait() and self._redrive() else "idle"
         if faults.active:
             faults.point("take.after")
         assert self.runner is not None
@@ -96,6 +113,26 @@ class Stepper(Recovery):
         self.imperative.forget()
         for reader in self._readers:
             reader.stand(self.position_in(self._row, reader.tailer))
+
+    def _redrives_wait(self) -> bool:
+        """Return whether redrives were asked for and are not done, as of the last comparison of the fence."""
+        counts = self._redrives
+        return counts is not None and counts[:8] != counts[8:16] and self._redriver_of is not None
+
+    def redrive(self) -> bool:
+        """Make one step of the redriver, if a redrive waits; else return False. Raises the errors of :meth:`step`."""
+        self.check_fence()
+        return self._redrives_wait() and self._redrive()
+
+    def _redrive(self) -> bool:
+        redriver, self.redriver = self.redriver, None  # after an error it is recovered, as after a start
+        if redriver is None:
+            assert self._redriver_of is not None
+            redriver = self._redriver_of(self)
+        elif redriver.step() == "idle":
+            redriver.refuse()
+        self.redriver = redriver
+        return True
 
     # 1. Take.
 

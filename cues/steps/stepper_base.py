@@ -62,34 +62,48 @@ class StepperBase:
         may_linger: Callable[[], bool] = lambda: False,
         emit: Callable[[events.Event], None] = lambda event: None,
         runner: Callable[..., Runner] = Runner,
+        shares: StepperBase | None = None,
+        redriver: Callable[[Any], Any] | None = None,
     ) -> None:
         """``queues``: handles by name, needed for queues of other stores. ``marks``: the low-water marks there, by
         tailer id. ``may_linger``: whether a step may wait for more messages, as ``linger_s`` asks. ``runner``: makes
-        the runner from the arguments of :class:`Runner`."""
+        the runner from the arguments of :class:`Runner`. ``shares``: the stepper of the same thread whose state,
+        counters, appenders and fork queues this one uses too. ``redriver``: makes the stepper of its redriven
+        messages (redrive.py)."""
         self.store = store
+        self.given: dict[str, Any] = {"queues": queues, "system": system, "pause": pause, "stopping": stopping}
+        """Arguments with which another stepper of the same processor is made."""
         given = queues or {}
 
         def queue_of(id: str) -> Queue:
             return given[id] if id in given else store.queue(id)
 
         def log_of(id: str) -> Queue:
-            return queue_of(id)._view(node.partition)._read_as(node.options.isolation)
+            return queue_of(id)._view(node.input_partition)._read_as(node.options.isolation)
 
         self.node = node
-        self.counters = events.Counters()
-        self.state = StateTable(store, node.id)
+        self.counters: events.Counters = events.Counters() if shares is None else shares.counters
+        self.state: StateTable = StateTable(store, node.id) if shares is None else shares.state
         self._emit = emit
         self._pause = pause
         self._row = row
         self._expected = row.pack()
-        self._row_key = names.processor_key(node.id)
+        self._row_key = self._key_of_row()
+        self._redrives_key = names.redrives_key(node.id)
+        self._redriver_of = redriver
+        self._redrives: bytes | None = None
+        """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
         self.try_log = store.queue(node.id)
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
-        self.imperative = Imperative(
-            node.id,
-            {p.binding: ProcessTailer(log_of(p.queue), node.tailer(p.queue)) for p in node.tailers},
-            {p.binding: ProcessAppender(queue_of(p.queue)) for p in node.appenders},
+        self.imperative: Imperative = (
+            Imperative(
+                node.id,
+                {p.binding: ProcessTailer(log_of(p.queue), node.tailer(p.queue)) for p in node.tailers},
+                {p.binding: ProcessAppender(queue_of(p.queue)) for p in node.appenders},
+            )
+            if shares is None
+            else shares.imperative
         )
         self.marks = marks or {}
         self._readers: list[Input | ProcessTailer] = [*self.inputs, *self.imperative.tailers.values()]
@@ -107,7 +121,11 @@ class StepperBase:
         self.errors = self._error_log(queue_of(node.errors)) if node.errors else None
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
         others = {queue.store.id for queue in written} - {store.id}
-        self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
+        self.forks: dict[bytes, Queue] = {}
+        if shares is not None:
+            self.forks = shares.forks
+        elif not node.pending:
+            self.forks = {other: store.queue(names.fork_id(node.id, other)) for other in others}
         """The fork queues, by the id of their other store; empty if steps write to other stores directly."""
         self._tries = tries.TryRecords(node.id)
         self._tries_from = self.try_log.first_index
@@ -146,6 +164,9 @@ class StepperBase:
             if queue.store.id == store.id:
                 self.rings |= queue._log.mask
 
+    def _key_of_row(self) -> bytes:
+        return names.processor_key(self.node.id)
+
     def _tell_of_pending(self, queue: str, producer: str) -> None:
         self._emit(events.Event(self.node.id, pending_read(self.node.id, queue, producer), logging.WARNING))
 
@@ -175,6 +196,7 @@ class StepperBase:
     def moved(self) -> bool:
         """Return whether a seek or a takeover wrote the row since the last commit."""
         with self.store._view() as txn:
+            self._redrives = txn.get(self._redrives_key)
             return bool(txn.get(self._row_key) != self._expected)
 
     def check_fence(self) -> None:
@@ -187,6 +209,7 @@ class StepperBase:
         stored = txn.get(self._row_key)
         if stored != self._expected:
             raise fenced(self.node.id, self._expected, stored)
+        self._redrives = txn.get(self._redrives_key)
 
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""

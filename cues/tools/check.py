@@ -22,6 +22,7 @@ Free pages are not checked. Queue records and named tailers have no checksum.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import struct
@@ -137,11 +138,16 @@ class _Walker:
         yield from self._others(queues)
         yield from self._outside(queues)
         yield from self._groups(queues)
+        yield from self._intact(names.redriver_key(""), "The row of the redriver of {}")
+        yield from self._intact(names.redrives_key(""), "The row of the redrives of {}")
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
                 self.at = f"the state of {owner}"
                 yield from self._state(name, owner)
+            elif name == names.ERRORS_DATABASE:
+                self.at = "the rows about error records"
+                yield from self._error_rows()
             elif kind != "log" or owner not in self._known:
                 yield f"The database {name!r} belongs to no queue and no processor."
 
@@ -163,7 +169,7 @@ class _Walker:
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
         kinds = b"queue row proc topo sub reader store producer low source clock span open line age group member claim"
-        kinds += b" checkpoint"
+        kinds += b" checkpoint redrive redriven redrives"
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
@@ -418,6 +424,23 @@ class _Walker:
             )
 
     # --- state ---
+
+    def _error_rows(self) -> Iterator[str]:
+        """Check the rows about error messages, some at a time."""
+        database = self.store._database(names.ERRORS_DATABASE)
+        after = b"e"
+        while True:
+            rows: list[tuple[bytes, bytes]] = []
+            with self.store._view() as txn:
+                cursor = txn.cursor(database)
+                if cursor.set_range(after):
+                    rows = list(itertools.islice(cursor, _CHUNK_RECORDS))
+            for key, raw in rows:
+                if key[:1] == b"e" and not sealed.intact(raw):
+                    yield f"The row about the error message {key.hex()} is damaged (its checksum fails)."
+            if len(rows) < _CHUNK_RECORDS:
+                return
+            after = rows[-1][0] + b"\0"
 
     def _state(self, name: bytes, processor: str) -> Iterator[str]:
         database = self.store._database(name)

@@ -17,6 +17,7 @@ a lag is never negative; two processors may be read a millisecond apart.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,14 +36,13 @@ from cues.queues.committed import log_at
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import ProcessorRow
-from cues.queues.queue import open_queue
 from cues.queues.store import Store
 from cues.records.batch import HEAD
 from cues.records.log_row import LogRow
 from cues.steps import ownership
+from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
 from cues.storage import leases, locks, transaction
-from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
 WINDOW_S: Final = 10.0
@@ -148,7 +148,7 @@ class ProcessorMetrics:
     """Messages taken a second, over the last :data:`WINDOW_S`; None for a source (see its queue)."""
     stepped: datetime | None
     errors: int
-    """The number of its failed messages on error queues now. One record has all messages of a failed batch."""
+    """The number of its unresolved failed messages on error queues. One record has all messages of a failed batch."""
     last_error: LastError | None
     calls: int | None = None
     """The number of calls that returned since its owner began, at the last beat; None if no process runs it."""
@@ -440,24 +440,17 @@ class Failures:
 
 
 def _failures(store: Store) -> dict[str, Failures]:
-    """By processor: the number of its messages that are on error queues, and the last error.
+    """By processor: the number of its messages that are unresolved on error queues, and the last such error.
 
     A queue is an error queue if its last message is an error record; the store does not say which queues
     are. An error queue may be in another store.
     """
     failures: dict[str, Failures] = {}
-    _count_failures(store, failures)
-    with other_stores.Others(store) as others:
-        for id in other_stores.places(store):
-            other = others.get(id)
-            if other is not None:
-                _count_failures(other, failures)
+    with ErrorLogs(store) as logs:
+        for log in logs.logs:
+            unresolved = itertools.islice(log.records(), ERRORS_MAX)
+            count_failures(log.id, ((r.index, clock.to_ns(r.time), r.message) for r in unresolved), failures)
     return failures
-
-
-def _count_failures(store: BaseStore, failures: dict[str, Failures]) -> None:
-    for log in [view._log for name in store.queues() for view in open_queue(store, name)._views]:
-        count_failures(log.id, _backwards(log), failures)
 
 
 def count_failures(
@@ -476,12 +469,12 @@ def count_failures(
             known.last = LastError(queue, index, time, str(cause.get("type")), str(cause.get("message")))
 
 
-def failed_messages(logs: Iterable[Log], records: int) -> int:
-    """The number of messages in the last ``records`` error records; a record that cannot be read counts as one.
+def failed_messages(logs: Iterable[ErrorLog], records: int) -> int:
+    """The number of messages in the last ``records`` unresolved error records; one that cannot be read counts as one.
 
     Only the last :data:`ERRORS_MAX` records of each log are read. Each older one counts as one message.
     """
-    inputs = [(time_ns, _inputs(message)) for log in logs for _, time_ns, message in _backwards(log)]
+    inputs = [(r.time, r.count) for log in logs for r in itertools.islice(log.records(), ERRORS_MAX)]
     inputs.sort(reverse=True)
     newest = [count for _, count in inputs[:records]]
     return sum(newest) + records - len(newest)
@@ -492,28 +485,3 @@ def _inputs(record: dict[str, Any]) -> int:
     messages = record.get(names.ERR_MESSAGES)
     lists = [value for value in messages.values() if isinstance(value, list)] if isinstance(messages, dict) else []
     return max((len(value) for value in lists), default=1) or 1
-
-
-def _backwards(log: Log) -> Iterable[tuple[int, int, dict[str, Any]]]:
-    """Yield the last :data:`ERRORS_MAX` readable messages, last first: index, time, message."""
-    store = log.store
-    index: int | None = None
-    count = 0
-    while count < ERRORS_MAX:
-        with store._view() as txn:
-            row: LogRow = log.row(txn)
-            raws = log.read_before(txn, row, row.next if index is None else index)
-        try:
-            batches = log.batches(raws)
-            messages = batches[0].messages() if batches else []
-        except CuesError:
-            return
-        if not messages:
-            return
-        batch = batches[0]
-        for offset in range(min(len(messages), (index or row.next) - batch.first) - 1, -1, -1):
-            if batch.first + offset < row.first:
-                return
-            yield batch.first + offset, batch.head.time_ns, messages[offset]
-            count += 1
-        index = batch.first

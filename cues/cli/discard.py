@@ -1,0 +1,61 @@
+"""``cues discard``: mark failed messages as done with, for a reason."""
+
+from __future__ import annotations
+
+from cues.cli import errors as listing
+from cues.cli import target as targets
+from cues.cli.options import WrongUsage, command, confirm, option, yes_option
+from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.redrive import refuse_shared, require_choice
+from cues.cli.where import Where
+from cues.engine import redriving
+from cues.steps import redrive as redrives
+
+
+@command()
+@targets.takes_store("GRAPH[#QUEUE] | STORE[#QUEUE]", shared=True)
+@option("--processor", metavar="NAME", help="Those of this processor.")
+@option("--index", "indices", type=int, multiple=True, metavar="INDEX", help="This one; may be given several times.")
+@option("--where", metavar="EXPR", help="Those for which this is true; see cues errors.")
+@option("--all", "all_", is_flag=True, help="All that are unresolved.")
+@option("--reason", required=True, metavar="TEXT", help="Why nothing is to be done about them. It is kept.")
+@yes_option
+@output_options
+def discard(
+    target: targets.StoreTarget,
+    processor: str | None,
+    indices: tuple[int, ...],
+    where: str | None,
+    all_: bool,
+    reason: str,
+    yes: bool,
+    output: CommandOutput,
+) -> None:
+    """Mark failed messages as done with: they leave cues status and the end of every run.
+
+    Nothing is deleted. The reason, the user and the time are kept, and cues errors --all shows them. Messages whose
+    redrive was asked for stay as they are.
+
+    \b
+      cues discard graph.py --index 12 --reason 'test order of the shop'
+      cues discard data/shop --where 'input.country == "XX"' --reason 'unknown country, see ticket 81' --yes
+    """
+    refuse_shared(target, "discard")
+    require_choice(target, processor, indices, where, all_)
+    if not reason.strip():
+        raise WrongUsage("--reason '' says nothing.", "say why nothing is to be done about these messages.")
+    with listing.home_of(target, readonly=False) as home, listing.logs_of(target, home) as logs:
+        logs.tidy()
+        condition = Where(where) if where is not None else None
+        chosen = [record for record in redriving.select(logs, processor, indices, condition) if not record.settled]
+        if not chosen:
+            return output.say(f"{target.text}: nothing to discard", discarded=[], requested=[])
+        confirm(f"{count(len(chosen), 'error message')} will be marked as done with.", "Discard them?", yes)
+        done = redrives.discard(home, chosen, reason)
+        kept = f"; {count(len(done.already), 'redrive')} asked for, left as they are" if done.already else ""
+        output.say(
+            f"{len(done.records):,} discarded{kept}",
+            discarded=[{"queue": record.queue, "index": record.index} for record in done.records],
+            requested=[{"queue": record.queue, "index": record.index} for record in done.already],
+            reason=reason,
+        )
