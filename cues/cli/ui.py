@@ -45,7 +45,7 @@ class Address(click.ParamType):  # type: ignore[type-arg]
 @targets.takes_store("[GRAPH | STORE]", shared=True)
 @option("--host", default=HOST, show_default=True, help="The address to listen on; any but loopback needs a token.")
 @option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="The port; 0 takes a free one.")
-@option("--allow-write", is_flag=True, help="Allow what changes something. Without it the page only reads.")
+@option("--allow-write", is_flag=True, help="Redrive and discard errors from the page. Without it the page only reads.")
 @option("--token", metavar="TEXT", help="The token that the page asks for.  [default: made and printed, off loopback]")
 @output_options
 def ui(
@@ -68,13 +68,20 @@ def ui(
     need()
     if not target.is_shared:
         target.require()
+    elif allow_write:
+        raise WrongUsage(
+            f"--allow-write is for stores, and {target.place} is a directory of cues run --queues.", "leave it out."
+        )
     settings = settings_of(target.file.graph if target.file else None, target.place, target.is_shared)
     settings |= access(host, port, allow_write, token)
     process = importlib.import_module("cues.ui.process")
     server = importlib.import_module("cues.ui.server")
     listener = server.listen(host, port)
     guard = process.guard_of(settings, listener.getsockname()[1])
-    serving = server.Server(process.look_of(settings), guard, listener)
+    changes = None
+    if allow_write:
+        changes = importlib.import_module("cues.ui.change").Changes(target.text, target.store)
+    serving = server.Server(process.look_of(settings), guard, listener, changes)
     address = server.address_of(listener, guard)
     output.say(address, address=address)
     options.note("Ctrl-C ends the page." if not allow_write else "The page may change things. Ctrl-C ends it.")

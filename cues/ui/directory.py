@@ -183,7 +183,7 @@ class DirectoryLook:
         """Refused: :class:`Unsupported`."""
         raise Unsupported("The state of a processor on Spark is in files that the page does not read.", "")
 
-    def errors(self, processor: str = "", count: int = 100) -> dict[str, Any]:
+    def errors(self, processor: str = "", count: int = 100, settled: bool = False) -> dict[str, Any]:
         """The failed messages on error queues, last first."""
         rows: list[dict[str, Any]] = []
         complete = True
@@ -200,7 +200,9 @@ class DirectoryLook:
                     cause = told["causes"][0] if told["causes"] else {"type": "", "message": ""}
                     row = {"queue": queue, "partition": log.partition, "index": index, "processor": told["processor"]}
                     about = {"type": cause["type"], "message": cause["message"][:500]}
-                    rows.append(row | about | {"time": clock.to_datetime(time_ns)})
+                    rows.append(
+                        row | about | {"time": clock.to_datetime(time_ns), "state": "unresolved", "settled": False}
+                    )
                 else:
                     complete = complete and len(some) < metrics.ERRORS_MAX
         rows.sort(key=lambda row: row["time"], reverse=True)

@@ -27,6 +27,7 @@ from cues.errors import BatchDamaged, CuesError, InvalidArgument, QueueNotFound
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Tailer
+from cues.steps.error_records import ErrorLogs, ErrorRecord
 from cues.steps.state import StateTable, rows_under
 from cues.storage.environment import file_key
 from cues.tools import metrics
@@ -42,7 +43,6 @@ TEXT_CHARACTERS: Final = 200_000
 """The most text of one message in an answer; the rest is fetched in further answers."""
 _SHAPE_S: Final = 5.0
 """A shape that is read from the store is read again after this time."""
-_ERRORS_MAX: Final = 1000
 
 
 class StoreLook:
@@ -202,6 +202,10 @@ class StoreLook:
         ]
         answer["step"] = self._step_of(view.name, envelope.hash)
         answer["error"] = error_of(message)
+        if answer["error"] is not None:
+            with ErrorLogs(self.store, [view.name], log) as logs:
+                record = next((record for each in logs.logs if (record := each.record(index)) is not None), None)
+            answer["error"] |= _error_row(record) if record is not None else {}
         return answer
 
     def became(self, queue: str, index: int, partition: int = 0) -> dict[str, Any]:
@@ -277,33 +281,22 @@ class StoreLook:
             answer["after"] = page[count - 1][0].hex()
         return answer | {"rows": [_state_row(key, field, value) for _, key, field, value in page[:count]]}
 
-    def errors(self, processor: str = "", count: int = 100) -> dict[str, Any]:
-        """The failed messages on error queues, last first; of one processor, if it is named."""
+    def errors(self, processor: str = "", count: int = 100, settled: bool = False) -> dict[str, Any]:
+        """The failed messages that need somebody, last first; of one processor, if it is named.
+
+        ``settled``: also those that were redriven or discarded.
+        """
         rows: list[dict[str, Any]] = []
-        searched, complete = 0, True
-        for name in self.store.queues():
-            for view in self.store.queue(name)._views:
-                tailer = view.tailer()
-                tailer.to_end()
-                tailer.direction = "backward"
-                for _ in range(_ERRORS_MAX):
-                    try:
-                        message = tailer.read()
-                    except BatchDamaged:
+        complete = True
+        declared = {shape.errors for shape in self.shape.processors if shape.errors}
+        with ErrorLogs(self.store, declared) as logs:
+            for log in logs.logs:
+                for number, record in enumerate(log.records(settled)):
+                    if number == metrics.ERRORS_MAX:
+                        complete = False
                         break
-                    if message is None or message.get(names.TYPE) != names.PROCESSOR_ERROR:
-                        break  # not an error queue
-                    searched += 1
-                    told = error_of(message)
-                    envelope = tailer.envelope
-                    if told is None or envelope is None or (processor and processor_of(told["processor"]) != processor):
-                        continue
-                    row = {"queue": name, "partition": envelope.partition, "index": envelope.index}
-                    cause = told["causes"][0] if told["causes"] else {"type": "", "message": ""}
-                    about = {"type": cause["type"], "message": cause["message"][:500]}
-                    rows.append(row | {"time": envelope.time, "processor": told["processor"]} | about)
-                else:
-                    complete = False
+                    if not processor or processor_of(record.processor) == processor:
+                        rows.append(_error_row(record))
         rows.sort(key=lambda row: row["time"], reverse=True)
         return {"processor": processor, "errors": rows[:count], "found": len(rows), "complete": complete}
 
@@ -428,6 +421,25 @@ def error_of(message: Mapping[str, Any]) -> dict[str, Any] | None:
             for binding, some in (inputs.items() if isinstance(inputs, dict) else ())
             for message in islice(some if isinstance(some, list) else [some], 20)
         ],
+    }
+
+
+def _error_row(record: ErrorRecord) -> dict[str, Any]:
+    """An error message in a list, with what was done about it."""
+    queue, partition = names.log_parts(record.queue)
+    done = record.resolution
+    return {
+        "queue": queue,
+        "partition": partition,
+        "index": record.index,
+        "time": record.time,
+        "processor": record.processor,
+        "type": safe(record.type),
+        "message": safe(record.text[:500]),
+        "state": record.state,
+        "settled": record.settled,
+        "done": None if done is None else {"time": done.time, "by": done.by, "reason": safe(done.reason)},
+        "again": [] if done is None else list(done.again),
     }
 
 

@@ -9,7 +9,9 @@
     GET  /api/became       ?queue= &partition= &index=
     GET  /api/steps        ?processor= &count=
     GET  /api/state        ?processor= &key= &after= &count=
-    GET  /api/errors       ?processor= &count=
+    GET  /api/errors       ?processor= &count= &settled=
+    POST /api/redrive      {"queue", "partition", "index"}                    with --allow-write, header X-Cues: 1
+    POST /api/discard      {"queue", "partition", "index", "reason"}          the same
 
 One thread measures the overview, about once a second and only while somebody looks; all clients get that one. A client
 that does not read gets the newest overview when it reads again, and nothing is kept for it. The server is a process
@@ -40,6 +42,7 @@ from starlette.routing import Route
 
 from cues.cli.output import plain
 from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreError, Unsupported
+from cues.ui.change import Changes
 from cues.ui.guard import HEADERS, Guard, Refusal, token_of
 from cues.ui.text import safe
 
@@ -66,7 +69,7 @@ class Look(Protocol):
     def became(self, queue: str, index: int, partition: int = 0) -> dict[str, Any]: ...
     def steps(self, processor: str, count: int = 20) -> dict[str, Any]: ...
     def state(self, processor: str, key: str = "", after: str = "", count: int = 50) -> dict[str, Any]: ...
-    def errors(self, processor: str = "", count: int = 100) -> dict[str, Any]: ...
+    def errors(self, processor: str = "", count: int = 100, settled: bool = False) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
 
@@ -132,10 +135,9 @@ class Hub:
 class Application:
     """The ASGI application: the guard, then the routes; every answer has the guard's headers."""
 
-    def __init__(self, look: Look, guard: Guard) -> None:
-        self._look = look
+    def __init__(self, look: Look, guard: Guard, changes: Changes | None = None) -> None:
         self._guard = guard
-        self.hub = Hub(look, guard.allow_write)
+        self.hub = Hub(look, guard.allow_write and changes is not None)
         ask = self._ask
         routes = [
             Route("/", self._page),
@@ -149,8 +151,13 @@ class Application:
             Route("/api/became", ask(look.became, queue=str, index=int, partition=int)),
             Route("/api/steps", ask(look.steps, processor=str, count=_page)),
             Route("/api/state", ask(look.state, processor=str, key=str, after=_hex, count=_page)),
-            Route("/api/errors", ask(look.errors, processor=str, count=_page)),
+            Route("/api/errors", ask(look.errors, processor=str, count=_page, settled=_flag)),
         ]
+        if changes is not None:
+            routes += [
+                Route("/api/redrive", self._change(changes.redrive), methods=["POST"]),
+                Route("/api/discard", self._change(changes.discard), methods=["POST"]),
+            ]
         self._app = Starlette(routes=routes)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -211,25 +218,47 @@ class Application:
         """A route that asks a question with the parameters of the address, in a thread."""
 
         async def answer(request: Request) -> Response:
-            try:
-                given = {name: _given(name, kinds, text) for name, text in request.query_params.items()}
-                result = await run_in_threadpool(question, **given)
-                return Response(await run_in_threadpool(encoded, result), media_type="application/json")
-            except (QueueNotFound, StoreError) as error:
-                return answer_error(404, error.message, error.hint)
-            except Unsupported as error:
-                return answer_error(501, error.message, error.hint)
-            except CuesError as error:
-                return answer_error(400, error.message, error.hint)
-            except click.UsageError as error:
-                text = error.format_message().replace("--where ", "the search ")
-                return answer_error(400, text, getattr(error, "hint", "").replace("--where ", ""))
-            except TypeError as error:  # a parameter that is needed
-                if "argument" not in str(error):
-                    raise
-                return answer_error(400, f"The question is not whole: {error}.")
+            return await _answer(
+                question, lambda: {n: _given(n, kinds, text) for n, text in request.query_params.items()}
+            )
 
         return answer
+
+    def _change(self, change: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+        """A route that changes something, with the fields of a JSON object."""
+
+        async def answer(request: Request) -> Response:
+            if int(request.headers.get("content-length", _BODY_BYTES_MAX + 1)) > _BODY_BYTES_MAX:
+                return answer_error(413, "The question is too long.")
+            try:
+                given = json.loads(await request.body())
+            except (ValueError, RecursionError):
+                given = None
+            if not isinstance(given, dict):
+                return answer_error(400, "The question is not a JSON object.")
+            return await _answer(change, lambda: given)
+
+        return answer
+
+
+async def _answer(question: Callable[..., dict[str, Any]], given: Callable[[], dict[str, Any]]) -> Response:
+    """Ask in a thread; errors are JSON too, with a status that says whose they are."""
+    try:
+        result = await run_in_threadpool(question, **given())
+        return Response(await run_in_threadpool(encoded, result), media_type="application/json")
+    except (QueueNotFound, StoreError) as error:
+        return answer_error(404, error.message, error.hint)
+    except Unsupported as error:
+        return answer_error(501, error.message, error.hint)
+    except CuesError as error:
+        return answer_error(400, error.message, error.hint)
+    except click.UsageError as error:
+        text = error.format_message().replace("--where ", "the search ")
+        return answer_error(400, text, getattr(error, "hint", "").replace("--where ", ""))
+    except TypeError as error:  # a parameter that is needed
+        if "argument" not in str(error):
+            raise
+        return answer_error(400, f"The question is not whole: {error}.")
 
 
 def _given(name: str, kinds: dict[str, Callable[[str], Any]], text: str) -> Any:
@@ -304,11 +333,11 @@ def address_of(listener: socket.socket, guard: Guard) -> str:
 class Server:
     """A server on a listening socket; ``run`` blocks until :meth:`stop` or a signal."""
 
-    def __init__(self, look: Look, guard: Guard, listener: socket.socket) -> None:
+    def __init__(self, look: Look, guard: Guard, listener: socket.socket, changes: Changes | None = None) -> None:
         self._look = look
         self._listener = listener
         config = uvicorn.Config(
-            Application(look, guard),
+            Application(look, guard, changes),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -333,9 +362,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(look: Look, guard: Guard, listener: socket.socket) -> Iterator[Server]:
+def serving(look: Look, guard: Guard, listener: socket.socket, changes: Changes | None = None) -> Iterator[Server]:
     """A server in a thread of this process, for tests and notebooks."""
-    server = Server(look, guard, listener)
+    server = Server(look, guard, listener, changes)
     thread = threading.Thread(target=server.run, name="cues page", daemon=True)
     thread.start()
     try:

@@ -71,7 +71,7 @@ export class Graph {
     for (const edge of this.layout.edges) lines.append(this.edge(edge, places, point));
     const order = [...this.layout.nodes].sort((a, b) => a.rank - b.rank || a.place - b.place);
     for (const node of order) boxes.append(this.node(node.id, places.get(node.id)));
-    return h("div.graph", { tabindex: "0", role: "region", "aria-label": "Graph" }, svg);
+    return h(this.down ? "div.graph.down" : "div.graph", { tabindex: "0", role: "region", "aria-label": "Graph" }, svg);
   }
 
   edge(edge, places, point) {
