@@ -26,9 +26,22 @@ import pytest
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WAIT_S = 60
 
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --disable-extensions --hide-scrollbars --remote-debugging-port=0
---disable-dev-shm-usage --mute-audio --force-color-profile=srgb""".split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--remote-debugging-port=0",
+    "--disable-dev-shm-usage",
+    "--mute-audio",
+    "--force-color-profile=srgb",
+]
 
 
 def need() -> None:
@@ -47,6 +60,7 @@ class Browser:
         assert PROGRAM is not None
         self.trouble: list[str] = []
         self._number = 0
+        self._opened = contextlib.ExitStack()
         self._profile = folder / "chromium"
         self._process = subprocess.Popen(
             [PROGRAM, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
@@ -57,7 +71,8 @@ class Browser:
         )
         try:
             port, path = self._endpoint()
-            self._socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=WAIT_S, proxy=None)
+            made = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=WAIT_S, proxy=None)
+            self._socket = self._opened.enter_context(made)
             target = self._send("Target.createTarget", {"url": "about:blank"}, None)["targetId"]
             given = self._send("Target.attachToTarget", {"targetId": target, "flatten": True}, None)
             self._session: str | None = given["sessionId"]
@@ -169,7 +184,7 @@ class Browser:
         with contextlib.suppress(Exception):
             self._send("Browser.close", {}, None)
         with contextlib.suppress(Exception):
-            self._socket.close()
+            self._opened.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -311,7 +311,9 @@ def test_any_address_but_loopback_has_a_token() -> None:
 
 def test_a_layout_keeps_nodes_apart_and_after_their_writers() -> None:
     made = [
-        shape.ProcessorShape(f"g.p{n}", "stream", [f"q{n % 7}", f"q{n // 3}"], [f"q{n + 1}"] if n % 4 else [f"q{n % 5}"])
+        shape.ProcessorShape(
+            f"g.p{n}", "stream", [f"q{n % 7}", f"q{n // 3}"], [f"q{n + 1}"] if n % 4 else [f"q{n % 5}"]
+        )
         for n in range(50)
     ]
     places = shape.layout(shape.Shape("g", made))

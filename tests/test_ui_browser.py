@@ -69,7 +69,8 @@ def no_trouble(browser: Browser) -> Iterator[None]:
     browser.trouble.clear()
     browser.size(1400, 900)
     yield
-    assert not [each for each in browser.trouble if "401" not in each]
+    # An answer 401 is what a test asked for; live events end when their server does.
+    assert not [each for each in browser.trouble if "401" not in each and "/api/events" not in each]
 
 
 def shop(folder: Path) -> Path:
@@ -189,7 +190,9 @@ def test_fifty_processors_in_both_themes_and_on_a_phone(browser: Browser, tmp_pa
         return boxes.flatMap((a, n) => boxes.slice(n + 1).filter((b) =>
             a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
     })()"""
-    smallest = "Math.min(...[...document.querySelectorAll('svg text.name')].map((n) => n.getBoundingClientRect().height))"
+    smallest = (
+        "Math.min(...[...document.querySelectorAll('svg text.name')].map((n) => n.getBoundingClientRect().height))"
+    )
     with page_of(tmp_path / "store", shape.shape_of_graph(graph)) as page:
         for theme, width, phone in (("light", 1400, False), ("dark", 1400, False), ("light", 390, True)):
             browser.size(width, 900, phone)
