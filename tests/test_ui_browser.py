@@ -190,9 +190,7 @@ def test_fifty_processors_in_both_themes_and_on_a_phone(browser: Browser, tmp_pa
         return boxes.flatMap((a, n) => boxes.slice(n + 1).filter((b) =>
             a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
     })()"""
-    smallest = (
-        "Math.min(...[...document.querySelectorAll('svg text.name')].map((n) => n.getBoundingClientRect().height))"
-    )
+    heights = "[...document.querySelectorAll('svg text.name')].map((each) => each.getBoundingClientRect().height)"
     with page_of(tmp_path / "store", shape.shape_of_graph(graph)) as page:
         for theme, width, phone in (("light", 1400, False), ("dark", 1400, False), ("light", 390, True)):
             browser.size(width, 900, phone)
@@ -203,7 +201,7 @@ def test_fifty_processors_in_both_themes_and_on_a_phone(browser: Browser, tmp_pa
             browser.wait("document.querySelectorAll('main tbody tr').length >= 50")
             browser.picture(tmp_path / f"{theme}-{width}.png")
             assert browser.run(overlaps) == 0
-            assert browser.run(smallest) > 8
+            assert min(browser.run(heights)) > 8
             assert browser.run("document.documentElement.scrollWidth <= innerWidth"), "the page itself scrolls sideways"
             dark = browser.run("getComputedStyle(document.documentElement).backgroundColor") == "rgb(18, 23, 24)"
             assert dark == (theme == "dark")

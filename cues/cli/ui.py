@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -85,7 +86,7 @@ def ui(
     address = server.address_of(listener, guard)
     output.say(address, address=address)
     options.note("Ctrl-C ends the page." if not allow_write else "The page may change things. Ctrl-C ends it.")
-    click.get_text_stream("stdout").flush()
+    sys.stdout.flush()
     serving.run()
 
 

@@ -113,7 +113,7 @@ class StoreLook:
         if not 1 <= count <= PAGE_MAX:
             raise InvalidArgument(f"count={count}: a page has 1 to {PAGE_MAX} messages.", "give a smaller number.")
         opened = self._queue(queue)
-        tailer = opened.tailer(meta=False)
+        tailer: Any = opened.tailer(meta=False)
         self._go(tailer, opened, at or ("end" if older else "start"))
         begin = dict(tailer.positions)
         condition = condition_of(where)
@@ -247,8 +247,8 @@ class StoreLook:
         steps = steps_of_log(self.store.queue(unit).tailer())
         rows = []
         for step in reversed(steps[-count:] if count else []):
-            snapshot = next((m for m in step["maps"] if names.TAILER_INDICES in m), {})
-            attempt = next((m for m in step["maps"] if m.get(names.TYPE) != names.SNAPSHOT), {})
+            snapshot: dict[str, Any] = next((m for m in step["maps"] if names.TAILER_INDICES in m), {})
+            attempt: dict[str, Any] = next((m for m in step["maps"] if m.get(names.TYPE) != names.SNAPSHOT), {})
             prefix = f"{processor_of(unit)}."
             ends = snapshot.get(names.TO_INDICES, {})
             taken = [
@@ -317,7 +317,7 @@ class StoreLook:
         view = opened.partition(partition) if opened.is_partitioned else opened
         return view, view.tailer(meta=False)
 
-    def _go(self, tailer: Tailer, queue: Queue, at: str) -> None:
+    def _go(self, tailer: Any, queue: Queue, at: str) -> None:
         if ":" in at and all(part.replace(":", "", 1).isdecimal() for part in at.split(",")):
             indices = {int(number): int(index) for number, index in (part.split(":") for part in at.split(","))}
             rows = dict(enumerate(queue._rows()))

@@ -14,6 +14,7 @@ from cues.base import clock
 from cues.cli.output import count, duration
 from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
+from cues.groups.operate import GroupMetrics
 from cues.queues.store import Store
 from cues.tools import metrics
 from cues.tools.metrics import ProcessorMetrics, QueueMetrics, StoreMetrics
@@ -216,7 +217,7 @@ def _queue(queue: QueueMetrics) -> dict[str, Any]:
     }
 
 
-def _group(group: metrics.GroupMetrics) -> dict[str, Any]:
+def _group(group: GroupMetrics) -> dict[str, Any]:
     return {
         "group": group.group,
         "lag": group.lag,

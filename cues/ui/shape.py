@@ -21,6 +21,7 @@ from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.graphs.graph import Graph
 from cues.graphs.plan import written
+from cues.graphs.processor import function_name
 from cues.queues.processor_rows import read_topology
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -81,7 +82,7 @@ def shape_of_graph(graph: Graph) -> Shape:
             list(dict.fromkeys(port.queue for port in node.writes)),
             node.errors if node.errors in written(node) else None,
             node.guarantee,
-            draw.function_name(node.fn) or "",
+            function_name(node.fn) or "",
         )
         for node in draw.in_order(plan)
         if node.fn is not None
@@ -152,9 +153,8 @@ def layout(shape: Shape) -> dict[str, Any]:
     ranked = {node: rank for rank, column in enumerate(columns) for node in column}
     drawn = []
     for begin, end in edges:
-        bends = chains.get((begin, end))
-        back = bends is None
-        path = chains.get((end, begin), [])[::-1] if bends is None else bends
+        back = (begin, end) not in chains
+        path = chains.get((end, begin), [])[::-1] if back else chains[begin, end]
         drawn.append({"from": begin, "to": end, "back": back, "bends": [[ranked[bend], places[bend]] for bend in path]})
     return {
         "nodes": [{"id": node, "rank": ranks[node], "place": places[node]} for node in nodes],
