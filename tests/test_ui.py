@@ -326,3 +326,24 @@ def test_a_layout_keeps_nodes_apart_and_after_their_writers() -> None:
     ranks = {node["id"]: node["rank"] for node in places["nodes"]}
     assert all((ranks[edge["from"]] < ranks[edge["to"]]) != edge["back"] for edge in places["edges"])
     assert min(place for column in columns.values() for place in column) >= 0
+
+
+def test_clients_that_never_read_hold_up_nobody(page: Page) -> None:
+    """Each asks for live events and stops; another client still gets its answers and live events."""
+    hanging = [socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(8)]
+    try:
+        for each in hanging:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            each.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        reading = socket.create_connection(("127.0.0.1", page.port), timeout=30)
+        hanging.append(reading)
+        reading.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        seen = b""
+        while seen.count(b"event: overview") < 2:
+            part = reading.recv(65536)
+            assert part
+            seen += part
+        assert page.ask("overview")["of"] == "store"
+    finally:
+        for each in hanging:
+            each.close()
