@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scenarios import _in_child
+from scenarios import MAP_BYTES, _in_child
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, faults, testing
@@ -125,7 +125,9 @@ def prepare(name: str, path: str) -> None:
     """Make the store, with failed messages on its error queue."""
     _begin(path, True)
     graph = graph_of(name, path)
-    with cues.open(path, durability="process") as store:
+    if "abroad" in name:
+        cues.open(_away(path), durability="process", map_size=MAP_BYTES).close()
+    with cues.open(path, durability="process", map_size=MAP_BYTES) as store:
         testing.run_until_idle(graph, store)
         for queue in ("in", "more") if graph.plan().queues.get("more") is not None else ("in",):
             store.queue(queue).appender().write_many([{TYPE: "order", "n": n} for n in range(1, 8)])
@@ -141,6 +143,13 @@ def redrive(name: str, path: str) -> dict[str, int]:
         result = redriving.redrive(graph, store=store, where=lambda view: not view["redriven"])
         counts = vars(result)
     return {kind: len(places) for kind, places in counts.items()}
+
+
+def finish(name: str, path: str) -> None:
+    """Run the graph, which forwards messages for other stores, until it is idle."""
+    _begin(path, False)
+    with cues.open(path) as store:
+        testing.run_until_idle(graph_of(name, path), store)
 
 
 def sites(name: str, path: str) -> list[tuple[str, int]]:
@@ -176,6 +185,7 @@ def crash_and_finish(name: str, made: str, crashes: list[tuple[str, int]]) -> It
         path = copy(made, f"case-{number}")
         died = _in_child(_die, name, path, point, hit)
         again = redrive(name, path)
+        finish(name, path)
         yield {"died": died, "again": again, **examine(name, path)}
         shutil.rmtree(Path(path).parent)
 

@@ -22,6 +22,7 @@ from cues.cli.app import run as cli
 from cues.engine.assembly import assemble
 from cues.errors import TopologyChanged
 from cues.graphs import draw
+from cues.steps.error_records import ErrorLogs
 from cues.steps.failure import failed_event, retry_event
 from cues.tools import metrics
 
@@ -364,4 +365,5 @@ def test_a_batch_that_failed_counts_as_its_messages(store: Store) -> None:
     records = len(testing.messages(store, "errors"))
     assert 1 <= records < 5
     assert [one.errors for one in metrics.of_store(store).processors] == [5]
-    assert metrics.failed_messages([store.queue("errors")._log], records) == 5
+    with ErrorLogs(store) as logs:
+        assert metrics.failed_messages(logs.logs, records) == 5

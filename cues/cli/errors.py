@@ -52,7 +52,9 @@ _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 @option("--group", is_flag=True, help="Count them by cause. Numbers and quoted text in the cause do not matter.")
 @option("--where", metavar="EXPR", help="Only those for which this is true: 'type == \"KeyError\" and input.n > 3'.")
 @option("--all", "settled", is_flag=True, help="Also those that were redriven or discarded.")
-@option("-n", "most", metavar="N|all", default=str(SHOWN), show_default=True, help="The number of the last ones.")
+@option(
+    "--last", "-n", "most", metavar="N|all", default=str(SHOWN), show_default=True, help="The number of the last ones."
+)
 @output_options
 def errors(
     target: targets.StoreTarget,
