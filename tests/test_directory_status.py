@@ -171,3 +171,27 @@ def test_a_run_without_the_directory_is_told_that_it_does_not_continue(tmp_path:
     record.note_queues(str(store), "g", "s3://bucket/flights")
     fresh = terminal.cues("run", file, "--idle-exit", 0, "--fresh", "--yes")
     assert fresh.code == 0 and "last run had" not in fresh.err and record.queues_of(store, "g") is None
+
+
+def test_the_page_shows_queues_messages_steps_and_errors_of_a_directory(files: FaultyFiles) -> None:
+    """And it refuses by name what a directory does not have."""
+    from cues.errors import Unsupported
+    from cues.ui.directory import DirectoryLook
+
+    DriverRun(files, graph()).claim().feed("in", numbers(21)).run()
+    look = DirectoryLook(files.url, None, "queues")
+    seen = look.overview()
+    assert {row["name"]: row["messages"] for row in seen["queues"]}["in"] == 21
+    assert {row["id"]: (row["lag"], row["errors"]) for row in seen["processors"]}["g.p"] == (0, 11)
+    assert {(edge["from"], edge["to"]) for edge in look.graph()["edges"]} >= {("q:in", "p:g.p"), ("p:g.p", "q:out")}
+    newest = look.messages("in", older=True, count=5)
+    assert [json.loads(row["text"])["n"] for row in newest["messages"]] == [17, 18, 19, 20, 21]
+    older = look.messages("in", newest["before"], older=True, count=5)
+    assert [json.loads(row["text"])["n"] for row in older["messages"]] == [12, 13, 14, 15, 16]
+    assert [json.loads(row["text"])["n"] for row in look.messages("in", where="n > 19")["messages"]] == [20, 21]
+    assert json.loads(look.message("in", 3)["text"]) == {"n": 3}
+    assert look.steps("g.p")["steps"]
+    assert {row["processor"] for row in look.errors()["errors"]} == {"g.p", "g.q"}
+    for refused in (lambda: look.state("g.p"), lambda: look.became("in", 1)):
+        with pytest.raises(Unsupported):
+            refused()

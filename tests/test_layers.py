@@ -21,7 +21,7 @@ PROCESSORS = ROOT.parent / "processors"
 # modules at the top of the package that are imported from below; TOP are those that only users import.
 FOLDERS = (
     "", "base", "records", "storage", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn", "groups",
-    "engine", "spark", "tools", "cli",
+    "engine", "spark", "tools", "cli", "ui",
 )  # fmt: skip
 TOP = {"testing", "__main__"}
 
@@ -37,6 +37,7 @@ BY_NAME = {
     "engine.origin",  # the user's module that holds a graph
     "graphs.graph",  # the engine that a start asks for
     "queues.store",  # Store.check: the check knows every row of every layer
+    "cli.ui",  # the page, whose packages are an extra
     "base.lazy", "cli.app",  # names that load on first use
 }  # fmt: skip
 """Modules that import others by a name computed at run time."""

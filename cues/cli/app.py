@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "send": "Append messages to a queue.",
     "import": "Append the messages of files to a queue, each once.",
     "export": "Write the messages of a queue to a file.",
+    "ui": "A page in the browser: the graph, queues, messages, errors.",
     "tries": "The steps of a processor: snapshots and attempts.",
     "errors": "The messages that failed, and why.",
     "redrive": "Give failed messages to their processors once more.",

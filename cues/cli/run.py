@@ -25,6 +25,7 @@ import click
 from cues.base import events
 from cues.cli import completion, options, target
 from cues.cli import fresh as fresh_start
+from cues.cli import ui as page
 from cues.cli.options import command, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.progress import Progress, progress_for
@@ -95,6 +96,14 @@ ABORT_WAIT_S: Final = 2.0
     metavar="[HOST:]PORT",
     help="Answer Prometheus at this address; without a host only this machine reaches it. Port 0 is a free one.",
 )
+@click.option(
+    "--ui",
+    type=page.Address(),
+    is_flag=False,
+    flag_value=f"{page.HOST}:{page.PORT}",
+    metavar="[ADDRESS]",
+    help=f"Serve a page in the browser meanwhile, by default at {page.HOST}:{page.PORT} (see cues ui).",
+)
 @option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
 @option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")
@@ -115,6 +124,7 @@ def run(
     queues: str | None,
     fail_on_errors: bool,
     metrics: str | None,
+    ui: tuple[str, int] | None,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -136,6 +146,7 @@ def run(
       cues run graph.py --fresh --yes      delete the store, and start over
       cues run graph.py --metrics 9464     with metrics for Prometheus at http://127.0.0.1:9464/metrics
       cues run graph.py --workers auto     in worker processes, started again when they die
+      cues run graph.py --ui               with a page in the browser
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
       cues run graph.py --engine spark --queues s3://bucket/flights    queues and positions are in this directory
@@ -162,6 +173,8 @@ def run(
     ):
         if refused:
             raise options.WrongUsage(message, hint)
+    if ui is not None:
+        page.need()
     file = graphfile.load(graph)
     if dry_run:
         if queues is not None:
@@ -198,7 +211,7 @@ def run(
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     noted = record.queues_of(path, file.graph.id) if queues is None else None
-    with server, progress, _logs_to(progress), _Signals() as signals:
+    with server, progress, _logs_to(progress), contextlib.ExitStack() as pages, _Signals() as signals:
         if noted is not None:
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
@@ -218,6 +231,8 @@ def run(
             progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))
         if noted is not None:
             record.note_queues(str(path), file.graph.id, None)
+        if ui is not None:
+            pages.enter_context(page.of_run(file.graph, queues or str(path), queues is not None, ui, progress.say))
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
         ending = session.watch()
     session.summary.show(output, ending, (lambda text: None) if quiet else progress.say)

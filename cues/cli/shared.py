@@ -46,7 +46,7 @@ def queue_of(target: StoreTarget) -> str:
     return targets.queue_of(target, inspection.queues_of(target.place))
 
 
-def _figures(logs: Sequence[PartitionLog]) -> dict[str, Any]:
+def figures_of(logs: Sequence[PartitionLog]) -> dict[str, Any]:
     """Counts of a queue, and the time of its last file."""
     files = [file for log in logs for file in log.live]
     figures = {"messages": sum(file.count for file in files), "first": min(log.first for log in logs)}
@@ -64,7 +64,7 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
     names = [queue_of(target)] if target.name else inspection.queues_of(target.place)
     rows = []
     for queue in names:
-        row = _figures(inspection.logs_of(target.place, queue))
+        row = figures_of(inspection.logs_of(target.place, queue))
         first, last = row.pop("first"), row.pop("last")
         row |= {"queue": queue, "graph": inspection.writer_of(target.place, queue)}
         if output.json:
@@ -94,7 +94,7 @@ def status(target: StoreTarget, output: CommandOutput) -> None:
     for queue, parts in logs.items():
         metrics.count_failures(queue, inspection.backwards(place, parts, metrics.ERRORS_MAX), failures)
     chosen = queue_of(target) if target.name else None
-    queues = {queue: _figures(parts) for queue, parts in logs.items() if chosen in (None, queue)}
+    queues = {queue: figures_of(parts) for queue, parts in logs.items() if chosen in (None, queue)}
     rows: list[dict[str, Any]] = []
     for last in inspection.processors_of(place):
         if chosen not in (None, *last.positions, *last.record.ends_after()):

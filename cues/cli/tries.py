@@ -53,13 +53,13 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
         processor = targets.processor_of(target, [last.processor for last in inspection.processors_of(target.place)])
         # A step has two records if its function has side effects. The record before the first shows its beginning.
         most = None if count == "all" else 2 * int(count) + 1
-        steps = _steps_of_records(inspection.records_of(target.place, processor, most))
+        steps = steps_of_records(inspection.records_of(target.place, processor, most))
     else:
         with target.open() as opened:
             processor = targets.processor_of(target, metrics.processors(opened))
             with opened._view() as txn:
                 key = key_of(txn, processor)
-            steps = _steps(opened.queue(key).tailer())
+            steps = steps_of_log(opened.queue(key).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []
     if output.json:
@@ -71,7 +71,7 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
         output.rows(rows, _COLUMNS)
 
 
-def _steps(tailer: Tailer) -> list[dict[str, Any]]:
+def steps_of_log(tailer: Tailer) -> list[dict[str, Any]]:
     """Snapshots with their attempts."""
     steps: list[dict[str, Any]] = []
     while (message := tailer.read()) is not None:
@@ -94,7 +94,7 @@ def _steps(tailer: Tailer) -> list[dict[str, Any]]:
     return steps
 
 
-def _steps_of_records(records: list[ProcessorRecord]) -> list[dict[str, Any]]:
+def steps_of_records(records: list[ProcessorRecord]) -> list[dict[str, Any]]:
     """Claims, seeks and steps. A record with the range of a step and that of its commit are one step."""
     steps: list[dict[str, Any]] = []
     before: dict[str, int] = {}

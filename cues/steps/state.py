@@ -23,6 +23,7 @@ has more than 200 bytes (then the value begins with the field).
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -355,6 +356,41 @@ class State(MutableMapping[Any, Any]):
 
     def __repr__(self) -> str:
         return f"<cues.State {dict(self)!r}>"
+
+
+def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
+    """The committed rows of a processor's state, in the order of the table: row, key, field, value.
+
+    ``after`` is the row after which they begin. A key of more than 200 bytes is kept as its hash, which is what is
+    returned then. Rows are read in short transactions of a hundred.
+    """
+    table = StateTable(store, processor)
+    if not table._open():
+        return
+    while True:
+        with store._view() as txn:
+            cursor = txn.cursor(table._database)
+            found = cursor.set_range(after + b"\xff\xff") if after else cursor.first()
+            keys = cursor.iternext(values=False) if found else iter(())
+            rows = list(itertools.islice((key[:-2] for key in keys if key[-2:] == b"\0\0"), 100))
+        for row in rows:
+            packed = table.packed(row)
+            if packed is not None:
+                key, rest = _unpacked_part(row)
+                field, _ = _unpacked_part(rest)
+                value = codec.unpack(packed)
+                yield row, key, *(value if rest[0] == _HASHED else (field, value))
+        if not rows:
+            return
+        after = rows[-1]
+
+
+def _unpacked_part(row: bytes) -> tuple[Any, bytes]:
+    """The first part of a row, and the rest; the hash of a long one."""
+    if row[0] == _HASHED:
+        return row[1:17], row[17:]
+    end = 1 + row[0]
+    return codec.unpack(row[1:end]), row[end:]
 
 
 def key_part(value: Any) -> bytes:

@@ -1,0 +1,128 @@
+"""``cues ui``: a page in the browser, of a graph that runs or of a store at rest."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import click
+
+from cues.cli import options
+from cues.cli import target as targets
+from cues.cli.options import WrongUsage, command, option
+from cues.cli.output import CommandOutput, output_options
+from cues.errors import NotInstalled
+from cues.graphs.graph import Graph
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8420
+
+
+class Address(click.ParamType):  # type: ignore[type-arg]
+    """The address of a page: ``PORT``, ``HOST`` or ``HOST:PORT``."""
+
+    name = "ADDRESS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        text = str(value)
+        host, colon, port = text.rpartition(":")
+        if text.isdecimal():
+            host, port = HOST, text
+        elif not colon or text.endswith("]"):
+            host, port = text, str(PORT)
+        if text.endswith(".py") or "/" in text or not port.isdecimal() or int(port) > 65535:
+            raise WrongUsage(f"--ui {text}: that is not an address.", "cues run graph.py --ui, or --ui 127.0.0.1:8420")
+        return host.strip("[]") or HOST, int(port)
+
+
+@command()
+@targets.takes_store("[GRAPH | STORE]", shared=True)
+@option("--host", default=HOST, show_default=True, help="The address to listen on; any but loopback needs a token.")
+@option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="The port; 0 takes a free one.")
+@option("--allow-write", is_flag=True, help="Redrive and discard errors from the page. Without it the page only reads.")
+@option("--token", metavar="TEXT", help="The token that the page asks for.  [default: made and printed, off loopback]")
+@output_options
+def ui(
+    target: targets.StoreTarget, host: str, port: int, allow_write: bool, token: str | None, output: CommandOutput
+) -> None:
+    """Serve a page in the browser: the graph with flow and lag, queues, messages and where they came from, errors.
+
+    \b
+      cues ui graph.py
+      cues ui data/flights --port 0
+      cues ui graph.py --host 0.0.0.0      from other machines, with the token that is printed
+      cues ui shared/flights               a directory of cues run --queues
+      cues run graph.py --ui               the page of a run, as long as it runs
+
+    It needs an extra: pip install 'cues-streams[ui]'. The store is opened read-only, whether its graph runs or not. The
+    page is there until Ctrl-C. On any address but loopback it asks for a token; set it with CUES_UI_TOKEN, because a
+    command line can be read by other users of the machine. The connection is not encrypted: from another machine use a
+    tunnel (ssh -L 8420:127.0.0.1:8420 HOST), or a proxy that speaks TLS.
+    """
+    need()
+    if not target.is_shared:
+        target.require()
+    elif allow_write:
+        raise WrongUsage(
+            f"--allow-write is for stores, and {target.place} is a directory of cues run --queues.", "leave it out."
+        )
+    settings = settings_of(target.file.graph if target.file else None, target.place, target.is_shared)
+    settings |= access(host, port, allow_write, token)
+    process = importlib.import_module("cues.ui.process")
+    server = importlib.import_module("cues.ui.server")
+    listener = server.listen(host, port)
+    guard = process.guard_of(settings, listener.getsockname()[1])
+    changes = None
+    if allow_write:
+        changes = importlib.import_module("cues.ui.change").Changes(target.text, target.store)
+    serving = server.Server(process.look_of(settings), guard, listener, changes)
+    address = server.address_of(listener, guard)
+    output.say(address, address=address)
+    options.note("Ctrl-C ends the page." if not allow_write else "The page may change things. Ctrl-C ends it.")
+    sys.stdout.flush()
+    serving.run()
+
+
+def need() -> None:
+    """Raise :class:`NotInstalled` if the packages of the page are missing."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotInstalled(f"The page needs {' and '.join(missing)}.", "run pip install 'cues-streams[ui]'.")
+
+
+def settings_of(graph: Graph | None, place: str, directory: bool) -> dict[str, Any]:
+    """The settings of a page, as plain data for its process: the store or directory, and the shape of the graph."""
+    shape = importlib.import_module("cues.ui.shape").shape_of_graph(graph).to_dict() if graph is not None else None
+    title = graph.id if graph is not None else targets.shown(place) if not directory else place
+    return {"place": place, "directory": directory, "shape": shape, "title": title}
+
+
+def access(host: str, port: int, allow_write: bool, token: str | None) -> dict[str, Any]:
+    """The settings of a page that say who may use it; a token is made where one is needed and none is given."""
+    guard = importlib.import_module("cues.ui.guard")
+    if token is not None:
+        guard.check_token(token)
+    elif not guard.is_loopback(host):
+        token = guard.new_token()
+    return {"host": host, "port": port, "token": token, "allow_write": allow_write}
+
+
+@contextlib.contextmanager
+def of_run(
+    graph: Graph, place: str, directory: bool, at: tuple[str, int], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Serve the page of a run from a process of its own, until the block ends."""
+    process = importlib.import_module("cues.ui.process")
+    token = os.environ.get("CUES_UI_TOKEN")
+    page = process.PageProcess(settings_of(graph, place, directory) | access(*at, False, token), say)
+    try:
+        yield
+    finally:
+        page.close()

@@ -1,0 +1,65 @@
+"""What the page may change with ``--allow-write``: failed messages are redriven, or discarded.
+
+A change is the command that a person would type (``cues redrive``, ``cues discard``), in a process of its own. The page
+has the store open read-only, which no process may have beside a handle that writes; and if nothing runs the graph, a
+redrive calls the user's function, whose failure must not be the page's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cues.base import names
+from cues.errors import CuesError, InvalidArgument
+from cues.ui.text import safe
+
+TIMEOUT_S: Final = 20
+_KILL_S: Final = 60
+
+
+class Changes:
+    """The changes of one store or graph."""
+
+    def __init__(self, target: str, store: str | None) -> None:
+        """``target``: a graph file or a store, as a user writes it; ``store``: the value of ``--store``."""
+        self._target = target
+        self._store = store
+
+    def redrive(self, queue: str, index: int, partition: int = 0) -> dict[str, Any]:
+        """Give the input of a failed message to its processor once more. A failure of the redrive is in the answer."""
+        return self._run("redrive", queue, partition, index, ["--timeout", str(TIMEOUT_S)])
+
+    def discard(self, queue: str, index: int, partition: int = 0, reason: str = "") -> dict[str, Any]:
+        """Mark a failed message as done with."""
+        if not 0 < len(reason.strip()) <= 1000:
+            raise InvalidArgument("A discard needs a reason, of at most 1,000 characters.", "say why.")
+        return self._run("discard", queue, partition, index, [f"--reason={reason.strip()}"])
+
+    def _run(self, verb: str, queue: str, partition: int, index: int, more: Sequence[str]) -> dict[str, Any]:
+        names.check("queue", queue)
+        if not (isinstance(index, int) and isinstance(partition, int) and index > 0 and partition >= 0):
+            raise InvalidArgument("An error message has a queue, a partition and an index.", "give all three.")
+        target = f"{self._target}#{names.log_id(queue, partition)}"
+        arguments = [verb, target, "--index", str(index), "--yes", "--json", *more]
+        if self._store is not None:
+            arguments += ["--store", self._store]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "cues", *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_KILL_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise CuesError(f"cues {verb} took more than {_KILL_S} s.", "look at the errors again.") from None
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if not lines:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            raise CuesError(safe(" ".join(said[-2:])[:2000]) or f"cues {verb} said nothing.", "")
+        result: dict[str, Any] = json.loads(lines[-1])
+        return result

@@ -1,0 +1,230 @@
+"""The overview that the page shows live: figures of processors and queues, and what is wrong.
+
+A problem has a level ("error" or "warning"), a sentence, and the part of the page that shows more. Every problem is
+found here, so that the page, the API and the tests say the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Final
+
+from cues.base import clock
+from cues.cli.output import count, duration
+from cues.engine.record import RecordedFailure
+from cues.engine.status import processor_of
+from cues.groups.operate import GroupMetrics
+from cues.queues.store import Store
+from cues.tools import metrics
+from cues.tools.metrics import ProcessorMetrics, QueueMetrics, StoreMetrics
+from cues.ui.shape import Shape
+from cues.ui.text import preview, safe
+
+GROWING_S: Final = 5.0
+"""A lag that grew over this time, in both halves of it, is growing."""
+_GROWING_MESSAGES: Final = 100
+"""A lag that grew by less is noise: one step of a batch function takes as many."""
+
+
+class LagHistory:
+    """The lags of the last seconds, by processor."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, dict[str, int]]] = deque(maxlen=64)
+
+    def add(self, lags: dict[str, int]) -> None:
+        now = time.monotonic()
+        self._samples.append((now, lags))
+        while self._samples[0][0] < now - 4 * GROWING_S:
+            self._samples.popleft()
+
+    def grows(self, processor: str) -> bool:
+        """Return True if the lag of a processor grew in both halves of the last :data:`GROWING_S` or more."""
+        seen = [(when, lags[processor]) for when, lags in self._samples if processor in lags]
+        if len(seen) < 3 or seen[-1][0] - seen[0][0] < GROWING_S:
+            return False
+        first, middle, last = seen[0][1], seen[len(seen) // 2][1], seen[-1][1]
+        return first < middle < last and last - first >= max(_GROWING_MESSAGES, first // 20)
+
+
+def of_store(store: Store, shape: Shape, title: str, history: LagHistory) -> dict[str, Any]:
+    """The overview of a store."""
+    seen = metrics.of_store(store)
+    units: dict[str, list[ProcessorMetrics]] = {}
+    for unit in seen.processors:
+        units.setdefault(processor_of(unit.processor), []).append(unit)
+    history.add({name: sum(unit.lag for unit in some) for name, some in units.items()})
+    workers, stopped = _workers(seen)
+    known = {each.id: each for each in shape.processors}
+    processors = []
+    for name in dict.fromkeys([*known, *units]):
+        row = _processor(name, units.get(name, []), stopped, workers)
+        row["growing"] = history.grows(name)
+        if name in known:
+            shaped = known[name]
+            row |= {"kind": shaped.kind, "outputs": shaped.outputs, "error_queue": shaped.errors}
+            row |= {"guarantee": shaped.guarantee, "function": shaped.function}
+            row["inputs"] = row["inputs"] or [{"queue": each, "position": None, "lag": None} for each in shaped.inputs]
+        processors.append(row)
+    overview = {
+        "title": title,
+        "place": seen.path,
+        "of": "store",
+        "time": clock.to_datetime(clock.now_ns()),
+        "durability": seen.durability,
+        "disk_bytes": seen.disk_bytes,
+        "map_bytes": seen.map_bytes,
+        "used_bytes": seen.used_bytes,
+        "messages": sum(queue.messages for queue in seen.queues),
+        "running": any(row["owners"] for row in processors),
+        "processors": processors,
+        "queues": [_queue(queue) for queue in seen.queues],
+        "workers": workers,
+        "groups": [_group(group) for group in seen.groups],
+        "readers": [vars(reader) for reader in seen.readers],
+        "forwards": [vars(forward) for forward in seen.forwards if forward.waiting != 0],
+    }
+    return overview | {"problems": problems(overview)}
+
+
+def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
+    """What is wrong, errors first."""
+    found: list[dict[str, str]] = []
+
+    def add(level: str, text: str, link: str) -> None:
+        found.append({"level": level, "text": text, "link": link})
+
+    for row in overview["processors"]:
+        name, link = row["name"], f"processor/{row['id']}"
+        if row["state"] == "stopped":
+            add("error", f"{name} stopped: {row['stopped']['text']}", link)
+        elif row["state"] == "silent":
+            add("error", f"{name} does not answer (process {row['owners'][0]['pid']})", link)
+        elif row["state"] == "off" and row["lag"] and overview["running"]:
+            add("warning", f"{name} does not run, and {count(row['lag'], 'message')} wait for it", link)
+        if row["errors"]:
+            add("error", f"{name}: {count(row['errors'], 'failed message')}", f"errors/{row['id']}")
+        if row["growing"]:
+            add("warning", f"{name} falls behind: {count(row['lag'], 'message')} wait, and more every second", link)
+    if not overview["running"] and (waiting := sum(row["lag"] or 0 for row in overview["processors"])):
+        add("warning", f"Nothing runs, and {count(waiting, 'message')} wait", "")
+    for worker in overview["workers"]:
+        if worker["restarts"] and worker["last_failure"]:
+            text = f"{worker['worker']} was started again {count(worker['restarts'], 'time')}"
+            add("warning", f"{text}: {worker['last_failure']['text']}", "")
+    for group in overview["groups"]:
+        if group["idle"] and group["lag"]:
+            add("warning", f"Group {group['group']} has no members, and {count(group['lag'], 'message')} wait", "")
+    for forward in overview["forwards"]:
+        if forward["waiting"] is None:
+            add("error", f"{forward['processor']} writes for {forward['store']}, which cannot be opened", "")
+    return sorted(found, key=lambda problem: problem["level"] != "error")
+
+
+def _processor(
+    name: str, units: list[ProcessorMetrics], stopped: dict[str, dict[str, Any]], workers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A processor, with the sums of its units."""
+    owners = {unit.owner.pid: unit.owner for unit in units if unit.owner}
+    of_pid = {worker["pid"]: worker["worker"] for worker in workers}
+    why = next((failure for unit, failure in stopped.items() if processor_of(unit) == name), None)
+    silent = [owner for owner in owners.values() if not owner.lease_s]
+    rates = [unit.rate for unit in units if unit.rate is not None]
+    calls = sum(unit.calls or 0 for unit in units)
+    spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
+    last = max((unit.last_error for unit in units if unit.last_error), key=lambda error: error.time, default=None)
+    inputs: dict[str, dict[str, Any]] = {}
+    for unit in units:
+        for tailer in unit.tailers:
+            queue, _, _ = tailer.queue.partition("/")
+            row = inputs.setdefault(queue, {"queue": queue, "position": None, "lag": None, "store": tailer.store})
+            if len(units) == 1:
+                row["position"] = tailer.position
+            if tailer.lag is not None:
+                row["lag"] = (row["lag"] or 0) + tailer.lag
+    return {
+        "id": name,
+        "name": name.rpartition(".")[2],
+        "kind": units[0].kind if units else "",
+        "state": "stopped" if why else "silent" if silent else "running" if owners else "off" if units else "new",
+        "stopped": why,
+        "units": [_unit(unit) for unit in units] if len(units) > 1 else [],
+        "unit_ids": [unit.processor for unit in units],
+        "owners": [vars(owner) | {"worker": of_pid.get(pid)} for pid, owner in owners.items()],
+        "rate": sum(rates) if rates else None,
+        "lag": sum(unit.lag for unit in units) if units else None,
+        "errors": sum(unit.errors for unit in units),
+        "last_error": vars(last) | {"text": safe(last.text[:500])} if last else None,
+        "stepped": max((unit.stepped for unit in units if unit.stepped), default=None),
+        "epoch": max((unit.epoch for unit in units), default=None),
+        "source_position": _text(units[0].source_position) if units else None,
+        "calls": calls or None,
+        "in_flight": sum(unit.in_flight or 0 for unit in units),
+        "call_s": spent / calls if calls else None,
+        "inputs": list(inputs.values()),
+        "outputs": [],
+        "error_queue": None,
+        "guarantee": "",
+        "function": "",
+        "growing": False,
+    }
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else preview(value)[0]
+
+
+def _unit(unit: ProcessorMetrics) -> dict[str, Any]:
+    return {
+        "id": unit.processor,
+        "lag": unit.lag,
+        "rate": unit.rate,
+        "errors": unit.errors,
+        "stepped": unit.stepped,
+        "pid": unit.owner.pid if unit.owner else None,
+    }
+
+
+def _workers(seen: StoreMetrics) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The workers that live, and the units that were stopped in the last run, with the reasons."""
+    workers: list[dict[str, Any]] = []
+    stopped: dict[str, dict[str, Any]] = {}
+    for supervisor in seen.supervisors:
+        stopped |= {unit: _failure(failure) for unit, failure in supervisor.record.stopped.items()}
+        for name, worker in supervisor.record.workers.items():
+            last = worker.last_failure and _failure(worker.last_failure)
+            row = {"worker": name, "graph": supervisor.record.graph, "alive": supervisor.alive}
+            workers.append(row | vars(worker) | {"last_failure": last})
+    return workers, stopped
+
+
+def _failure(failure: RecordedFailure) -> dict[str, Any]:
+    return {"time": failure.time, "text": safe(failure.text[:500])}
+
+
+def _queue(queue: QueueMetrics) -> dict[str, Any]:
+    return {
+        "name": queue.queue,
+        "messages": queue.messages,
+        "first": queue.first,
+        "last": queue.last,
+        "bytes": queue.bytes,
+        "rate": queue.rate,
+        "appended": queue.appended,
+        "partitions": len(queue.partitions) or 1,
+        "options": queue.options.to_dict(),
+    }
+
+
+def _group(group: GroupMetrics) -> dict[str, Any]:
+    return {
+        "group": group.group,
+        "lag": group.lag,
+        "generation": group.generation,
+        "idle": group.idle,
+        "idle_since": group.idle_since,
+        "expires": None if group.expire_s is None else duration(group.expire_s),
+        "members": [vars(member) for member in group.members],
+        "partitions": [vars(partition) for partition in group.partitions],
+    }

@@ -1,0 +1,82 @@
+// Failed messages: the list, and the record of one failure.
+
+import { h, say, ago, logName, number, plural, table, toErrors, toMessage, toProcessor } from "./dom.js";
+import { ask, change } from "./api.js";
+
+export async function errorsView([processor], query, page) {
+  const settled = query.get("settled") || "";
+  const answer = await ask("errors", { processor: processor || "", settled });
+  const groups = new Map();
+  for (const row of answer.errors) {
+    const kind = `${row.processor}\n${row.type}`;
+    groups.set(kind, (groups.get(kind) || 0) + 1);
+  }
+  const causes = [...groups].sort((a, b) => b[1] - a[1]);
+  return {
+    title: processor ? `Errors of ${processor}` : "Errors",
+    element: h("section", h("h2", processor ? ["Errors of ", h("a", { href: toProcessor(processor) }, processor)] : "Errors"),
+      h("p.figures", answer.found ? `${plural(answer.found, "record")}${answer.complete ? "" : " or more"}${answer.found > answer.errors.length ? `, the last ${answer.errors.length}` : ""}` : ""),
+      h("p", h("a", { href: `${toErrors(processor)}${settled ? "" : "?settled=1"}` }, settled ? "Leave out those that are done with" : "Show those that are done with too")),
+      causes.length > 1 ? h("ul.causes", causes.map(([kind, count]) => h("li", h("strong", number(count)), ` ${kind.split("\n")[1]} `, h("span.quiet", kind.split("\n")[0])))) : null,
+      table("Failed messages", [
+        ["Record", (row) => h("a", { href: toMessage(row.queue, row.partition, row.index) }, `${logName(row.queue, row.partition)} ${number(row.index)}`)],
+        ["When", (row) => ago(row.time)],
+        ["Processor", (row) => h("a", { href: toProcessor(row.processor.split("/")[0]) }, row.processor)],
+        ["State", (row) => h("span", { class: row.settled ? "quiet" : row.state === "unresolved" ? "bad" : "warn" }, row.state)],
+        ["Cause", (row) => [h("strong", row.type), h("span.cause", ` ${row.message}`)], "message"],
+      ], answer.errors, "No failed messages.")),
+  };
+}
+
+/** The record of a failure: causes with their tracebacks, and the messages that failed. */
+export function failure(error, place, page) {
+  return h("section.failure", h("h3", "Failure of ", h("a", { href: toProcessor(error.processor.split("/")[0]) }, error.processor),
+    error.attempts ? ` after ${plural(error.attempts, "attempt")}` : ""),
+    resolution(error, place, page),
+    error.causes.map((cause, n) => [
+      h("p.cause", n ? "caused by " : "", h("strong", cause.type), cause.message ? `: ${cause.message}` : ""),
+      cause.trace ? h("details", { open: n === 0 }, h("summary", "Traceback"), h("pre", { tabindex: "0" }, cause.trace)) : null,
+    ]),
+    error.context ? [h("h4", "Context"), h("pre", error.context)] : null,
+    error.inputs.length ? [h("h4", error.inputs.length > 1 ? "The messages that failed" : "The message that failed"),
+      error.inputs.map((input) => h("p.input", h("span.quiet", `${input.binding} `), h("code", input.text)))] : null);
+}
+
+/** What was done about a failure, and the buttons that do something. */
+function resolution(error, place, page) {
+  const status = h("p.status", { role: "status" });
+  const box = h("div");
+  if (error.state && error.state !== "unresolved") {
+    box.append(h("p", h("strong", error.state), error.done ? `, ${ago(error.done.time)} by ${error.done.by}` : "", error.done?.reason ? `: ${error.done.reason}` : "",
+      (error.again || []).flatMap((index) => [" ", h("a", { href: toMessage(place.queue, place.partition, index) }, `${logName(place.queue, place.partition)} ${number(index)}`)])));
+  }
+  if (!page.overview?.can_write || error.settled || error.state === "requested") return box;
+  const reason = h("input", { id: "reason", size: 32, autocomplete: "off" });
+  const buttons = [
+    h("button", { type: "button", onclick: () => act("redrive", {}) }, "Redrive"),
+    h("form.discard", { onsubmit: (event) => { event.preventDefault(); act("discard", { reason: reason.value }); } },
+      h("label", { for: "reason" }, "or, with a reason"), reason, h("button", "Discard")),
+  ];
+  const act = async (verb, more) => {
+    for (const button of box.querySelectorAll("button")) button.disabled = true;
+    say(status, verb === "redrive" ? "Its processor gets the message once more." : "Discarding.");
+    status.className = "status";
+    try {
+      const told = await change(verb, { ...place, ...more });
+      const refused = (told.refused || []).map((each) => each.reason).join(" ");
+      const words = told.resolved?.length ? "Redriven: the outputs are committed, and the failure is resolved."
+        : told.failed_again?.length ? "It failed again: a new record names this one."
+        : told.waiting?.length ? "Asked for: it waits for the process that runs the graph."
+        : told.discarded?.length ? "Discarded; the reason is kept." : refused || "There was nothing to do.";
+      say(status, words);
+      status.className = told.failed_again?.length || refused ? "status bad" : "status good";
+      if (refused) for (const button of box.querySelectorAll("button")) button.disabled = false;
+    } catch (problem) {
+      say(status, problem.message);
+      status.className = "status bad";
+      for (const button of box.querySelectorAll("button")) button.disabled = false;
+    }
+  };
+  box.append(h("div.buttons", buttons), status);
+  return box;
+}
