@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import threading
 import time
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from cues.base import clock, names
+from cues.base import clock, logs, names
 from cues.errors import QueueFull
 from cues.queues import claims, group_rows, marks
 from cues.queues.base import BaseQueue
@@ -55,7 +54,7 @@ _FOLDER: Final = "waits"
 _CHAIN_MAX: Final = 10_000
 """Notes that one search for a cycle reads."""
 
-logger = logging.getLogger("cues")
+logger = logs.logger("cues")
 
 
 class Reader(NamedTuple):

@@ -24,7 +24,6 @@ does not drop the messages of its earlier instances. Marks are about a second ol
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from cues import faults
-from cues.base import clock, names
+from cues.base import clock, logs, names
 from cues.errors import CuesError, StoreNotFound, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.queues import consumer_rows, marks, rollback
@@ -50,7 +49,7 @@ NOTE_S: Final = 1.0
 _NAME_MAX: Final = 64
 """The longest name of a consumer in keys, whose length LMDB bounds."""
 
-_log = logging.getLogger("cues.txn")
+_log = logs.logger("cues.txn")
 
 
 class _Place(NamedTuple):

@@ -98,6 +98,7 @@ def make(path: Path) -> None:
         mock.patch.object(os, "urandom", fixed.urandom),
         mock.patch.object(clock, "boot_id", return_value="golden"),
         mock.patch("cues.steps.ownership.os", fake),
+        mock.patch("cues.steps.meter.Meter.measure"),  # looks at the clock, for nothing that a store keeps
     ):
         fake.urandom = fixed.urandom
         graph = cues.Graph("golden", queues={"orders": cues.QueueOptions(metadata={"t", "time", "tx"}, retention=1000)})
