@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "discard": "Mark failed messages as done with, for a reason.",
     "check": "Check a store and name all damage.",
     "seek": "Move the position of a processor or a consumer group.",
-    "forget": "Delete a consumer group, or a processor that its graph has no more.",
+    "forget": "Delete a consumer group, a consumer, or a processor that its graph has no more.",
     "grow": "Add partitions to a queue.",
     "purge": "Delete the messages of a queue before an index or a time.",
     "compact": "Give free pages back to the file system, and remove queues.",
