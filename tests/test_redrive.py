@@ -180,3 +180,31 @@ def test_an_input_that_the_processor_has_no_more_is_refused(shop: Path) -> None:
         redrive.ask(store, cues.list_errors(store))
         testing.run_until_idle(graph, store)
         assert [record.state for record in cues.list_errors(store)] == ["refused"] * 3
+
+
+def test_a_renamed_processor_takes_the_failed_messages_of_its_former_name(tmp_path: Path) -> None:
+    def graph(broken: bool, **options: str) -> cues.Graph:
+        graph = cues.Graph("g", errors="errors", store=tmp_path / "store", durability="process")
+        graph.source("in")
+
+        def count(message: dict[str, Any], process: Any) -> dict[str, Any]:
+            process.state["count"] = process.state.get("count", 0) + 1
+            if broken and message["n"] % 2:
+                raise ValueError("odd")
+            return {**message, "count": process.state["count"]}
+
+        graph.stream("in", "out", **options)(count)
+        return graph
+
+    with cues.open(tmp_path / "store", durability="process") as opened:
+        opened.queue("in").appender().write_many([{"n": n} for n in range(4)])
+    testing.run_until_idle(graph(True, id="count"))
+    renamed = graph(False, id="tally", renamed_from="count")
+    assert [record.processor for record in cues.list_errors(renamed)] == ["g.count"] * 2
+    testing.run_until_idle(renamed)
+    assert [record.processor for record in cues.list_errors(renamed)] == ["g.tally"] * 2
+    assert len(cues.redrive(renamed, all=True).resolved) == 2
+    assert not cues.list_errors(renamed)
+    with cues.open(tmp_path / "store") as store:
+        out = [(message["n"], message["count"]) for message in store.queue("out").tailer()]
+        assert out == [(0, 1), (2, 2), (1, 3), (3, 4)] and not list(store.check())

@@ -189,6 +189,31 @@ def test_steps_state_and_errors(page: Page) -> None:
     assert json.loads(record["inputs"][0]["text"])["id"] == 5
 
 
+def test_a_renamed_processor_has_its_steps_state_and_descendants(tmp_path: Path) -> None:
+    def graph(**options: str) -> cues.Graph:
+        graph = cues.Graph("g", store=tmp_path / "store", durability="process")
+        graph.source("in")
+
+        def count(message, process):  # type: ignore[no-untyped-def]
+            process.state["count"] = process.state.get("count", 0) + 1
+            return message
+
+        graph.stream("in", "out", **options)(count)
+        return graph
+
+    with cues.open(tmp_path / "store", durability="process") as opened:
+        opened.queue("in").appender().write_many([{"n": n} for n in range(5)])
+    run_until_idle(graph(id="count"))
+    run_until_idle(renamed := graph(id="tally", renamed_from="count"))
+    with page_of(tmp_path / "store", shape.shape_of_graph(renamed)) as page:
+        (row,) = page.ask("state", processor="g.tally")["rows"]
+        assert (row["field"], row["text"]) == ('"count"', "5")
+        steps = page.ask("steps", processor="g.tally")["steps"]
+        assert steps[-1]["taken"] == [{"log": "in", "first": 1, "last": 5}]
+        (made,) = page.ask("became", queue="in", index=3)["made"]
+        assert (made["by"], made["how"]) == ("g.tally", "steps")
+
+
 def test_a_strange_message_is_text_whole_and_cut(page: Page) -> None:
     shown = page.ask("message", queue="strange", index=1)["text"]
     assert json.loads(shown) == {

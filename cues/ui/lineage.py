@@ -23,6 +23,7 @@ from typing import Any, Final
 from cues.base import names
 from cues.errors import BatchDamaged, CuesError
 from cues.queues.log import Log
+from cues.queues.processor_rows import key_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records.batch import Batch
@@ -56,9 +57,16 @@ class Descendants:
     complete: bool = True
 
 
+def unit_key(store: Store, unit: str) -> str:
+    """The id of a unit's try log and state, which it keeps when it is renamed."""
+    with store._view() as txn:
+        return key_of(txn, unit)
+
+
 def steps_of(store: Store, unit: str) -> Iterator[Step]:
     """The steps in a processor's try log, last first."""
-    tailer = store.queue(unit).tailer()
+    key = unit_key(store, unit)
+    tailer = store.queue(key).tailer()
     tailer.to_end()
     tailer.direction = "backward"
     attempt: dict[str, Any] = {}
@@ -76,7 +84,7 @@ def steps_of(store: Store, unit: str) -> Iterator[Step]:
         assert envelope is not None
         ends = message[names.TO_INDICES]
         taken = {
-            tailer_id.removeprefix(f"{unit.partition('/')[0]}."): (start, ends[tailer_id])
+            tailer_id.removeprefix(f"{key.partition('/')[0]}."): (start, ends[tailer_id])
             for tailer_id, start in message[names.TAILER_INDICES].items()
         }
         wrote = attempt.get(names.MESSAGE_INDEX, {})

@@ -244,12 +244,13 @@ class StoreLook:
     def steps(self, processor: str, count: int = 20) -> dict[str, Any]:
         """The last steps of a processor or of one unit of it, last first."""
         unit = self._unit(processor)
-        steps = steps_of_log(self.store.queue(unit).tailer())
+        key = lineage.unit_key(self.store, unit)
+        steps = steps_of_log(self.store.queue(key).tailer())
         rows = []
         for step in reversed(steps[-count:] if count else []):
             snapshot: dict[str, Any] = next((m for m in step["maps"] if names.TAILER_INDICES in m), {})
             attempt: dict[str, Any] = next((m for m in step["maps"] if m.get(names.TYPE) != names.SNAPSHOT), {})
-            prefix = f"{processor_of(unit)}."
+            prefix = f"{processor_of(key)}."
             ends = snapshot.get(names.TO_INDICES, {})
             taken = [
                 {"log": tailer.removeprefix(prefix), "first": first, "last": ends.get(tailer, first) - 1}
@@ -263,6 +264,7 @@ class StoreLook:
     def state(self, processor: str, key: str = "", after: str = "", count: int = 50) -> dict[str, Any]:
         """The state of a processor: of one key (JSON, or plain text), or a page of rows in the order of the table."""
         unit = self._unit(processor)
+        unit_key = lineage.unit_key(self.store, unit)
         answer: dict[str, Any] = {"processor": unit, "units": self._units(processor), "key": key, "after": None}
         if key:
             candidates = [_json_or_text(key)]
@@ -270,13 +272,13 @@ class StoreLook:
                 candidates.append(key)
             rows: list[dict[str, Any]] = []
             for each in candidates:
-                fields = StateTable(self.store, unit).view(each)
+                fields = StateTable(self.store, unit_key).view(each)
                 rows = [_state_row(each, field, fields[field]) for field in islice(fields, PAGE_MAX)]
                 if rows:
                     break
             return answer | {"rows": rows}
         start = bytes.fromhex(after) if after else b""
-        page = list(islice(rows_under(self.store, unit, start), min(count, PAGE_MAX) + 1))
+        page = list(islice(rows_under(self.store, unit_key, start), min(count, PAGE_MAX) + 1))
         if len(page) > count:
             answer["after"] = page[count - 1][0].hex()
         return answer | {"rows": [_state_row(key, field, value) for _, key, field, value in page[:count]]}
