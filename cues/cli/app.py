@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "export": "Write the messages of a queue to a file.",
     "tries": "The steps of a processor: snapshots and attempts.",
     "check": "Check a store and name all damage.",
+    "doctor": "Check the machine and the place of a store, and say what to do.",
     "seek": "Move the position of a processor or a consumer group.",
     "forget": "Delete a consumer group, or a processor that its graph has no more.",
     "grow": "Add partitions to a queue.",
