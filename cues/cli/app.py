@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "grow": "Add partitions to a queue.",
     "purge": "Delete the messages of a queue before an index or a time.",
     "compact": "Give free pages back to the file system, and remove queues.",
+    "init": "Make a project to start from, with tests.",
     "completion": "Print the script with which a shell completes command lines.",
 }
 
