@@ -22,7 +22,7 @@ def test_the_project_runs_and_its_own_tests_pass(tmp_path: Path) -> None:
     project = tmp_path / "My orders"
     assert sorted(path.name for path in project.iterdir()) == sorted(FILES)
     tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error"],
+        [sys.executable, "-m", "pytest", "-p", "cues.testing_plugin", "-p", "no:cacheprovider", "-W", "error"],
         cwd=project,
         env=environment(),
         capture_output=True,

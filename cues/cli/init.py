@@ -53,33 +53,26 @@ id,customer,count,cents
 """
 
 _TEST: Final = '''\
-"""The graph processes each order once, also if it crashes: ``pytest``."""
-
-from contextlib import suppress
+"""The graph processes each order once, also if it crashes: ``pytest``. The fixtures are those of Cues."""
 
 import pytest
 from graph import graph
-
-from cues import testing
 
 SUMS = [("ada", 500), ("grace", 1999), ("ada", 1490), ("edsger", 1500), ("grace", 4399), ("ada", 5740)]
 EXPECTED = [{{"customer": customer, "sum": total}} for customer, total in SUMS]
 
 
-def test_the_sums_of_all_customers():
-    with testing.temporary_store() as store:
-        testing.run_until_idle(graph, store)
-        testing.check_history(EXPECTED, testing.messages(store, "sums")).expect_exact()
-        assert testing.messages(store, "errors") == []
+def test_the_sums_of_all_customers(cues_run, cues_expect):
+    cues_run(graph)
+    cues_expect("sums", EXPECTED)
+    cues_expect("errors", [])
 
 
 @pytest.mark.parametrize("point", ["take.after", "function.after", "commit.inside", "commit.after"])
-def test_a_crash_loses_and_repeats_nothing(point):
-    with testing.temporary_store() as store:
-        with testing.crash(point, how="raise"), suppress(testing.Crashed):
-            testing.run_until_idle(graph, store)
-        testing.run_until_idle(graph, store)
-        testing.check_history(EXPECTED, testing.messages(store, "sums")).expect_exact()
+def test_a_crash_loses_and_repeats_nothing(point, cues_run, cues_crash, cues_expect):
+    cues_crash(graph, point)
+    cues_run(graph)
+    cues_expect("sums", EXPECTED)
 '''
 
 _PYPROJECT: Final = """\
