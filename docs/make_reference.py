@@ -30,6 +30,7 @@ MODULES = {
     "cues": "stores, queues and graphs",
     "cues.errors": "every error, in one tree",
     "cues.testing": "help for tests of graphs",
+    "cues.testing_plugin": "fixtures of pytest",
     "cues.codec": "messages to bytes and back",
     "cues.groups": "consumer groups",
     "cues.txn": "transactions across stores",

@@ -23,7 +23,7 @@ FOLDERS = (
     "", "base", "records", "storage", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn", "groups",
     "engine", "spark", "tools", "cli", "ui",
 )  # fmt: skip
-TOP = {"testing", "__main__"}
+TOP = {"testing", "testing_plugin", "__main__"}
 
 UPWARD = {
     ("graphs.graph", "engine.running"): "the type that Graph.start returns; the engine is loaded by name",

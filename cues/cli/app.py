@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "redrive": "Give failed messages to their processors once more.",
     "discard": "Mark failed messages as done with, for a reason.",
     "check": "Check a store and name all damage.",
+    "doctor": "Check the machine and the place of a store, and say what to do.",
     "seek": "Move the position of a processor or a consumer group.",
     "forget": "Delete a consumer group, a consumer, or a processor that its graph has no more.",
     "grow": "Add partitions to a queue.",
@@ -45,6 +46,7 @@ COMMANDS: Final = {
     "backup": "Copy the stores of a graph into a directory of backups, while it runs.",
     "restore": "Make stores of a backup.",
     "follow": "Keep a second copy of a graph's stores, and promote it.",
+    "init": "Make a project to start from, with tests.",
     "completion": "Print the script with which a shell completes command lines.",
 }
 
