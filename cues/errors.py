@@ -21,6 +21,7 @@
     │   └── WriterStuck            another process holds the writer lock and makes no progress
     ├── QueueNotFound              no queue of that name in the store
     ├── QueueOptionsError          an option of an existing queue that cannot change
+    ├── QueueFull                  no room on a queue with ``max_lag`` or ``max_bytes`` in time; nothing was written
     ├── QueueInUse                 a queue that cannot be removed: it has messages, or a processor uses it
     ├── GraphError                 a graph that cannot be built (also a ValueError)
     │   └── TopologyChanged        the graph's inputs are not those that its store has positions for
@@ -201,6 +202,17 @@ class QueueNotFound(CuesError):
     """Raised when a queue is opened that the store does not have and that may not be created."""
 
     queue: str
+
+
+class QueueFull(CuesError):
+    """Raised by a writer of a queue with ``max_lag`` or ``max_bytes``, when its readers did not make room in time.
+
+    Nothing was written.
+    """
+
+    queue: str
+    readers: list[str]
+    """The readers that are too far behind."""
 
 
 class QueueInUse(CuesError):

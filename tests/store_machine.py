@@ -125,8 +125,8 @@ class Reader:
     log: Log
     name: str | None
     index: int
-    stored: int | None
-    """The last position that it saw under its name in the store."""
+    stored: set[int | None]
+    """The last position that it saw under its name in the store: the values that are possible."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -350,7 +350,7 @@ class StoreMachine(RuleBasedStateMachine):
         stored = log.readers.get(name) if name else None
         index = log.first if stored is None else stored
         assert (tailer.index, tailer.last_read_index, tailer.envelope) == (index, None, None)
-        return Reader(tailer, log, name, index, stored)
+        return Reader(tailer, log, name, index, {stored})
 
     @rule(
         number=st.integers(0, len(READERS) - 1),
@@ -386,23 +386,24 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             n = len(log.messages) + 1
             found = list(tailer)
-        if reader.name and log.readers.get(reader.name) != reader.stored:
-            # Another of its name moved on. It hears of that when it has something to take itself.
-            own = self.allowed(log, reader.index, direction, n)
-            outcomes = [one for one in own if not one[0]]
-            if len(outcomes) < len(own):
-                outcomes += self.allowed(log, log.readers[reader.name], direction, n)
-        else:
-            outcomes = self.allowed(log, reader.index, direction, n)
-        indices = [index for messages, index in outcomes if messages == self.bodies(found)]
-        assert tailer.index in indices, f"read {found} and stands at {tailer.index}, not one of {outcomes}"
-        reader.index = tailer.index
+        own = self.allowed(log, reader.index, direction, n)
+        outcomes = [(messages, index, seen) for seen in reader.stored for messages, index in own]
+        there = log.readers.get(reader.name) if reader.name else None
+        if reader.name and reader.stored != {there}:
+            # Another of its name may have moved on. It hears of that when it has something to take itself.
+            outcomes = [one for one in outcomes if not one[0] or one[2] == there]
+            if any(messages for messages, _ in own):
+                outcomes += [(*one, there) for one in self.allowed(log, log.readers[reader.name], direction, n)]
+        reached = [one for one in outcomes if one[:2] == (self.bodies(found), tailer.index)]
+        assert reached, f"read {found} and stands at {tailer.index}, not one of {outcomes}"
+        reader.index, reader.stored = tailer.index, {seen for *_, seen in reached}
         if found:
             last = tailer.index if direction == "backward" else tailer.index - 1
             assert tailer.last_read_index == last and tailer.envelope is not None
             assert (tailer.envelope.index, tailer.envelope.time) == (last, to_datetime(log.times_ns[last - 1]))
             if reader.name:
-                reader.stored = log.readers[reader.name] = tailer.index
+                log.readers[reader.name] = tailer.index
+                reader.stored = {tailer.index}
 
     def allowed(self, log: Log, index: int, direction: Direction, n: int) -> list[tuple[list[Message], int]]:
         """The possible results of a read of ``n`` from ``index``, each with the position after it.
@@ -457,7 +458,8 @@ class StoreMachine(RuleBasedStateMachine):
             reader.index = log.at_time(to_ns(when))
         assert tailer.index == reader.index
         if reader.name:
-            reader.stored = log.readers[reader.name] = reader.index
+            log.readers[reader.name] = reader.index
+            reader.stored = {reader.index}
 
     # --- a graph ------------------------------------------------------------------------------
 

@@ -42,8 +42,8 @@ def test_every_option_of_a_command_is_on_the_page(name: str) -> None:
 def test_every_command_has_the_same_output_options(name: str) -> None:
     options = {option for parameter in command(name).params for option in parameter.opts}
     assert "--store" in options or name == "show"
-    # tail prints messages, which are JSON whatever stdout is.
-    assert {"--json", "--table"} <= options or name == "tail"
+    # tail prints messages, which are JSON whatever stdout is; metrics prints the format of Prometheus.
+    assert {"--json", "--table"} <= options or name in ("tail", "metrics")
 
 
 def examples() -> list[str]:

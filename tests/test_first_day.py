@@ -336,7 +336,7 @@ def test_identical_events_are_printed_once_and_then_counted(capsys: pytest.Captu
     assert capsys.readouterr().err.splitlines() == [
         "g.save: the server is away",
         "g.save: another",
-        "g.save: the server is away (repeated 4 times)",
+        "g.save: the server is away (×5 in this run)",
     ]
     with progress.Progress("g") as quiet:
         for attempt in range(1, 4):
@@ -345,14 +345,14 @@ def test_identical_events_are_printed_once_and_then_counted(capsys: pytest.Captu
     assert capsys.readouterr().err.splitlines() == [
         "g.save: attempt 1 of 9 failed (OSError: away); again in 0.2 s",
         "g.save: 1 message to 'errors' after 9 attempts: OSError: away",
-        "g.save: attempt 1 of 9 failed (OSError: away); again in 0.2 s (repeated 2 times)",
-        "g.save: 1 message to 'errors' after 9 attempts: OSError: away (repeated 2 times)",
+        "g.save: attempt 1 of 9 failed (OSError: away); again in 0.2 s (×3 in this run)",
+        "g.save: 1 message to 'errors' after 9 attempts: OSError: away (×3 in this run)",
     ]
     with progress.Lines("g") as lines:
         for _ in range(3):
             lines.event(refused)
     printed = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [event.get("repeated") for event in printed] == [None, 2]
+    assert [event.get("total") for event in printed] == [None, 3]
 
 
 def test_a_batch_that_failed_counts_as_its_messages(store: Store) -> None:

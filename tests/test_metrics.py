@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import UTC, datetime
@@ -83,7 +84,7 @@ def test_a_step_with_side_effects_is_counted_once(tmp_path: Path) -> None:
         assert found["g.n"].rate is None
 
 
-def test_status_says_why_a_processor_stopped_until_it_runs_again(tmp_path: Path) -> None:
+def test_status_says_why_a_processor_stopped_last_and_whether_it_was_started_again(tmp_path: Path) -> None:
     """Also when nothing runs any more, and without workers."""
     divisors = [0]
 
@@ -98,7 +99,11 @@ def test_status_says_why_a_processor_stopped_until_it_runs_again(tmp_path: Path)
         running.wait_idle(60)
     running.close()
     shown = command("status", path, "--table").out
-    assert "g.p stopped, " in shown and "ZeroDivisionError" in shown
+    assert "g.p stopped, " in shown and "ZeroDivisionError" in shown and "; not started again" in shown
     divisors[0] = 1
     graph.start().close()
-    assert "ZeroDivisionError" not in command("status", path, "--table").out
+    again = command("status", path, "--table").out
+    assert "ZeroDivisionError" in again and "; started again " in again and "not started again" not in again
+    store, processor = map(json.loads, command("status", path, "--json").out.splitlines())
+    assert processor["last_stop"]["restarted"] > processor["last_stop"]["time"]
+    assert "ZeroDivisionError" in store["workers"]["g"]["stopped"]["g.p"]["text"]

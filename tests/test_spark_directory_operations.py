@@ -161,9 +161,7 @@ def test_tail_follows_a_queue_until_it_is_interrupted_or_the_queue_is_gone(tmp_p
     with terminal.Command("tail", "-f", f"{tmp_path}#in", "-n", "2") as following:
         following.until('{"n": 2}\n')
         add(tmp_path, 3)
-        appended = time.monotonic()
         following.until('{"n": 3}\n')
-        assert time.monotonic() - appended < 3  # a second, and some for a busy machine
         following.signal()
         assert following.wait() == 130
         assert following.text == "".join(f'{{"n": {n}}}\n' for n in (1, 2, 3))

@@ -434,7 +434,9 @@ def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
     hit = 1 if point == "spark.claimed" else hit
     with Child(DRIVER, place, CUES_FAULT=f"{point}:{hit}", CUES_TEST_NOTES=notes) as child:
         child._process.wait(timeout=300)
-        assert child.returncode(240) == -signal.SIGKILL, child.errors()
+        # The number of steps depends on the speed of the machine: the third time need not come.
+        ends = {-signal.SIGKILL} if hit == 1 else {-signal.SIGKILL, 0}
+        assert child.returncode(240) in ends, child.errors()
     finish(place, spark, 30, 120)
     expect_exact(place, 150)
 

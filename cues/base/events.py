@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from cues.base import logs
+from cues.base.histogram import Histogram
 from cues.errors import WriterStuck
 
-log = logging.getLogger("cues")
+log = logs.logger("cues")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class Event:
     processor: str
     text: str
     level: int = logging.INFO
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The attributes of its log record (:mod:`cues.base.logs`)."""
+        return logs.of_processor(self.processor)
 
     @property
     def topic(self) -> str:
@@ -64,6 +72,12 @@ class Failed(Event):
     count: int = 0
     cause: str = ""
     """Type and text of the first exception."""
+    queue: str = ""
+    """The error queue."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | {"queue": self.queue or None}
 
     @property
     def topic(self) -> str:
@@ -107,6 +121,14 @@ class Counters:
     """Calls that have not returned."""
     calling_ns: int = 0
     """The sum of the times of all calls that returned, also of concurrent ones."""
+    latency: Histogram = field(default_factory=Histogram, compare=False, repr=False)
+    """Microseconds from the append of a message to the commit of the step that took it; empty for sources.
+
+    If steps follow each other quickly, some of them count for all (:mod:`cues.steps.meter`)."""
+    sizes: Histogram = field(default_factory=Histogram, compare=False, repr=False)
+    """Messages of a step."""
+    waited_s: float = 0.0
+    """Seconds for which it waited for readers of its outputs (``max_lag``, ``max_bytes``)."""
 
     @property
     def call_s(self) -> float | None:
@@ -115,7 +137,25 @@ class Counters:
 
     def with_those_of(self, other: Counters) -> Counters:
         """Return the sums of two counters."""
-        return Counters(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+        numbers = {name: value + getattr(other, name) for name, value in vars(self).items() if type(value) is int}
+        return Counters(
+            **numbers, latency=self.latency.with_those_of(other.latency), sizes=self.sizes.with_those_of(other.sizes)
+        )
+
+    def copy(self) -> Counters:
+        return Counters(**vars(self) | {"latency": self.latency.copy(), "sizes": self.sizes.copy()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counters as plain data."""
+        return vars(self) | {"latency": self.latency.copy(), "sizes": self.sizes.copy()}
+
+    @staticmethod
+    def from_dict(plain: dict[str, Any]) -> Counters:
+        """Return the counters from a result of :meth:`to_dict` that was JSON meanwhile; others count as 0."""
+        known = {name: value for name, value in plain.items() if name in vars(Counters())}
+        for name in ("latency", "sizes"):
+            known[name] = Histogram({int(bucket): count for bucket, count in known.get(name, {}).items()})
+        return Counters(**known)
 
 
 @dataclass
@@ -125,10 +165,10 @@ class Bus:
     listeners: list[Listener] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
-        log.log(event.level, "%s: %s", event.processor, event.text)
+        log.log(event.level, "%s: %s", event.processor, event.text, **event.facts)
         for listener in tuple(self.listeners):
             try:
                 listener(event)
             except Exception:
                 # An error of a listener must not stop the graph.
-                log.exception("a listener of events failed")
+                log.exception("a listener of events failed", **event.facts)

@@ -30,6 +30,7 @@ from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CuesError
+from cues.queues.backpressure import await_room
 from cues.queues.queue import Queue
 from cues.queues.sequencer import Checkpoint
 from cues.queues.stamped import check_one_log
@@ -148,6 +149,7 @@ class LMDBCheckpoint:
                     work(writes)
                 self._table.view(_CHECKPOINT)["text"] = packing.pack(checkpoint)
                 self._table.call.settle()
+                await_room([queue for queue, _ in writes.appends])
                 # 2. Commit.
                 pages = self._table.pages() + sum(1 + len(p.pieces) for _, some in writes.appends for p in some)
                 self.store._commit(self._write, fence, writes, pages=pages)

@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "run": "Run a graph until its sources have ended and its queues are drained.",
     "show": "Draw a graph, with each processor's guarantee.",
     "status": "Positions, lag, rates, errors and owner of each processor.",
+    "metrics": "Measurements of a store for Prometheus.",
+    "top": "Rates, lag, latency and workers of a graph, live.",
     "queues": "The queues of a store.",
     "tail": "Print messages of a queue, and follow it.",
     "send": "Append messages to a queue.",

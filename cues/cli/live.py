@@ -43,10 +43,10 @@ def slowly() -> Iterator[Callable[..., None]]:
 
 
 class Live:
-    """Lines on stderr, which must be a terminal. A context manager, whose end removes them."""
+    """Lines on a terminal (stderr, or ``file``). A context manager, whose end removes them."""
 
-    def __init__(self) -> None:
-        self._file: TextIO = sys.stderr
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file: TextIO = file or sys.stderr
         self._lines: list[str] = []
         self._drawn = 0
         self._midline = False

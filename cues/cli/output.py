@@ -22,13 +22,14 @@ import math
 import shutil
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from cues.base.histogram import Histogram
 from cues.cli.options import F, colour, option
 
 _SLOW_CALL_S = 0.01
@@ -156,12 +157,33 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+_KEPT: dict[str, Callable[[Any], str]] = {
+    "count": lambda value: f"{value:,} messages",
+    "age": lambda value: f"those of the last {duration(value)}",
+    "bytes": lambda value: f"about {size(value)}",
+    "read": lambda value: "messages that a reader has not read",
+}
+
+
+def kept(retention: Mapping[str, Any] | None) -> str | None:
+    """The messages that a retention policy keeps, as text; ``retention`` is plain data, None keeps all."""
+    return ", ".join(_KEPT[name](value) for name, value in retention.items()) if retention else None
+
+
 def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
     """The calls of a slow function: ``412 done, 3 in flight, 1.2 s a call``; None for a fast one."""
     if (call_s is None and not in_flight) or (call_s is not None and call_s < _SLOW_CALL_S):
         return None
     cost = "" if call_s is None else f", {duration(call_s) if call_s >= 1 else f'{call_s * 1000:.0f} ms'} a call"
     return f"{calls:,} done, {in_flight:,} in flight{cost}"
+
+
+def quantiles(histogram: Histogram, unit: float = 1) -> dict[str, float] | None:
+    """The median and the 99th percentile of a histogram, times ``unit``; None if it has no values."""
+    median, high = histogram.quantile(0.5), histogram.quantile(0.99)
+    if median is None or high is None:
+        return None
+    return {"p50": round(median * unit, 6), "p99": round(high * unit, 6)}
 
 
 def ago(when: datetime | None) -> str | None:

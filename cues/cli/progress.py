@@ -5,23 +5,45 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cues.base import events
 from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, duration, table
 from cues.engine.running import Running
-from cues.engine.status import UnitStatus
+from cues.engine.status import UnitStatus, processor_of
 from cues.tools import metrics
 
 _STATES: Final = ("ended", "running", "stopped")
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
 _REPEAT_S: Final = 10.0
-"""The shortest time between two prints of the count of a repeated event."""
+"""The shortest time between two prints of the count of a repeated message."""
+_MESSAGES_MAX: Final = 1000
+"""Different messages that are remembered; the oldest is forgotten first."""
+_PROCESSES: Final = re.compile(r"\b(worker-|process )\d+")
+"""Numbers that differ between messages which say the same of several workers."""
+
+
+@dataclass
+class _Repeats:
+    """A message of this run, and how often it repeated."""
+
+    text: str
+    level: str
+    facts: dict[str, Any]
+    since: int = 0
+    """Its repetitions since it was printed last."""
+    total: int = 0
+    """The number of times that it came in this run."""
+    printed: bool = True
+    """False: it is printed again at once when it comes next."""
+
 
 _COLUMNS: Final = (
     TableColumn("processor", "processor"),
@@ -45,15 +67,20 @@ class Progress:
         self.verbose = verbose
         self.started_at = time.monotonic()
         self._guard = threading.Lock()
-        self._repeats: dict[tuple[str, str], tuple[events.Event, int]] = {}
-        """By processor and topic: the event, and how often it repeated since it was printed."""
+        self._repeats: dict[tuple[str, str], _Repeats] = {}
+        """By processor and topic, or by level and text of a log record."""
         self._repeats_at = self.started_at
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._print_repeats()
+        """Print how often each message came that was repeated."""
+        with self._guard:
+            repeated = [message for message in self._repeats.values() if message.total > 1]
+            self._repeats = {}
+        for message in repeated:
+            self._print(message, f" (×{message.total:,} in this run)", {"total": message.total})
 
     def tick(self, running: Running) -> None:
         """Redraw; called about every ``interval_s``."""
@@ -61,37 +88,51 @@ class Progress:
             self._print_repeats()
 
     def event(self, event: events.Event) -> None:
-        """Print an event, or count it if it repeats; called from any thread."""
+        """Print an event, or count it if it repeats; called from any thread.
+
+        Events of the units of one processor, and of several workers, that say the same are repetitions.
+        """
         if not self._shows(event):
             return
-        key = (event.processor, event.topic)
+        text = (f"{event.processor}: " if event.processor else "") + event.text
+        level = logging.getLevelName(event.level).lower()
+        facts = {"type": "event", "level": level, "processor": event.processor, "text": event.text}
+        self._tell((processor_of(event.processor), event.topic), _Repeats(text, level, facts))
+
+    def log(self, level: str, text: str) -> None:
+        """Print a log record, at least a warning, or count it if it repeats; called from any thread."""
+        self._tell((level, text), _Repeats(f"{level}: {text}", level, {"type": "log", "level": level, "text": text}))
+
+    def _tell(self, key: tuple[str, str], message: _Repeats) -> None:
+        key = (key[0], _PROCESSES.sub(r"\1", key[1]))
         with self._guard:
-            known, count = self._repeats.get(key, (event, -1))
-            self._repeats[key] = (known, count + 1)
-        if count < 0:
-            self._print_event(event, 0)
+            message = self._repeats.setdefault(key, message)
+            if len(self._repeats) > _MESSAGES_MAX:
+                del self._repeats[next(iter(self._repeats))]
+            message.total += 1
+            first = message.total == 1 or not message.printed
+            message.printed = True
+            message.since += not first
+        if first:
+            self._print(message, "", {})
 
     def _print_repeats(self) -> None:
         with self._guard:
-            repeats, self._repeats = self._repeats, {}
             self._repeats_at = time.monotonic()
-            # Continue to count an event that was repeated. Forget the others: their next occurrence is printed at once.
-            self._repeats = {key: (event, 0) for key, (event, count) in repeats.items() if count}
-        for event, count in repeats.values():
-            if count:
-                self._print_event(event, count)
+            repeated = [(message, message.since) for message in self._repeats.values() if message.since]
+            for message in self._repeats.values():
+                # Continue to count a message that was repeated. Others are printed at once when they come again.
+                message.printed = message.since > 0
+                message.since = 0
+        for message, since in repeated:
+            self._print(message, f" (×{since:,})", {"repeated": since})
 
     def _shows(self, event: events.Event) -> bool:
         return event.level >= logging.WARNING and not _is_told_at_the_end(event)
 
-    def _print_event(self, event: events.Event, more: int) -> None:
-        """Print an event; ``more`` is the number of its repetitions, 0 the first time."""
-        repeated = f" (repeated {more:,} times)" if more > 1 else " (repeated once)" if more else ""
-        self.say((f"{event.processor}: " if event.processor else "") + event.text + repeated)
-
-    def log(self, level: str, text: str) -> None:
-        """Print a log record, at least a warning; called from any thread."""
-        self.say(f"{level}: {text}")
+    def _print(self, message: _Repeats, repeated: str, counts: dict[str, int]) -> None:
+        """Print a message; ``repeated`` and ``counts`` say how often it came, and are empty the first time."""
+        self.say(message.text + repeated)
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr)
@@ -116,24 +157,18 @@ class Lines(Progress):
             self._before[name] = row["taken"]
             del row["processor"]
         self._last = now
-        self._print(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=rows)
+        self._write(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=rows)
 
     def _shows(self, event: events.Event) -> bool:
         return True
 
-    def _print_event(self, event: events.Event, more: int) -> None:
-        level = logging.getLevelName(event.level).lower()
-        facts: dict[str, Any] = {"processor": event.processor} if event.processor else {}
-        facts |= {"repeated": more} if more else {}
-        self._print(type="event", level=level, **facts, text=event.text)
-
-    def log(self, level: str, text: str) -> None:
-        self._print(type="log", level=level, text=text)
+    def _print(self, message: _Repeats, repeated: str, counts: dict[str, int]) -> None:
+        self._write(**{name: value for name, value in message.facts.items() if value}, **counts)
 
     def say(self, text: str) -> None:
-        self._print(type="event", level="info", text=text)
+        self._write(type="event", level="info", text=text)
 
-    def _print(self, **facts: Any) -> None:
+    def _write(self, **facts: Any) -> None:
         print(json.dumps(facts), file=sys.stderr, flush=True)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
-from cues.cli.output import CommandOutput, TableColumn, ago, duration, output_options, size
+from cues.cli.output import CommandOutput, TableColumn, ago, kept, output_options, size
 from cues.graphs.graph import Graph
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -65,15 +64,6 @@ def queues(target: targets.StoreTarget, everything: bool, output: CommandOutput)
     output.rows([_json(row) if output.json else _shown(row) for row in rows], _COLUMNS)
 
 
-_KEPT: Final[dict[str, Callable[[Any], str]]] = {
-    "count": lambda value: f"{value:,} messages",
-    "age": lambda value: f"those of the last {duration(value)}",
-    "bytes": lambda value: f"about {size(value)}",
-    "read": lambda value: "messages that a reader has not read",
-}
-"""Texts for the limits of a retention policy."""
-
-
 def _elsewhere(graph: Graph) -> list[QueueMetrics]:
     """The graph's existing queues in other stores."""
     rows = []
@@ -108,8 +98,7 @@ def _shown(row: QueueMetrics) -> dict[str, Any]:
     retention = options.pop("retention", None)
     words = [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in options.items()]
     if retention:
-        kept = [_KEPT[name](value) for name, value in retention.items()]
-        words.append(f"keeps {', '.join(kept)}")
+        words.append(f"keeps {kept(retention)}")
     return {
         "queue": row.queue,
         "messages": row.messages,

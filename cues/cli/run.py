@@ -36,6 +36,7 @@ from cues.errors import CuesError, Fenced, ProcessorStopped
 from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
 from cues.queues.store import Store
+from cues.tools.exporter import MetricsServer
 
 ABORT_WAIT_S: Final = 2.0
 """Seconds for which an abort waits for the steps under way."""
@@ -89,6 +90,11 @@ ABORT_WAIT_S: Final = 2.0
     is_flag=True,
     help="Exit code 1 if messages failed in this run, or if failed messages of earlier runs are unresolved.",
 )
+@option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Answer Prometheus at this address; without a host only this machine reaches it. Port 0 is a free one.",
+)
 @option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
 @option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")
@@ -108,6 +114,7 @@ def run(
     backfill: bool,
     queues: str | None,
     fail_on_errors: bool,
+    metrics: str | None,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -127,6 +134,7 @@ def run(
       cues run 'graph.py:make("x")'        the one that a function returns
       cues run graph.py --idle-exit 5      a graph fed by send, until it was idle for 5 s
       cues run graph.py --fresh --yes      delete the store, and start over
+      cues run graph.py --metrics 9464     with metrics for Prometheus at http://127.0.0.1:9464/metrics
       cues run graph.py --workers auto     in worker processes, started again when they die
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
@@ -166,6 +174,7 @@ def run(
         from cues.spark.session import require
 
         require()  # before --fresh deletes anything
+    server = _metrics_server(metrics)  # before --fresh deletes anything: the port may be in use
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
     plan = file.graph.plan()
@@ -189,7 +198,7 @@ def run(
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     noted = record.queues_of(path, file.graph.id) if queues is None else None
-    with progress, _logs_to(progress), _Signals() as signals:
+    with server, progress, _logs_to(progress), _Signals() as signals:
         if noted is not None:
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
@@ -204,6 +213,9 @@ def run(
             listeners=(progress.event,),
             **more,
         )
+        if isinstance(server, MetricsServer):
+            server.source = running
+            progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))
         if noted is not None:
             record.note_queues(str(path), file.graph.id, None)
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
@@ -220,6 +232,13 @@ def run(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _metrics_server(address: str | None) -> MetricsServer | contextlib.nullcontext[None]:
+    """The server of ``--metrics``, bound but without a source; a context that does nothing without the option."""
+    if address is None:
+        return contextlib.nullcontext()
+    return MetricsServer(address)
 
 
 def _workers(text: str) -> int | Literal["auto"]:

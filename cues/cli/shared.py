@@ -137,6 +137,31 @@ def status(target: StoreTarget, output: CommandOutput) -> None:
             print(f"\n{last_error(processor, failures[processor].last, target)}")
 
 
+def figures(target: StoreTarget) -> list[dict[str, Any]]:
+    """A row for each processor of the directory, for ``cues top``. Latencies and calls are not in the directory."""
+    from cues.spark.cluster import inspection
+
+    place = target.place
+    logs = {queue: inspection.logs_of(place, queue) for queue in inspection.queues_of(place)}
+    ends = {log.id: log.next for parts in logs.values() for log in parts}
+    failures: dict[str, metrics.Failures] = {}
+    for queue, parts in logs.items():
+        metrics.count_failures(queue, inspection.backwards(place, parts, metrics.ERRORS_MAX), failures)
+    rows: list[dict[str, Any]] = []
+    for last in inspection.processors_of(place):
+        lag = 0
+        for queue, position in last.positions.items():
+            known = (
+                inspection.feeder_lag(place, last, queue) if last.is_feeder else ends.get(queue, position) - position
+            )
+            lag += max(0, known or 0)
+        row = dict.fromkeys(("out", "p50", "p99", "batch", "calls", "in_flight"))
+        failed = failures.get(last.processor, metrics.Failures()).count
+        rate = inspection.rate_of(place, last)
+        rows.append({"processor": last.processor, "in": rate, "lag": lag, "errors": failed, **row})
+    return rows
+
+
 def last_error(processor: str, last: metrics.LastError | None, target: StoreTarget) -> str:
     """The last error of a processor, and the command that prints it."""
     assert last is not None

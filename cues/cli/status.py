@@ -1,19 +1,36 @@
-"""``cues status``: position, lag, rate, failed messages and owner of each processor."""
+"""``cues status``: position, lag, rate, failed messages and owner of each processor; size and growth of each queue."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from cues.cli import shared
+from cues.base.events import Counters
+from cues.cli import shared, watching
 from cues.cli import target as targets
 from cues.cli.options import command
-from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, duration, iso, output_options, plain, size
+from cues.cli.output import (
+    CommandOutput,
+    TableColumn,
+    ago,
+    calling,
+    count,
+    duration,
+    iso,
+    kept,
+    output_options,
+    plain,
+    quantiles,
+    size,
+)
 from cues.engine import identities, record
+from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
+from cues.queues import backpressure
 from cues.tools import metrics
-from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
+from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, QueueMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
     TableColumn("processor", "processor"),
@@ -28,6 +45,14 @@ _COLUMNS = (
     TableColumn("owner", "owner", optional=True),
 )
 
+_QUEUE_COLUMNS = (
+    TableColumn("queue", "queue"),
+    TableColumn("messages", "messages", right=True),
+    TableColumn("size", "size", right=True),
+    TableColumn("an hour", "growth", right=True),
+    TableColumn("keeps", "kept"),
+)
+
 _GROUP_COLUMNS = (
     TableColumn("group", "group"),
     TableColumn("member", "member"),
@@ -38,20 +63,26 @@ _GROUP_COLUMNS = (
 )
 
 
-@command()
+@command(cls=watching.Watched)
 @targets.takes_store("[GRAPH | STORE]", shared=True)
+@watching.watch_option
 @output_options
-def status(target: targets.StoreTarget, output: CommandOutput) -> None:
-    """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
+def status(target: targets.StoreTarget, watch: float | None, output: CommandOutput) -> None:
+    """Show positions, lag, rates, failed messages and owners of processors, and sizes and growth of queues.
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
     are over the last ten seconds. FAILED counts the processor's failed messages that are on error queues now.
     If a call of the function takes 10 ms or more, its calls are shown: those done since the start of the graph, those
-    in flight, and the mean time of one (up to two seconds old).
+    in flight, and the mean time of one (up to a second old).
+
+    A queue grows by AN HOUR (messages of the last hour). When the map or the disk will be full is computed from this
+    growth, unless retention stops it before; a queue that deletes read messages counts as one that stays as it is.
+    The last stop of a processor is shown with its reason, also after it was started again.
 
     \b
       cues status graph.py
       cues status data/flights
+      cues status graph.py --watch         go on in place until Ctrl-C; --watch 10 looks every ten seconds
       cues status shared/flights           a directory of cues run --queues
       cues status s3://bucket/flights      the same, in an object store
       cues status shared/flights#orders    one queue, and the processors that read it or write it
@@ -62,6 +93,11 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     (its id has the partition: flights.enrich/3), or a consumer group. A group that has no members is named with
     the time since which it has none.
     """
+    watching.repeat(lambda: _show(target, output), watch, output)
+
+
+def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
+    """Print the status once."""
     if target.is_shared:
         return shared.status(target, output)
     with target.open() as opened:
@@ -77,7 +113,8 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         rows = [_store(seen) | {"directory": place.directory if place else None}]
         for processor in processors:
             own = [forward for forward in seen.forwards if forward.processor == processor.processor]
-            shown = _processor(processor, {forward.store: forward.waiting for forward in own})
+            stop = seen.last_stop(processor.processor)
+            shown = _processor(processor, {forward.store: forward.waiting for forward in own}, stop)
             rows.append(shown | {"orphan": processor.processor in gone})
         output.rows(rows + [_group(group) for group in seen.groups], ())
         return
@@ -94,6 +131,13 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
         print("No graph has run on this store.")
+    if seen.queues:
+        print()
+        output.rows([_queue_row(queue) for queue in seen.queues], _QUEUE_COLUMNS)
+    for note in backpressure.notes(target.path):
+        if note.edges:
+            print(f"\n{note.writer} waits for readers: {'; '.join(map(str, note.edges))}")
+            print(f"  If the reader is gone for good: {note.edges[0].hint}")
     if seen.groups:
         print()
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
@@ -140,9 +184,20 @@ def _failures(supervisor: SupervisorMetrics) -> list[str]:
                 f"Last failure of a worker, {ago(worker.last_failure.when)}: {worker.last_failure.text}{again}"
             )
     for unit, failure in supervisor.record.stopped.items():
-        how = "was stopped alone" if supervisor.record.workers else "stopped"
-        lines.append(f"{unit} {how}, {ago(failure.when)}: {failure.text}")
+        how = "was stopped alone" if supervisor.record.workers and not failure.restarted else "stopped"
+        again = f"; started again {ago(failure.restarted_at)}" if failure.restarted else "; not started again"
+        lines.append(f"{unit} {how}, {ago(failure.when)}: {failure.text}{again}")
     return lines
+
+
+def _queue_row(queue: QueueMetrics) -> dict[str, Any]:
+    return {
+        "queue": queue.queue,
+        "messages": queue.messages,
+        "size": size(queue.bytes),
+        "growth": f"+{queue.growth:,.0f}, {size(round(queue.growth_bytes))}" if queue.growth else None,
+        "kept": kept(queue.options.to_dict().get("retention")) or "all messages",
+    }
 
 
 def _forward(forward: ForwardMetrics) -> str:
@@ -169,7 +224,14 @@ def _headline(seen: StoreMetrics) -> str:
         answers = "answers" if owner.lease_s else no_answer
         lines.append(f"Run by {workers.get(pid, '')}process {pid} ({owner.state}; {answers})")
     if seen.processors and not owners:
-        lines.append("Not running")
+        lost = max((processor.lost for processor in seen.processors if processor.lost), default=None)
+        killed = f": its last process was killed, or its machine stopped, {ago(lost)}" if lost else ""
+        lines.append(f"Not running{killed}")
+    full = (
+        f"full in {duration(seen.full_s)} at this growth" if seen.full_s is not None else "its growth does not fill it"
+    )
+    if any(queue.growth for queue in seen.queues):
+        lines.append(f"Room for {size(seen.room_bytes)}: {full}")
     return "\n".join(lines)
 
 
@@ -263,6 +325,20 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         "used_bytes": seen.used_bytes,
         "disk_bytes": seen.disk_bytes,
         "map_bytes": seen.map_bytes,
+        "room_bytes": seen.room_bytes,
+        "full_s": seen.full_s,
+        "by_queue": {
+            queue.queue: {
+                "messages": queue.messages,
+                "bytes": queue.bytes,
+                "growth": queue.growth,
+                "growth_bytes": queue.growth_bytes,
+                "bytes_max": queue.bytes_max,
+                "retention": queue.options.to_dict().get("retention"),
+            }
+            for queue in seen.queues
+        },
+        "processes": [vars(process) for process in seen.processes],
         "workers": {
             supervisor.record.graph: {
                 "supervisor": supervisor.record.supervisor if supervisor.alive else None,
@@ -275,11 +351,14 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
             for supervisor in seen.supervisors
         },
         "readers": [vars(reader) for reader in seen.readers],
+        "waits": [asdict(note) for note in backpressure.notes(seen.path) if note.edges],
     }
 
 
-def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> dict[str, Any]:
-    owner = processor.owner
+def _processor(
+    processor: ProcessorMetrics, forwards: dict[str, int | None], stop: RecordedFailure | None
+) -> dict[str, Any]:
+    owner, counters = processor.owner, processor.counters or Counters()
     return {
         "processor": processor.processor,
         "kind": processor.kind,
@@ -301,6 +380,9 @@ def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> 
         "calls": processor.calls,
         "in_flight": processor.in_flight,
         "call_s": processor.call_s,
+        "latency_s": quantiles(counters.latency, 1e-6),
+        "batch": quantiles(counters.sizes),
         "errors": processor.errors,
         "last_error": vars(processor.last_error) if processor.last_error else None,
+        "last_stop": vars(stop) if stop else None,
     }

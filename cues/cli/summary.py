@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cues.base import names
+from cues.base import events, names
 from cues.cli import fresh
-from cues.cli.output import CommandOutput, TableColumn, count, duration
+from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
 from cues.cli.target import shown, tail_of
 from cues.engine.running import Running
 from cues.engine.status import processor_of
 from cues.errors import CuesError
+from cues.queues.backpressure import WARN_S
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -29,6 +30,7 @@ _COLUMNS = (
     TableColumn("out", "written", right=True),
     TableColumn("failed", "failed", right=True, optional=True),
     TableColumn("retried", "retries", right=True, optional=True),
+    TableColumn("waited", "waited", right=True, optional=True),
     TableColumn("to", "outputs", optional=True),
 )
 
@@ -177,7 +179,7 @@ class Summary:
                 seconds=round(self.seconds, 3),
                 failed=self.failed,
                 unresolved=self.unresolved,
-                processors={id: vars(counter) for id, counter in counters.items()},
+                processors={id: _plain(counter) for id, counter in counters.items()},
                 queues={name: {"messages": self._messages[name], "new": new} for name, new in self.new.items()},
             )
             return
@@ -216,6 +218,7 @@ class Summary:
                     "written": counter.written if node.outputs else None,
                     "failed": counter.failed or None,
                     "retries": counter.retries or None,
+                    "waited": duration(counter.waited_s) if counter.waited_s >= WARN_S else None,
                     "outputs": ", ".join(outputs),
                 }
             )
@@ -247,6 +250,13 @@ class Summary:
         if ending == "aborted":
             return f"{graph}: interrupted after {took}; the remaining messages wait on their queues. {again}"
         return f"{graph}: stopped by an error after {took}; nothing is lost"
+
+
+def _plain(counters: events.Counters) -> dict[str, Any]:
+    """The counters, with quantiles instead of the histograms."""
+    numbers = {name: value for name, value in vars(counters).items() if type(value) is int}
+    latency, sizes = quantiles(counters.latency, 1e-6), quantiles(counters.sizes)
+    return {**numbers, "latency_s": latency, "batch": sizes}
 
 
 def _counted(numbers: dict[str, int]) -> list[str]:

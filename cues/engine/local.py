@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 _KEEP_S: Final = 0.5
 """Longest time until the new partitions of a queue are taken in."""
 
+_BEAT_S: Final = LEASE_BEAT_S / 2
+"""Time between two beats of the lease, with which other processes see the counters."""
+
 
 class EmbeddedEngine:
     """Threads of this process. An :class:`Engine`."""
@@ -94,10 +97,10 @@ class EmbeddedEngine:
         )
         self.plan, self.store, self.queues = self._assembly.plan, self._assembly.store, self._assembly.queues
         try:
+            self._begin_record()
             if self._assembly.growth is not None and "before_claim" not in self._options:  # it runs all processors
                 identities.note(self.store, self.plan)
             self._start_threads()
-            self._forget_stops()
         except BaseException:  # the caller has nothing to close yet
             host.halt()
             join(self._threads)
@@ -215,12 +218,12 @@ class EmbeddedEngine:
 
     def _keep(self) -> None:
         """Renew the lease of this process, and take new partitions in."""
-        beat_at = time.monotonic() + LEASE_BEAT_S
+        beat_at = time.monotonic() + _BEAT_S
         while not self.host.halted:
             self._look.wait(_KEEP_S)
             self._look.clear()
             if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + LEASE_BEAT_S
+                beat_at = time.monotonic() + _BEAT_S
                 with contextlib.suppress(OSError):
                     self._assembly.ownership.beat(self._figures())
             if not self.host.halted:
@@ -260,18 +263,19 @@ class EmbeddedEngine:
             self.host.changed()
 
     def _figures(self) -> dict[str, leases.Figures]:
-        """The calls of the functions of the processors, for ``cues status`` of other processes."""
+        """The counters of the processors, and the use of this process, for programs that look from outside."""
         counted = [(worker.id, worker.delivery.counters) for worker in self.workers]
-        return {id: {"calls": c.calls, "in_flight": c.in_flight, "call_s": c.call_s or 0.0} for id, c in counted}
+        figures = {id: c.to_dict() | {"call_s": c.call_s or 0.0} for id, c in counted}
+        return figures | {leases.PROCESS: leases.of_process()}
 
     def keep_stop(self, event: events.Stopped) -> None:
         with self._recording, contextlib.suppress(OSError):  # a full disk
             record.keep_stop(self.store.path, self.graph.id, event.processor, event.text)
 
-    def _forget_stops(self) -> None:
-        """Remove the reasons why processors of the last run stopped: they run again."""
-        with contextlib.suppress(OSError):
-            record.forget_stops(self.store.path, self.graph.id)
+    def _begin_record(self) -> None:
+        """Note that processors which stopped in an earlier run run again."""
+        with self._recording, contextlib.suppress(OSError):
+            record.begin_run(self.store.path, self.graph.id, {node.id for node in self.plan.running})
 
 
 def join(threads: Iterable[threading.Thread], timeout: float | None = None) -> None:

@@ -4,7 +4,8 @@
     data/flights/queues-<graph>.json         the directory with the queues of the last run (cues run --queues)
 
 The file is replaced as a whole at every start, death and stop of a worker. It stays after the end, because users ask
-for the last failure then. Exactness does not depend on it. A POSIX lock shows whether the supervisor is alive
+for the last failure then. The last stop of each processor stays also when the processor is started again, with the time
+of that start. Exactness does not depend on it. A POSIX lock shows whether the supervisor is alive
 (:func:`ownership.supervisor_lock`).
 """
 
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from cues.base import clock
+from cues.engine.status import processor_of
 
 PATTERN: Final = "workers-*.json"
 PLACES: Final = "queues-*.json"
@@ -29,14 +32,20 @@ class RecordedFailure:
 
     time: str
     text: str
+    restarted: str | None = None
+    """The time at which a processor that stopped was started again."""
 
     @staticmethod
     def now(text: str) -> RecordedFailure:
-        return RecordedFailure(clock.to_datetime(clock.now_ns()).isoformat(), text)
+        return RecordedFailure(_now(), text)
 
     @property
     def when(self) -> datetime:
         return datetime.fromisoformat(self.time)
+
+    @property
+    def restarted_at(self) -> datetime | None:
+        return None if self.restarted is None else datetime.fromisoformat(self.restarted)
 
 
 @dataclass
@@ -54,12 +63,28 @@ class WorkersRecord:
     """The pid of the supervisor."""
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     stopped: dict[str, RecordedFailure] = field(default_factory=dict)
-    """Processors that were stopped alone, and the reasons."""
+    """The last stop of each processor that an error has stopped."""
+
+    @staticmethod
+    def begin(store: str, graph: str, processors: Collection[str]) -> WorkersRecord:
+        """Return the record of a run that begins, by this process: without workers, and with the stops of earlier runs.
+
+        The stops of ``processors`` (ids), and of the graph, get the time of this start.
+        """
+        before = WorkersRecord.of(store, graph)
+        stopped = dict(before.stopped) if before is not None else {}
+        for unit, failure in stopped.items():
+            if processor_of(unit) in (graph, *processors) and failure.restarted is None:
+                failure.restarted = _now()
+        return WorkersRecord(graph, os.getpid(), stopped=stopped)
 
     def save(self, store: str) -> None:
         path = _path(store, self.graph)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self)))
+        with part.open("w") as file:
+            file.write(json.dumps(asdict(self)))
+            file.flush()
+            os.fsync(file.fileno())  # after a power cut the file is the old one or the new one
         os.replace(part, path)
 
     @staticmethod
@@ -96,11 +121,11 @@ def keep_stop(store: str, graph: str, processor: str, text: str) -> None:
     record.save(store)
 
 
-def forget_stops(store: str, graph: str) -> None:
-    """Remove the reasons of the last run: its processors run again."""
+def begin_run(store: str, graph: str, processors: Collection[str]) -> None:
+    """Note in the record that these processors run again, in this process."""
     record = WorkersRecord.of(store, graph)
     if record is not None and (record.stopped or record.workers):
-        WorkersRecord(graph, os.getpid()).save(store)
+        WorkersRecord.begin(store, graph, processors).save(store)
 
 
 @dataclass(frozen=True)
@@ -132,6 +157,10 @@ def queues_of(store: str | os.PathLike[str], graph: str) -> QueuesPlace | None:
         return QueuesPlace(**json.loads((Path(store) / f"queues-{graph}.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _now() -> str:
+    return clock.to_datetime(clock.now_ns()).isoformat()
 
 
 def _path(store: str, graph: str) -> Path:

@@ -150,7 +150,7 @@ class SupervisedEngine:
                 self._accept_topology,
                 self._take_over,
             ),
-            WorkersRecord(graph.id, os.getpid()),
+            WorkersRecord.begin(store.directory, graph.id, {node.id for node in self.plan.running}),
             self._host,
             self._new_units,
         )

@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cues.base import events
+from cues.base import events, logs
 from cues.engine import wire
 from cues.engine.assignment import Assignment
 from cues.engine.child import Child
@@ -323,7 +323,8 @@ class Supervisor:
         elif isinstance(report, wire.EventReport):
             self._pass_on(child, report.whole())
         elif isinstance(report, wire.Logged):
-            logging.getLogger(report.logger).log(report.level, "%s: %s", child.name, report.text)
+            about = {**report.facts, "worker": child.name}
+            logs.logger(report.logger).log(report.level, "%s: %s", child.name, report.text, **about)
         elif isinstance(report, wire.Loaded):
             self._loaded(child)
         elif isinstance(report, wire.Ready):

@@ -116,10 +116,10 @@ class Worker:
         finally:
             self._stepping_since = None
         self._refused = 0
-        if outcome == "idle":
+        if outcome != "committed":
             self._mark(False)
             self.running.changed()
-        return outcome != "idle"
+        return outcome == "committed"
 
     def _wait_out(self, error: CuesError | OSError) -> None:
         """Wait after an error of the store that may pass, then continue from the row of the processor."""
@@ -264,7 +264,7 @@ class WorkerThread:
 
     def _sleep(self, steppers: Sequence[Stepper]) -> None:
         first = steppers[0]
-        if isinstance(first, SourceStepper):  # a source has its thread for itself
+        if isinstance(first, SourceStepper) and not first.gate.late:  # a source has its thread for itself
             if first.feed.closed:  # the graph drains, and the generator may still work on its last message
                 self.running.pause(wakeup.SAFETY_S)
             else:
@@ -272,7 +272,8 @@ class WorkerThread:
             return
         lingers = [delivery.lingers_s for delivery in steppers]
         wakeup.wait(
-            [(input.log.store._doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs],
+            [(input.log.store._doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs]
+            + [bell for delivery in steppers if delivery.gate.late for bell in delivery.gate.interests],
             lambda: self.running.halted or bool(self._joining) or any(map(_ready, steppers)),
             min((left for left in lingers if left is not None), default=None),
         )

@@ -167,6 +167,8 @@ class Logged:
     logger: str
     level: int
     text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The attributes of the record that Cues has set."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from cues.base import events
+from cues.base import events, logs
 from cues.engine import origin, wire
 from cues.engine.engine import Host
 from cues.engine.growth import divide
@@ -111,7 +111,7 @@ class WorkerEngine(EmbeddedEngine):
     def keep_stop(self, event: events.Stopped) -> None:
         """Do nothing: the supervisor gets the event, and keeps the stop."""
 
-    def _forget_stops(self) -> None:
+    def _begin_record(self) -> None:
         """Do nothing: the supervisor has done it."""
 
     def join_units(self, units: tuple[str, ...]) -> None:
@@ -127,7 +127,7 @@ class WorkerEngine(EmbeddedEngine):
     def reply(self, number: int = 0) -> wire.StatusReply:
         """The status of the processors; the answer to the supervisor's question ``number`` if that is not 0."""
         busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceStepper))
-        units = [dataclasses.replace(u, counters=events.Counters(**vars(u.counters))) for u in self.standings()]
+        units = [dataclasses.replace(u, counters=u.counters.copy()) for u in self.standings()]
         if number:
             self.host.hurry()
         idle = bool(number) and not self._process.joining and self.idle()
@@ -251,7 +251,8 @@ class _WorkerProcess:
             return None
         threading.current_thread().name = load.worker
         sys.argv = list(load.argv)
-        events.log.disabled = True  # the supervisor logs the events that it gets
+        # The supervisor logs the events that it gets. Other records of the logger are sent to it.
+        events.log.logger.addFilter(lambda record: record.module != events.__name__.rpartition(".")[2])
         graph.importing_for_worker = True
         try:
             loaded: graph.Graph = load.origin.load()
@@ -305,4 +306,4 @@ class _LogsTo(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
-            self._channel.send(wire.Logged(record.name, record.levelno, self.format(record)))
+            self._channel.send(wire.Logged(record.name, record.levelno, self.format(record), logs.facts_of(record)))

@@ -95,6 +95,8 @@ class Forwarder:
         self._forks = [_Fork(home, other, processor) for processor in processors]
         self._marks = marks
         self._marked_at = time.monotonic()
+        bounded = any(marked.mark.queue._bounded for marked in marks)  # writers there wait for these readers
+        self._mark_s = wakeup.SAFETY_S if bounded else MARK_S
         self._queues: dict[str, Queue] = dict(queues or {})
         self.mask = wakeup.union(fork_queue.log.mask for fork_queue in self._forks)
         """The wake-up mask of the fork queues: a thread sleeps on it until there are messages to forward."""
@@ -154,7 +156,7 @@ class Forwarder:
         moved = False
         for fork_queue in self._forks:
             moved |= self._forward(fork_queue)
-        if time.monotonic() - self._marked_at >= MARK_S:
+        if time.monotonic() - self._marked_at >= self._mark_s:
             self._publish()
         return moved
 

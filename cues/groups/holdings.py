@@ -189,6 +189,8 @@ class Holdings:
                 self.table.group,
                 self.max_poll_interval_s,
                 self.lease_s,
+                group=self.table.group,
+                member=self.name,
             )
 
     def let_go(self) -> None:
@@ -381,7 +383,13 @@ class Holdings:
     def _tell_of_pending(self, queue: str, producer: str) -> None:
         if queue not in self._told:
             self._told.add(queue)
-            log.warning("%s", pending_read(f"The group {self.table.group}", queue, producer))
+            log.warning(
+                "%s",
+                pending_read(f"The group {self.table.group}", queue, producer),
+                group=self.table.group,
+                queue=queue,
+                producer=producer,
+            )
 
     def _tell_assigned(self) -> None:
         new = sorted(partition for partition, held in self.held.items() if not held.assigned)

@@ -267,6 +267,7 @@ class Session:
         return None
 
     def _commit(self, checkpoints: dict[Partition, bytes]) -> Reason | None:
+        self._writes.await_room([f"group {self._member.group}"])
         built = self._writes.build()
         member = self._member
         faults.point("session.before")

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from cues import faults
 from cues.base.closing import Closing
 from cues.errors import Closed, CuesError
+from cues.queues import backpressure
 from cues.queues.base import BaseQueue, OptionsChanged
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch
@@ -24,8 +25,9 @@ _WHOLE: Final = PartitionShare(0, [])
 class Appender(Closing):
     """Writes to a queue. Safe from any thread; each call is one transaction."""
 
-    def __init__(self, queue: BaseQueue) -> None:
+    def __init__(self, queue: BaseQueue, timeout: float | None = None) -> None:
         self.queue = queue
+        self._timeout = timeout
         self._store = queue.store
         self._mask = queue._log.mask
         queue.options  # noqa: B018  (loads the options in force)
@@ -39,11 +41,14 @@ class Appender(Closing):
 
         In a queue with several partitions the index is a :class:`cues.queues.placement.Place`: an int with the
         attribute ``partition``. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
-        :class:`InvalidArgument` (not a dict) or :class:`StoreFull`; then nothing was written.
+        :class:`InvalidArgument` (not a dict), :class:`StoreFull`, or :class:`QueueFull` if the queue has ``max_lag`` or
+        ``max_bytes`` and had no room for ``timeout`` seconds; then nothing was written.
         """
         if self._closed or self.queue._closed:
             self._check()
         queue = self.queue
+        if queue._bounded:
+            self._await_room()
         version = queue._version
         body = None if queue.is_partitioned else batch.plain(message)
         if body is None or len(body) > queue._options.max_message_bytes:
@@ -74,6 +79,8 @@ class Appender(Closing):
             if not appended:
                 next = 0 if spread else queue._row().next
                 return [] if spread else range(next, next)
+            if queue._bounded:
+                self._await_room()
             try:
                 if spread:
                     built = build(queue, appended, queue._shares(appended))
@@ -100,6 +107,17 @@ class Appender(Closing):
                 return places(len(appended), built, starts)
             self._ring(self._mask)
             return range(starts[0], starts[0] + len(appended))
+
+    def _await_room(self) -> None:
+        """Wait for the readers of the queue, before anything is built."""
+        # The options first: they may have been taken away, and a wait must not outlive them.
+        gate = backpressure.Gate(backpressure.program(), [self.queue])
+
+        def check() -> None:
+            self._check()
+            self.queue.options  # noqa: B018
+
+        backpressure.wait_for_room(gate, self._timeout, check)
 
     def _append(self, txn: StoreTransaction, built: Built[BaseQueue], version: int) -> list[int]:
         starts = [view._append_pages(txn, pages) for view, pages, _ in built]

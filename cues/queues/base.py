@@ -61,6 +61,8 @@ class BaseQueue(Closing):
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
         """True if this handle is on several logs."""
+        self._bounded = options.bounded
+        """True if writers wait for readers (backpressure.py)."""
         self._committed: Self | None = None
         self._opened: dict[int, Self] = {}
         self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
@@ -203,6 +205,7 @@ class BaseQueue(Closing):
     def _use(self, options: QueueOptions, version: int) -> None:
         self._options = options
         self.is_partitioned = self._whole is None and options.partitions > 1
+        self._bounded = options.bounded
         self._version = version
         with self._guard:
             handles = list(self._handles)

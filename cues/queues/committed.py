@@ -19,12 +19,12 @@ with a warning. Retention keeps them (:func:`cues.queues.spans.needed_from`).
 from __future__ import annotations
 
 import bisect
-import logging
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, get_args
 
 import xxhash
 
+from cues.base import logs
 from cues.errors import InvalidArgument, StoreDamaged
 from cues.queues import spans
 from cues.queues.log import KEY, READ_BYTES_MAX, Log, Raw
@@ -41,7 +41,7 @@ _AT_LEAST: Final = 256
 Isolation = Literal["uncommitted", "committed"]
 ISOLATIONS: Final = get_args(Isolation)
 
-_log = logging.getLogger("cues.txn")
+_log = logs.logger("cues.txn")
 
 
 class _Part(NamedTuple):
@@ -269,7 +269,7 @@ class CommittedLog(Log):
         _log.warning(
             "%s: %d messages of the transaction that is acknowledged at %d were purged before it was read (they were in"
             " %d to %d); they are passed over",
-            self.id, lost, span.record, span.begin, first - 1,
+            self.id, lost, span.record, span.begin, first - 1, **logs.of_log(self.id), index=span.record,
         )  # fmt: skip
 
     def batches(self, raws: Iterable[Raw]) -> list[Batch]:

@@ -81,6 +81,8 @@ class QueueKeywords(TypedDict, total=False):
     partitions: int
     key: str | Key | None
     partitioner: str | Placement | None
+    max_lag: int | None
+    max_bytes: int | str | None
 
 
 QUEUE_TEXTS: Final = {
@@ -120,6 +122,15 @@ QUEUE_TEXTS: Final = {
         ' a dataclass, a TypedDict, `{"id": int, "price": "double"}`, a pyarrow schema, or `"infer"`, from the first'
         " messages. A value that does not fit is NULL there, and stays in the message.",
     ),
+    "max_lag": OptionText(
+        None,
+        "Writers of the queue wait while a known reader (a processor, a named tailer or a consumer group) has not read"
+        " this many messages; None for no bound.",
+    ),
+    "max_bytes": OptionText(
+        None,
+        'The same for about this many bytes that a reader has not read: `"500MB"`, or a number.',
+    ),
 }
 
 
@@ -136,6 +147,8 @@ class QueueOptions:
     key: str | Key | None = None
     partitioner: str | Placement | None = None
     schema: Schema | str | None = None
+    max_lag: int | None = None
+    max_bytes: int | None = None
 
     def __init__(
         self,
@@ -147,6 +160,8 @@ class QueueOptions:
         key: str | Key | None = None,
         partitioner: str | Placement | None = None,
         schema: Any = None,
+        max_lag: int | None = None,
+        max_bytes: int | str | None = None,
     ) -> None:
         path = os.fspath(path) if isinstance(path, os.PathLike) else path
         size_fits = is_count(max_message_bytes, 1, (1 << 32) - 1)
@@ -161,6 +176,12 @@ class QueueOptions:
         self._set("retention", Retention.of(retention))
         self._set("partitioner", _partitioner(partitioner, key))
         self._set("schema", schema_of(schema))
+        lag_fits = max_lag is None or is_count(max_lag, 1, (1 << 62) - 1)
+        self._set("max_lag", max_lag, lag_fits, "pass a number of messages, 1 or more, or None.")
+        size = _bytes(max_bytes)
+        self._set(
+            "max_bytes", size, size is None or is_count(size, 1, 1 << 62), "pass a size such as '500MB', or None."
+        )
 
     def _set(self, name: str, value: object, fits: object = True, hint: str = "") -> None:
         if not fits:
@@ -171,6 +192,11 @@ class QueueOptions:
     def _kept(self) -> frozenset[str]:
         """The fields that the queue adds to the metadata of its messages."""
         return self.metadata if isinstance(self.metadata, frozenset) else frozenset()
+
+    @property
+    def bounded(self) -> bool:
+        """True if writers of the queue wait for its readers."""
+        return self.max_lag is not None or self.max_bytes is not None
 
     @property
     def _strips(self) -> bool:

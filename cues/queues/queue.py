@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from cues import codec, faults
 from cues.base import clock, names
+from cues.base.checks import is_number
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues import spans
 from cues.queues.appender import Appender
@@ -89,14 +90,19 @@ class Queue(BaseQueue):
         _put_record(txn, self.id, record)
         faults.point("grow.inside")
 
-    def appender(self) -> Appender:
+    def appender(self, *, timeout: float | None = None) -> Appender:
         """Return a writer. There may be any number of them, in any number of threads and processes.
+
+        ``timeout`` is for a queue with ``max_lag`` or ``max_bytes``: the longest wait of a write for the readers, in
+        seconds. After it the write raises :class:`QueueFull`; 0: at once. None: a write waits until there is room.
 
         Raises :class:`InvalidArgument` for a try log, which only its processor writes.
         """
         self._check()
         self._not_a_try_log("writes")
-        return Appender(self)
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise InvalidArgument(f"appender(timeout={timeout!r}).", "pass seconds, 0 or more, or None.")
+        return Appender(self, timeout)
 
     def tailer(self, name: str | None = None, *, meta: bool = False, isolation: Isolation = "uncommitted") -> Tailer:
         """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.

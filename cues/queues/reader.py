@@ -16,11 +16,10 @@ read raise :class:`Gap`. ``on_gap="skip"`` continues after the gap, and may deli
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
-from cues.base import names
+from cues.base import logs, names
 from cues.errors import CuesError, Gap, InvalidArgument, SequenceError
 from cues.queues.base import BaseQueue, check_index, journal_of
 from cues.queues.messages import DICT, MessageType
@@ -35,7 +34,7 @@ AHEAD_BYTES_MAX: Final = 256 << 10
 
 OnGap = Literal["raise", "skip"]
 
-_log = logging.getLogger("cues.txn")
+_log = logs.logger("cues.txn")
 
 
 class ReadUncommitted:
@@ -135,7 +134,14 @@ class ReadUncommitted:
                 last=start + count - 1,
                 reader=self._reader,
             )
-        _log.warning("%s: the messages %d to %d were purged and are skipped", self.journal, start, start + count - 1)
+        _log.warning(
+            "%s: the messages %d to %d were purged and are skipped",
+            self.journal,
+            start,
+            start + count - 1,
+            queue=self.journal,
+            index=start,
+        )
         self._on_skip(count)
         self.index = start + count
 

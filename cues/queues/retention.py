@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from cues import codec
-from cues.base import clock, names
+from cues.base import clock, logs, names
 from cues.base.events import log as logger
 from cues.errors import QueueInUse
 from cues.queues import claims, group_rows, marks, spans
@@ -143,7 +143,7 @@ def _forget_expired(txn: StoreTransaction, log: Log) -> None:
     for group in [group for group, _ in claims.of_log(txn, log.id) if group_rows.expired(txn, log.store, group)]:
         group_rows.delete(txn, group)
         text = "the group %s is forgotten: it had no member for its expire_s, and retention of %s waited for it"
-        log.store._afterwards.append(partial(logger.warning, text, group, log.id))
+        log.store._afterwards.append(partial(logger.warning, text, group, log.id, group=group, **logs.of_log(log.id)))
 
 
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
@@ -213,4 +213,6 @@ def _say(log: Log, reader: str, what: str) -> None:
     warning = (log.store.path, log.id, reader)
     if warning not in _said:
         _said.add(warning)
-        log.store._afterwards.append(lambda: logger.warning(f"retention of %s {what}", log.id, reader))
+        log.store._afterwards.append(
+            partial(logger.warning, f"retention of %s {what}", log.id, reader, **logs.of_log(log.id))
+        )

@@ -20,7 +20,7 @@ import time
 from typing import Final
 
 from cues import codec, faults
-from cues.base import clock
+from cues.base import clock, logs
 from cues.base.events import log
 from cues.errors import CuesError, Fenced
 from cues.queues import producers, spans
@@ -58,7 +58,8 @@ def expire(txn: StoreTransaction, queue: BaseQueue) -> int:
     for producer in gone:
         roll_back(txn, queue, producer, fences=True)
         told = "%s: the pending messages of publisher %012x were rolled back: its transaction_timeout_s has passed"
-        queue.store._afterwards.append(functools.partial(log.warning, told, queue.id, producer))
+        about = {**logs.of_log(queue._log.id), "producer": f"{producer:012x}"}
+        queue.store._afterwards.append(functools.partial(log.warning, told, queue.id, producer, **about))
     if gone:
         faults.point("expire.inside")
     return len(gone)

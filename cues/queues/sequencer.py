@@ -29,20 +29,20 @@ lose messages otherwise.
 from __future__ import annotations
 
 import enum
-import logging
 import uuid as uuids
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cues.base import logs
 from cues.errors import InvalidArgument, SequenceError
 from cues.records.identity import CLOCK_MAX, PRODUCER_BYTES, Flags, ProducerID, assemble, split
 
 RING: Final = 8192
 """The number of pending messages in memory, for all producers together."""
 
-_log = logging.getLogger("cues.txn")
+_log = logs.logger("cues.txn")
 
 _CONTINUE: Final = int(Flags.CONTINUE_TXN)
 _ACK: Final = int(Flags.ACK_TXN)
@@ -265,6 +265,7 @@ class Sequencer:
                 _log.error(
                     "%s: producer %012x went back from clock %#x to %#x; its later messages may be delivered again",
                     partial.journal, partial.producer, partial.min, clock,
+                    queue=partial.journal, index=envelope.begin, producer=f"{partial.producer:012x}",
                 )  # fmt: skip
             partial.min = partial.max = clock
             partial.begin = -1
@@ -275,11 +276,19 @@ class Sequencer:
     def _drop(self, partial: _Partial, envelope: Envelope) -> None:
         """Begin the span again with a message outside of transactions; pending messages are lost."""
         if envelope.flags not in (0, _ACK, _CONTINUE):
-            _log.error("%s: unknown flags %#x at %d", partial.journal, envelope.flags, envelope.begin)
+            _log.error(
+                "%s: unknown flags %#x at %d",
+                partial.journal,
+                envelope.flags,
+                envelope.begin,
+                queue=partial.journal,
+                index=envelope.begin,
+            )
         if partial.begin not in (-1, envelope.begin):
             _log.error(
                 "%s: a message outside of transactions, at %d, drops the pending messages of %012x from %d on",
                 partial.journal, envelope.begin, partial.producer, partial.begin,
+                queue=partial.journal, index=envelope.begin, producer=f"{partial.producer:012x}",
             )  # fmt: skip
         partial.span.clear()
         partial.begin = envelope.begin

@@ -22,7 +22,7 @@ from typing import Any
 from cues import codec, faults
 from cues.base import names
 from cues.errors import CuesError, InvalidArgument
-from cues.queues import producers
+from cues.queues import backpressure, producers
 from cues.queues.base import BaseQueue
 from cues.queues.producers import Written
 from cues.records import batch
@@ -63,6 +63,7 @@ def append_stamped(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, i
     earlier attempt is left out, even if that attempt was cut off inside a later transaction.
     """
     check_one_log(queue)
+    backpressure.await_room([queue])  # not in append_all, which acknowledges: readers wait for acknowledgements
     return append_all(queue.store, [(queue, messages)], seen)
 
 

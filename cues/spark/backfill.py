@@ -123,7 +123,14 @@ class BackfillStepper(Stepper):
         """Process a long range, as several steps; or make one usual step, if executors cannot do it."""
         runner = self.runner
         assert isinstance(runner, SparkRunner)
-        if not runner.on_executors or self.forks or self._pending is not None or self._stop is not None:
+        # A bounded output: usual steps, because a long range would exceed the bound by far.
+        if (
+            self.gate.bounded
+            or not runner.on_executors
+            or self.forks
+            or self._pending is not None
+            or self._stop is not None
+        ):
             return super().step()
         taken = self._range()
         if taken is None:

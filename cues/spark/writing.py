@@ -35,6 +35,7 @@ from cues import codec, faults
 from cues.errors import CodecError, CuesError, InvalidArgument, PositionMismatch, QueueOptionsError, Unsupported
 from cues.forwarding import external_writers
 from cues.forwarding.external_writers import SourceRow
+from cues.queues import backpressure
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import PARTITIONS_MAX, Missing
 from cues.queues.placement import Placer
@@ -128,6 +129,7 @@ class _Writing:
             queue = store.queue(place.queue)
             views = queue._views  # opened inside the transaction, a log would wait for its end
             values = sum(output.values for output in staged)
+            backpressure.await_room([queue])
             faults.point("append.before")
             written = store._commit(self._append, queue, views, staged, part, pages=values + values // 64)
             faults.point("append.after")

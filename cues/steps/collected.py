@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cues import codec
 from cues.base import names
 from cues.errors import InvalidArgument, QueueNotFound
+from cues.queues import backpressure
 from cues.queues.base import OptionsChanged
 from cues.queues.queue import Queue, open_queue
 from cues.records.batch import Page
@@ -116,6 +117,10 @@ class CollectedWrites:
     def _appender(queue: Queue) -> tuple[ProcessAppender, int]:
         queue.options  # noqa: B018  (loads the options in force)
         return ProcessAppender(queue), queue._version
+
+    def await_room(self, own: Iterable[str]) -> None:
+        """Wait until the queues have room (``max_lag``, ``max_bytes``); ``own``: the readers that the commit moves."""
+        backpressure.await_room([appender.queue for appender, _ in self._appenders.values()], own)
 
     def build(self, digest: bytes | None = None, came: Provenance | None = None) -> BuiltWrites:
         """Build the record batches, with a delivery hash, and with a provenance that has an entry for each origin.

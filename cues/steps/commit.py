@@ -58,6 +58,11 @@ class Committer(PartBuilder):
             row = self._moved([] if self.node.at_most_once else taken.slices)
             self._commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
+            meter = self.meter
+            meter.messages += taken.count
+            meter.left -= 1
+            if not meter.left:
+                meter.measure(taken)
             for piece in taken.slices:
                 if piece.input.index != piece.stop:  # the step was closed: the next one takes the rest
                     piece.input.go(piece.stop)

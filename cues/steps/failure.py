@@ -173,7 +173,7 @@ def failed_event(id: str, queue: str, count: int, attempts: int, cause: str) -> 
         f"{count} message{'s' if count > 1 else ''} to {queue!r} after"
         f" {attempts} attempt{'s' if attempts > 1 else ''}: {cause}"
     )
-    return events.Failed(id, text, logging.WARNING, count=count, cause=cause)
+    return events.Failed(id, text, logging.WARNING, count=count, cause=cause, queue=queue)
 
 
 def causes(error: BaseException | None) -> list[dict[str, str]]:

@@ -275,14 +275,21 @@ class SourceStepper(Stepper):
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
         error = self.feed.error  # read first: then all messages yielded before the error are there, and are committed
-        items = self.feed.take(self.node.options.batch_size)
+        room = self.gate.room()
+        if not room and not self.feed.empty:
+            return self._wait_for_readers()
+        if self.gate.noted:
+            self.gate.clear()
+        items = self.feed.take(min(self.node.options.batch_size, room))
         if items:
             if faults.active:
                 faults.point("take.after")
             parts, row, stop = self._source_parts(items)
             if parts:
                 self._commit_parts(parts, row)
-                self.counters.taken += sum(part.stop for part in parts)
+                count = sum(part.stop for part in parts)
+                self.counters.taken += count
+                self.counters.sizes.add(count)
                 self._failures = 0
             if stop is not None:
                 self._stop = stop

@@ -19,11 +19,12 @@ hash. Effects of the function outside the store may happen again after a crash; 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Literal
 
 from cues import faults
-from cues.base import clock
+from cues.base import clock, events
 from cues.errors import Diverged
 from cues.steps import tries
 from cues.steps.failure import Verdict, stopped_at
@@ -31,7 +32,8 @@ from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
 
-Outcome = Literal["idle", "committed"]
+Outcome = Literal["idle", "blocked", "committed"]
+"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); a step was made."""
 
 
 class Stepper(Recovery):
@@ -39,15 +41,25 @@ class Stepper(Recovery):
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
+        self.gate.clear()
         if self.runner is not None:
             self.runner.close()
 
     def ready(self) -> bool:
         """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
-        if self._pending is not None or self.moved() or self.store._lost():
+        if self.moved() or self.store._lost():
+            return True
+        if self.gate.late and not self.gate.room():
+            if self._something_to_take():
+                self._hold()
+            return False
+        if self._pending is not None:
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
-        return any(self._count(inputs, size) for _, inputs in self._choices())
+        if any(self._count(inputs, size) for _, inputs in self._choices()):
+            return True
+        self._tell_of_starving()
+        return False
 
     def be_careful(self, careful: Mapping[int, int], verdict: Verdict | None) -> None:
         """Continue after the process died in a step: take one message at a time, for each input up to an index.
@@ -67,8 +79,16 @@ class Stepper(Recovery):
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
-        taken = self._take()
+        self._room = self.gate.room()
+        if not self._room and self._something_to_take():
+            return self._wait_for_readers()
+        taken = self._take() if self._room else None
+        if self._room and self.gate.noted and not (taken is None and self.gate.starving):
+            self.gate.clear()
         if taken is None:
+            if self.meter.messages:
+                self.meter.settle()
+            self._tell_of_starving()
             self.store._check_file()  # an idle graph has no commit that would notice a removed store
             self.check_fence()  # nor one that would notice a seek or a takeover
             for mark in self.marks.values():
@@ -90,6 +110,30 @@ class Stepper(Recovery):
             raise
         return "committed"
 
+    def _wait_for_readers(self) -> Outcome:
+        """Take nothing, because an output has no room."""
+        self.store._check_file()
+        self.check_fence()
+        self._hold()
+        return "blocked"
+
+    def _hold(self) -> None:
+        warn = lambda text: self._emit(events.Event(self.node.id, text, logging.WARNING))  # noqa: E731
+        self.counters.waited_s += self.gate.hold(warn)
+
+    def _something_to_take(self) -> bool:
+        if self._pending is not None:
+            return True
+        return any(all(input.fill(1) for input in inputs) for _, inputs in self._choices())
+
+    def _tell_of_starving(self) -> None:
+        """Tell the writers of a join's inputs that it waits for messages on one, and not they for it."""
+        if self._together is None or len(self.inputs) < 2 or not any(input.queue._bounded for input in self.inputs):
+            return
+        empty = [input.queue.id for input in self.inputs if not input.fill(1)]
+        if empty and len(empty) < len(self.inputs):
+            self.gate.starve(empty[0])
+
     def _step_dropped(self) -> None:
         """Return to the positions of the last commit."""
         self.state.forget()
@@ -103,7 +147,7 @@ class Stepper(Recovery):
         if self._pending is not None:
             return self._take_again(*self._pending)
         assert self.runner is not None
-        size = self.runner.pace.count
+        size = min(self.runner.pace.count, self._room)
         for place, inputs in self._choices():
             count = self._count(inputs, self._bounded(place, size))
             if count:

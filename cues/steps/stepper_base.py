@@ -24,6 +24,7 @@ from cues.base import events, names
 from cues.errors import WriterStuck
 from cues.forwarding.low_water import LowWater
 from cues.graphs.processor import Node
+from cues.queues.backpressure import ENDLESS, Gate
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
@@ -31,6 +32,7 @@ from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
+from cues.steps.meter import Meter
 from cues.steps.ownership import fenced
 from cues.steps.process import Process
 from cues.steps.runner import Interrupted, Pause, Runner
@@ -77,6 +79,7 @@ class StepperBase:
 
         self.node = node
         self.counters = events.Counters()
+        self.meter = Meter(self.counters)
         self.state = StateTable(store, node.key)
         self._emit = emit
         self._pause = pause
@@ -112,6 +115,8 @@ class StepperBase:
         self._tries = tries.TryRecords(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0
+        self._room = ENDLESS
+        """The messages for which the outputs have room at this step."""
         self._together = [(0, self.inputs)] if node.mode != "alts" else None
         self._may_linger = may_linger
         self._linger_ns = round(node.options.linger_s * 1e9)
@@ -141,10 +146,22 @@ class StepperBase:
             if node.kind != "source"
             else None
         )
+        self.gate = Gate(
+            node.id,
+            written,
+            store.id.hex(),
+            [node.id],
+            dict.fromkeys([store.directory, *(reader.queue.store.directory for reader in self._readers)]),
+        )
+        """The waits for the readers of the queues that it writes to."""
+        self.gate.take_over()
         self.rings = self._written = 0
         for queue in (*written, *self.forks.values(), self.try_log):
             if queue.store.id == store.id:
                 self.rings |= queue._log.mask
+        for reader in self._readers:
+            if reader.queue._bounded and reader.queue.store.id == store.id:
+                self.rings |= reader.queue._log.mask  # its writers may wait for this reader
 
     def _tell_of_pending(self, queue: str, producer: str) -> None:
         self._emit(events.Event(self.node.id, pending_read(self.node.id, queue, producer), logging.WARNING))

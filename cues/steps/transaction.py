@@ -250,6 +250,7 @@ class Transaction:
             return
         digest = Hasher("", 0).digest(self._ranges()) if moved else None
         came = concat(self._origins) if any(self._origins) else None
+        self._writes.await_room({tailer.name for tailer in self._tailers.values() if tailer.name})
         faults.point("transaction.before")
         while True:
             built = self._writes.build(digest, came)

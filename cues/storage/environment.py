@@ -341,9 +341,13 @@ def _open_beside(shared: Environment) -> None:
 
 def _check_suspect(check: Check, shared: Environment) -> None:
     if shared.readonly:  # reading must be possible, above all for cues check
-        log.warning("%s was written under another boot and not closed; cues check tells if it is whole", shared.path)
+        log.warning(
+            "%s was written under another boot and not closed; cues check tells if it is whole",
+            shared.path,
+            store=str(shared.path),
+        )
         return
-    log.warning("%s was written under another boot and not closed; checking it", shared.path)
+    log.warning("%s was written under another boot and not closed; checking it", shared.path, store=str(shared.path))
     problems = check(shared)
     if problems:
         raise StoreDamaged(
@@ -352,7 +356,11 @@ def _check_suspect(check: Check, shared: Environment) -> None:
             f"run cues check {shared.path}, and restore a backup; durability='disk' survives power loss.",
             path=str(shared.path),
         )
-    log.warning("%s: structure, checksums and positions are correct; the last commits may be missing", shared.path)
+    log.warning(
+        "%s: structure, checksums and positions are correct; the last commits may be missing",
+        shared.path,
+        store=str(shared.path),
+    )
 
 
 def _before_fork() -> None:

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
+import time
 from pathlib import Path
+from typing import Any, Final
 
 from cues.base import clock
 from cues.storage.base_store import BaseStore
 
-Figures = dict[str, float]
-"""Figures of a processor: ``calls`` that returned, calls ``in_flight``, and the mean ``call_s``."""
+Figures = dict[str, Any]
+"""Figures of a processor: its counters (``Counters.to_dict``), and the mean ``call_s`` of a call."""
+PROCESS: Final = ""
+"""The id under which the figures of the process itself are."""
 
 
 class Lease:
@@ -73,6 +79,19 @@ def figures(store: BaseStore, owner: bytes) -> dict[str, Figures]:
         return json.loads(text) if text else {}
     except (OSError, ValueError):  # deleted, not readable for this user, or read in the middle of a beat
         return {}
+
+
+def of_process() -> Figures:
+    """Return the seconds of processor time that this process has used, and the bytes of memory that it has now.
+
+    Where the system does not tell the memory now (not Linux), it is the most that the process ever had.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            memory = int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"pid": os.getpid(), "cpu_s": time.process_time(), "memory_bytes": memory}
 
 
 def forget(store: BaseStore, owner: bytes) -> None:

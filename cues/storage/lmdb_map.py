@@ -62,6 +62,7 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
                     limit if limit != resource.RLIM_INFINITY else "unknown",
                     wanted >> 30,
                     size >> 20,
+                    store=str(path),
                 )
             return env
 

@@ -1,14 +1,17 @@
 """Measurements of a store, whether its graph runs or not, for ``cues status`` and other programs.
 
-    store       durability, sizes, owner
-    queues      messages, time of the last one, rate
-    processors  positions, lag, rates, failures, owner
+    store       durability, sizes, owner, time until it is full
+    queues      messages, time of the last one, rate, growth
+    processors  positions, lag, rates, counters, failures, owner
+    processes   processor time and memory of those that run processors
     groups      members and their partitions, positions, lag
 
 Everything is read in short transactions from rows that the store has anyway, so measurements cost the
 graph nothing. A rate is over the last :data:`WINDOW_S`, or over the time since the first record if that is
 shorter. The rate of a queue is computed from the times of its record batches, the rate of a processor from
-the steps in its try log.
+the steps in its try log. Growth is over the last :data:`GROWTH_S`, and found by a binary search for that time in
+the log, so the length of a queue does not matter. Counters, latencies and the use of processor time come from the
+lease of the process that runs a processor, which it renews every second.
 
 Not guaranteed: one moment for all. The positions of a processor are read before the ends of its queues, so
 a lag is never negative; two processors may be read a millisecond apart.
@@ -25,7 +28,8 @@ from typing import Any, Final
 
 from cues import codec
 from cues.base import clock, names
-from cues.engine.record import WorkersRecord
+from cues.base.events import Counters
+from cues.engine.record import RecordedFailure, WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
@@ -47,8 +51,12 @@ from cues.storage.transaction import StoreTransaction
 
 WINDOW_S: Final = 10.0
 """The time over which rates are computed."""
+GROWTH_S: Final = 3600.0
+"""The time over which growth is computed."""
 _SPAN_S_MIN: Final = 1.0
 """The shortest time for a rate: one message a millisecond ago is not a rate of a thousand a second."""
+_GROWTH_SPAN_S_MIN: Final = 60.0
+"""The shortest time for growth: a first minute does not tell an hour, but less tells nothing."""
 ERRORS_MAX: Final = 1000
 """Messages of an error queue that are read; if there are more, the counts are lower bounds."""
 
@@ -68,12 +76,36 @@ class QueueMetrics:
     options: QueueOptions
     partitions: tuple[QueueMetrics, ...] = ()
     """The metrics of each partition, if there are several; then ``first`` is the lowest and ``last`` the highest."""
+    growth: float = 0.0
+    """Messages appended an hour, over the last :data:`GROWTH_S`."""
 
     @property
     def messages(self) -> int:
         if self.partitions:
             return sum(partition.messages for partition in self.partitions)
         return self.last - self.first + 1
+
+    @property
+    def growth_bytes(self) -> float:
+        """Bytes appended an hour, at the mean size of the messages that are there."""
+        return self.growth * self.bytes / self.messages if self.messages else 0.0
+
+    @property
+    def bytes_max(self) -> float | None:
+        """The size at which retention stops the growth, at the present rate and message size; None: it never does.
+
+        A queue whose messages are deleted when they are read counts as one that stays as large as it is.
+        """
+        kept = self.options.retention
+        if kept is None:
+            return None
+        mean = self.bytes / self.messages if self.messages else 0.0
+        parts = len(self.partitions) or 1  # a policy holds for each partition
+        bounds = [float(self.bytes)] if kept.read else []
+        bounds += [kept.count * parts * mean] if kept.count is not None else []
+        bounds += [float(kept.bytes) * parts] if kept.bytes is not None else []
+        bounds += [float(kept.age) / 3600 * self.growth_bytes] if kept.age is not None else []  # type: ignore[arg-type]
+        return max(float(self.bytes), min(bounds))
 
 
 @dataclass(frozen=True)
@@ -156,6 +188,10 @@ class ProcessorMetrics:
     """The number of calls that had not returned."""
     call_s: float | None = None
     """Mean seconds of a call."""
+    counters: Counters | None = None
+    """What its owner has counted since it began, at the last beat; None if no process runs it."""
+    lost: datetime | None = None
+    """If its last process ended without giving it back (it was killed, or the machine stopped): its last beat."""
 
     @property
     def lag(self) -> int:
@@ -171,36 +207,95 @@ class SupervisorMetrics:
 
 
 @dataclass(frozen=True)
+class ProcessMetrics:
+    """A process that runs processors."""
+
+    pid: int
+    cpu_s: float
+    """Seconds of processor time that it has used."""
+    memory_bytes: int
+    units: tuple[str, ...]
+    """The ids of the units that it runs."""
+    worker: str = ""
+    """Its name, if it is a worker of a supervisor."""
+    graph: str = ""
+    restarts: int = 0
+    """How often the worker was started again."""
+
+
+@dataclass(frozen=True)
 class StoreMetrics:
     path: str
     durability: str
     used_bytes: int
     disk_bytes: int
     map_bytes: int
+    room_bytes: int
+    """Bytes that can still be written: the rest of the map, or of the disk if that is less."""
+    full_s: float | None
+    """Seconds until there is no room, if the queues grow on as they do now; None if they never fill it."""
     queues: tuple[QueueMetrics, ...]
     processors: tuple[ProcessorMetrics, ...]
     forwards: tuple[ForwardMetrics, ...]
     readers: tuple[ReaderMetrics, ...]
     supervisors: tuple[SupervisorMetrics, ...]
     groups: tuple[GroupMetrics, ...]
+    processes: tuple[ProcessMetrics, ...] = ()
+
+    def last_stop(self, unit: str) -> RecordedFailure | None:
+        """The last stop of a unit by an error; None if there was none."""
+        stops = (supervisor.record.stopped.get(unit) for supervisor in self.supervisors)
+        return next((stop for stop in stops if stop is not None), None)
 
 
 def of_store(store: Store) -> StoreMetrics:
     """Measure a whole store."""
     info = store.info()
+    queues = tuple(of_queues(store))
+    room = _room(store, info)
+    figures = _Figures(store)
     return StoreMetrics(
         str(store.path),
         store.durability,
         info["used"],
         info["disk"],
         info["map"],
-        tuple(of_queues(store)),
-        tuple(of_processors(store)),
+        room,
+        until_full(queues, room),
+        queues,
+        tuple(of_processors(store, figures=figures)),
         tuple(of_forwards(store)),
         tuple(of_readers(store)),
         tuple(of_supervisors(store)),
         tuple(list_groups(store)),
+        tuple(_processes(store, figures)),
     )
+
+
+def _room(store: Store, info: dict[str, int]) -> int:
+    """The bytes that can still be written. Pages of the file that are free now are used again."""
+    live = store._live()
+    disk = os.statvfs(store.directory)
+    on_disk = disk.f_bavail * disk.f_frsize + max(0, info["disk"] - live)
+    return max(0, min(info["map"] - live, on_disk))
+
+
+def until_full(queues: Iterable[QueueMetrics], room_bytes: float) -> float | None:
+    """Seconds until growing queues have filled ``room_bytes``; None if retention stops all of them before."""
+    now, rate = 0.0, 0.0  # hours, bytes an hour
+    ends: list[tuple[float, float]] = []
+    for queue in queues:
+        growth, bound = queue.growth_bytes, queue.bytes_max
+        if growth > 0 and (bound is None or bound > queue.bytes):
+            rate += growth
+            if bound is not None:
+                ends.append(((bound - queue.bytes) / growth, growth))
+    for end, growth in sorted(ends):  # at each end one queue stops to grow
+        if (end - now) * rate >= room_bytes:
+            break
+        room_bytes -= (end - now) * rate
+        now, rate = end, rate - growth
+    return (now + room_bytes / rate) * 3600 if rate > 1e-6 else None
 
 
 # --- queues ---------------------------------------------------------------------------------------
@@ -226,6 +321,7 @@ def of_queue(store: Store, name: str) -> QueueMetrics:
         max((log.appended for log in logs if log.appended), default=None),
         queue.options,
         logs,
+        sum(log.growth for log in logs),
     )
 
 
@@ -234,6 +330,7 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
     with store._view() as txn:
         row = log.row(txn)
         start, span_s = _window(log, txn, row, now)
+        since, grown_s = _window(log, txn, row, now, GROWTH_S, _GROWTH_SPAN_S_MIN)
         size_bytes = log.size_bytes(txn)
     return QueueMetrics(
         name,
@@ -243,6 +340,7 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
         (row.next - start) / span_s,
         clock.to_datetime(row.time_ns) if row.time_ns else None,
         options,
+        growth=(row.next - since) / grown_s * 3600,
     )
 
 
@@ -255,12 +353,29 @@ def processors(store: Store) -> list[str]:
         return [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
 
 
-def of_processors(store: Store, only: Iterable[str] | None = None) -> list[ProcessorMetrics]:
+class _Figures:
+    """The figures of the processes that run processors, each read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.by_owner: dict[bytes, dict[str, leases.Figures]] = {}
+
+    def of(self, owner: bytes) -> dict[str, leases.Figures]:
+        """The figures of one owner, by unit; empty if it noted none."""
+        if owner not in self.by_owner:
+            self.by_owner[owner] = leases.figures(self._store, owner)
+        return self.by_owner[owner]
+
+
+def of_processors(
+    store: Store, only: Iterable[str] | None = None, figures: _Figures | None = None
+) -> list[ProcessorMetrics]:
     """Measure every processor, or those of the given ids that have run before."""
+    figures = figures or _Figures(store)
     known = processors(store)
     failures = _failures(store)
     wanted = known if only is None else [id for id in only if id in known]
-    return [_processor(store, id, failures.get(id, Failures())) for id in wanted]
+    return [_processor(store, id, failures.get(id, Failures()), figures) for id in wanted]
 
 
 def tailers(store: Store, processor: str) -> list[TailerMetrics]:
@@ -342,7 +457,22 @@ def _holder(store: Store, lock: int) -> int | None:
         return None  # without locks no process can run a graph
 
 
-def _processor(store: Store, id: str, failures: Failures) -> ProcessorMetrics:
+def _processes(store: Store, known: _Figures) -> Iterable[ProcessMetrics]:
+    """The processes that run processors, by the figures that were read for the processors."""
+    workers = {
+        worker.pid: (name, supervisor.record.graph, worker.restarts)
+        for supervisor in of_supervisors(store)
+        for name, worker in supervisor.record.workers.items()
+        if supervisor.alive
+    }
+    for figures in known.by_owner.values():
+        if leases.PROCESS in figures:
+            own, units = figures[leases.PROCESS], tuple(unit for unit in figures if unit != leases.PROCESS)
+            named = workers.get(own["pid"], ("", "", 0))
+            yield ProcessMetrics(own["pid"], own["cpu_s"], own["memory_bytes"], units, *named)
+
+
+def _processor(store: Store, id: str, failures: Failures, known: _Figures) -> ProcessorMetrics:
     with store._view() as txn:
         row = processor_rows.read_row(txn, id)
         topology = processor_rows.read_topology(txn, id)
@@ -351,7 +481,10 @@ def _processor(store: Store, id: str, failures: Failures) -> ProcessorMetrics:
     taken, stepped = _steps(store, id)
     holder = owner(store, id, row)
     is_source = topology.kind == "source"
-    figures = leases.figures(store, row.owner).get(id, {}) if holder is not None and not is_source else {}
+    figures = known.of(row.owner).get(id, {}) if holder is not None else {}
+    counters = Counters.from_dict(figures) if figures else None
+    if is_source:
+        figures = {}  # a source has no calls
     return ProcessorMetrics(
         id,
         topology.kind,
@@ -367,6 +500,8 @@ def _processor(store: Store, id: str, failures: Failures) -> ProcessorMetrics:
         int(figures["calls"]) if figures else None,
         int(figures["in_flight"]) if figures else None,
         figures["call_s"] if figures and figures["calls"] else None,
+        counters,
+        _beaten(store, row) if holder is None else None,
     )
 
 
@@ -379,6 +514,12 @@ def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owne
         with store._view() as txn:
             row = processor_rows.read_row(txn, processor)
     return Owner(pid, locks.process_state(pid), _lease_s(store, row))
+
+
+def _beaten(store: Store, row: ProcessorRow) -> datetime | None:
+    """The time of the last beat of a dead owner, whose lease is still there."""
+    beaten_ns = leases.beaten_ns(store, row.owner) if row.owner.strip(b"\0") else 0
+    return clock.to_datetime(beaten_ns) if beaten_ns else None
 
 
 def _lease_s(store: Store, row: ProcessorRow | None) -> float:
@@ -418,20 +559,22 @@ def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
     return taken / span_s, stepped
 
 
-def _window(log: Log, txn: StoreTransaction, row: LogRow, now_ns: int) -> tuple[int, float]:
+def _window(
+    log: Log, txn: StoreTransaction, row: LogRow, now_ns: int, window_s: float = WINDOW_S, least_s: float = _SPAN_S_MIN
+) -> tuple[int, float]:
     """The first index in the time of a rate, and the length of that time.
 
-    A log that is younger, or was trimmed in that time, covers less than :data:`WINDOW_S`.
+    A log that is younger, or was trimmed in that time, covers less than ``window_s``.
     """
-    since = now_ns - int(WINDOW_S * 1e9)
+    since = now_ns - int(window_s * 1e9)
     if row.time_ns < since:
-        return row.next, WINDOW_S
+        return row.next, window_s
     start = log.index_at(txn, row, since)
     raws = log.read(txn, row, start, 1) if start == row.first else []
     if not raws:
-        return start, WINDOW_S
+        return start, window_s
     first_ns = HEAD.unpack_from(raws[0][1], 8)[3]
-    return start, min(WINDOW_S, max(_SPAN_S_MIN, (now_ns - first_ns) / 1e9))
+    return start, min(window_s, max(least_s, (now_ns - first_ns) / 1e9))
 
 
 # --- failures -------------------------------------------------------------------------------------

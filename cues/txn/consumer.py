@@ -44,13 +44,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 from cues import faults
+from cues.base import logs
 from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
@@ -74,7 +74,7 @@ _DROP_S: Final = 10.0
 HORIZON_S: Final = 24 * 3600.0
 """The time after which a checkpoint drops producers that wrote nothing and have nothing pending."""
 
-_log = logging.getLogger("cues.txn")
+_log = logs.logger("cues.txn")
 
 
 class Defer(Exception):
@@ -346,7 +346,11 @@ class Consumer(Closing):
         faults.point("consumer.restored")
         # 2. Repeat.
         for skipped in self._publisher.append_ack_intents(restored.ack_intents, self._missing):
-            _log.warning("%s is missing: its readers never see the messages of the last transaction.", skipped.journal)
+            _log.warning(
+                "%s is missing: its readers never see the messages of the last transaction.",
+                skipped.journal,
+                queue=skipped.journal,
+            )
         faults.point("consumer.repeated")
         if hasattr(self._app, "start"):
             self._app.start()

@@ -46,6 +46,7 @@ from cues.base import clock
 from cues.base.checks import is_number
 from cues.errors import Closed, CuesError, Fenced, Forked, InvalidArgument, QueueNotFound, StoreNotFound
 from cues.queues import rollback, stamped
+from cues.queues.backpressure import await_room
 from cues.queues.base import journal_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
@@ -155,6 +156,8 @@ class Publisher:
         writer = self._writer(queue.store)
         journal = journal_of(queue) if flags == CONTINUE else ""
         append = Append(writer, queue, flags, body, journal)
+        if queue._bounded and journal not in self._spans:  # a transaction that has begun on the queue goes on
+            await_room([queue], timeout=timeout)
         with self.guard:
             writer.make_room(timeout)
             self._check()

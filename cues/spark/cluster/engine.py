@@ -564,6 +564,12 @@ def check(plan: Plan) -> None:
             processor=writer.name,
         )
     for name, options in plan.queues.items():
+        if options.bounded:
+            raise GraphError(
+                f"The queue {name!r} has max_lag= or max_bytes=: with the queues in a shared directory nobody waits for"
+                " readers.",
+                "remove them from the queue, or run without --queues.",
+            )
         if options.path is not None and name in written:
             raise GraphError(
                 f"The queue {name!r} has path={options.path!r}, a store on one machine, but must be in the"

@@ -1,0 +1,73 @@
+"""Counts of values by their size, cheap enough for every step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PARTS: Final = 4
+"""Buckets for each doubling of the value: a quantile is off by an eighth at most."""
+
+
+class Histogram(dict[int, int]):
+    """Counts of integers from 0 on, by bucket. One thread adds; any thread may take a :meth:`copy`.
+
+    Values below 4 have a bucket each. Above, the bucket of a value is given by its number of bits and by the two bits
+    after the first one.
+    """
+
+    def add(self, value: int, count: int = 1) -> None:
+        """Count a value ``count`` times."""
+        bits = value.bit_length()
+        bucket = value if bits < 3 else bits * _PARTS + (value >> (bits - 3) & 3)
+        self[bucket] = self.get(bucket, 0) + count
+
+    def copy(self) -> Histogram:
+        return Histogram(self)
+
+    def with_those_of(self, other: Histogram) -> Histogram:
+        """Return the sums of two histograms."""
+        total = self.copy()
+        for bucket, count in other.copy().items():
+            total[bucket] = total.get(bucket, 0) + count
+        return total
+
+    def since(self, before: Histogram) -> Histogram:
+        """Return the values that were added after ``before``; all, if this is a histogram that began anew."""
+        more = {bucket: count - before.get(bucket, 0) for bucket, count in self.copy().items()}
+        if any(count < 0 for count in more.values()) or before.keys() - more.keys():
+            return self.copy()
+        return Histogram({bucket: count for bucket, count in more.items() if count})
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.copy().values())
+
+    @property
+    def total(self) -> float:
+        """The sum of the values; each counts as the middle of its bucket."""
+        return sum((sum(_bounds(bucket)) - 1) / 2 * count for bucket, count in self.copy().items())
+
+    def quantile(self, share: float) -> float | None:
+        """Return the value that ``share`` of all values do not exceed; None without values."""
+        counts = sorted((bucket, count) for bucket, count in self.copy().items() if count)
+        rank = share * sum(count for _, count in counts)
+        for bucket, count in counts:
+            if rank <= count:
+                low, high = _bounds(bucket)
+                return low + (high - 1 - low) * rank / count
+            rank -= count
+        return None
+
+    def below(self, powers: range) -> list[int]:
+        """Return the number of values below 2 to each of these powers."""
+        counts = self.copy().items()
+        return [sum(count for bucket, count in counts if _bounds(bucket)[1] <= 1 << power) for power in powers]
+
+
+def _bounds(bucket: int) -> tuple[int, int]:
+    """The smallest value of a bucket, and the smallest value above it."""
+    if bucket < _PARTS:
+        return bucket, bucket + 1
+    bits, part = divmod(bucket, _PARTS)
+    return (_PARTS + part) << (bits - 3), (_PARTS + part + 1) << (bits - 3)

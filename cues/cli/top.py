@@ -1,0 +1,365 @@
+"""``cues top``: the processors and workers of a graph, live. Needs the extra ``watch`` (rich).
+
+    look ──▶ Look ──▶ rates(before, now) ──▶ rows ──▶ draw      every two seconds
+    keys ──▶ View (sort, selection, details)
+
+Rates are the differences of counters between two looks. All of it is read as ``cues status`` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cues.base.events import Counters
+from cues.cli import shared
+from cues.cli import target as targets
+from cues.cli.options import command, option
+from cues.cli.output import CommandOutput, TableColumn, ago, duration, output_options, quantiles, size
+from cues.cli.watching import CtrlC
+from cues.engine.status import processor_of
+from cues.errors import CuesError, NotInstalled
+from cues.tools.exporter import Measured
+from cues.tools.metrics import ProcessMetrics, ProcessorMetrics
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row = dict[str, Any]
+
+_SORTS: Final = ("processor", "in", "out", "lag", "p99", "errors")
+_COLUMNS: Final = (
+    ("in", "IN/S"), ("out", "OUT/S"), ("lag", "LAG"), ("p50", "P50"), ("p99", "P99"), ("batch", "BATCH"),
+    ("calls", "CALLS"), ("errors", "ERR"),
+)  # fmt: skip
+_TABLE: Final = (
+    TableColumn("processor", "processor"),
+    TableColumn("in", "in", right=True),
+    TableColumn("out", "out", right=True),
+    TableColumn("lag", "lag", right=True),
+    TableColumn("p50 s", "p50", right=True, optional=True),
+    TableColumn("p99 s", "p99", right=True, optional=True),
+    TableColumn("batch", "batch", right=True, optional=True),
+    TableColumn("calls", "calls", right=True, optional=True),
+    TableColumn("in flight", "in_flight", right=True, optional=True),
+    TableColumn("errors", "errors", right=True),
+)
+
+
+@dataclass
+class Look:
+    """What one look saw."""
+
+    at: float
+    """The monotonic time."""
+    title: str
+    processors: dict[str, list[ProcessorMetrics]] = field(default_factory=dict)
+    """The units of each processor of a store."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    processes: tuple[ProcessMetrics, ...] = ()
+    shared: list[Row] = field(default_factory=list)
+    """Processors of a shared directory: as rows, without latencies."""
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    """Lines for the details of a processor."""
+
+
+def look(target: targets.StoreTarget) -> Look:
+    """Measure the store or the shared directory."""
+    if target.is_shared:
+        rows = shared.figures(target)
+        return Look(time.monotonic(), target.text, shared=rows)
+    with target.open() as store:
+        measured = Measured.of_store(store)
+    seen = measured.seen
+    now = Look(time.monotonic(), f"{targets.shown(seen.path)}  {size(seen.disk_bytes)}", processes=seen.processes)
+    now.title += f"  full in {duration(seen.full_s)}" if seen.full_s is not None else ""
+    now.counters = dict(measured.counters)
+    for unit in seen.processors:
+        id = processor_of(unit.processor)
+        now.processors.setdefault(id, []).append(unit)
+        notes = now.notes.setdefault(id, [])
+        notes += [f"{tailer.queue} at {tailer.position:,}, lag {tailer.lag or 0:,}" for tailer in unit.tailers]
+        if unit.last_error is not None:
+            error = unit.last_error
+            notes.append(f"last error {ago(error.time)}: {error.type}: {error.text}")
+        stop = seen.last_stop(unit.processor)
+        if stop is not None:
+            again = f"; started again {ago(stop.restarted_at)}" if stop.restarted else ""
+            notes.append(f"stopped {ago(stop.when)}: {stop.text}{again}")
+    return now
+
+
+def rates(before: Look | None, now: Look) -> list[Row]:
+    """A row for each processor. Rates and quantiles are of the time between the looks; for one look, since the start.
+
+    None is what is not known, such as the latency of a source or of a processor that does not run.
+    """
+    seconds = now.at - before.at if before is not None else 0.0
+    rows = list(now.shared)
+    for id, units in now.processors.items():
+        counters = now.counters.get(id)
+        row: Row = {"processor": id, "kind": units[0].kind, "lag": sum(unit.lag for unit in units)}
+        row["errors"] = sum(unit.errors for unit in units)
+        row["running"] = any(unit.owner for unit in units)
+        row["calls"] = row["in_flight"] = row["in"] = row["out"] = row["p50"] = row["p99"] = row["batch"] = None
+        if before is None or not seconds:
+            row["in"] = sum(unit.rate or 0.0 for unit in units)
+        else:
+            row["in"] = max(
+                0, _taken(units, counters) - _taken(before.processors.get(id, units), before.counters.get(id))
+            )
+            row["in"] /= seconds
+        if counters is not None:
+            known = before.counters.get(id, Counters()) if before is not None else Counters()
+            if seconds:
+                row["out"] = max(0, counters.written - known.written) / seconds
+            latency = quantiles(counters.latency.since(known.latency), 1e-6)
+            batch = quantiles(counters.sizes.since(known.sizes))
+            row["p50"], row["p99"] = (latency["p50"], latency["p99"]) if latency else (None, None)
+            row["batch"] = batch["p50"] if batch else None
+            if units[0].kind != "source":
+                row["calls"], row["in_flight"] = counters.calls, counters.in_flight
+        rows.append(row)
+    return rows
+
+
+def _taken(units: Sequence[ProcessorMetrics], counters: Counters | None) -> int:
+    """The messages that a processor has ever taken; of a source, since it was started."""
+    positions = [tailer.position for unit in units for tailer in unit.tailers]
+    return sum(positions) if positions else counters.taken if counters is not None else 0
+
+
+def uses(before: Look | None, now: Look) -> list[Row]:
+    """A row for each process that runs processors: its processor time as a share of one core, and its memory."""
+    known = {process.pid: process.cpu_s for process in before.processes} if before is not None else {}
+    seconds = now.at - before.at if before is not None else 0.0
+    rows = []
+    for process in now.processes:
+        used = process.cpu_s - known[process.pid] if process.pid in known else None
+        rows.append(
+            {
+                "worker": process.worker or "process",
+                "pid": process.pid,
+                "cpu": max(0.0, used) / seconds if used is not None and seconds else None,
+                "memory_bytes": process.memory_bytes,
+                "restarts": process.restarts,
+                "units": list(process.units),
+            }
+        )
+    return rows
+
+
+@command()
+@targets.takes_store("[GRAPH | STORE]", shared=True)
+@option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between looks.",
+)
+@option("--once", is_flag=True, help="Look twice, print the rates between, and end.")
+@output_options
+def top(target: targets.StoreTarget, every: float, once: bool, output: CommandOutput) -> None:
+    """Show processors and workers live: rates, lag, latency, batch sizes, calls, errors, processor time, memory.
+
+    IN/S and OUT/S are messages a second. P50 and P99 are the time from the append of a message to the commit of
+    the step that took it. BATCH is the median number of messages of a step, CALLS the calls done and in flight, ERR
+    the failed messages that are on error queues now.
+
+    Keys: q ends, s sorts by the next column, r reverses, up and down (or k and j) select a processor, and Enter shows
+    its inputs, its last error and its last stop.
+
+    \b
+      cues top graph.py
+      cues top shared/flights              a directory of cues run --queues; without latencies and workers
+      cues top graph.py --once --json      one JSON object for each processor and each process
+    """
+    before = look(target)
+    if once or output.json or not sys.stdout.isatty():
+        time.sleep(every)
+        now = look(target)
+        if output.json:
+            output.rows([*rates(before, now), *uses(before, now)], ())
+        else:
+            output.rows([row | {"errors": row["errors"] or None} for row in rates(before, now)], _TABLE)
+        return
+    try:
+        import rich.live
+    except ImportError:
+        raise NotInstalled(
+            "cues top needs the package rich, which is not installed.",
+            "run pip install 'cues-streams[watch]'; or cues status --watch, which needs nothing.",
+        ) from None
+    view = View()
+    now, last = before, None
+    with CtrlC() as ctrl_c, _keys() as pressed, rich.live.Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(view.draw(last, now), refresh=True)
+            ends = now.at + every
+            while (left := ends - time.monotonic()) > 0:
+                keys = pressed(min(left, 0.1))
+                if ctrl_c.within(0) or "q" in keys:
+                    break
+                if keys:
+                    for key in keys:
+                        view.press(key)
+                    live.update(view.draw(last, now), refresh=True)
+            else:
+                last, view.problem = now, ""
+                try:
+                    now = look(target)
+                except (CuesError, OSError) as error:  # the store is being replaced, for example by --fresh
+                    view.problem = getattr(error, "message", str(error))
+                    now = Look(time.monotonic(), last.title)
+                continue
+            break
+    if "q" not in keys:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], list[str]]]:
+    """A function that waits for keys, for some seconds at most. Without a terminal there are none."""
+    fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    if fd is None:
+
+        def none(seconds: float) -> list[str]:
+            time.sleep(seconds)
+            return []
+
+        yield none
+        return
+    before = termios.tcgetattr(fd)
+
+    def read(seconds: float) -> list[str]:
+        if not select.select([fd], [], [], seconds)[0]:
+            return []
+        text = os.read(fd, 1024).decode(errors="replace")
+        return list(text.replace("\033[A", "k").replace("\033[B", "j").replace("\r", "\n"))
+
+    try:
+        tty.setcbreak(fd)
+        yield read
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+class View:
+    """The choices of the user, and the picture."""
+
+    def __init__(self) -> None:
+        self.sort = 0
+        """The place in ``_SORTS``."""
+        self.reverse = False
+        self.selected: str | None = None
+        self.details = False
+        self.problem = ""
+        self._shown: list[str] = []
+        """The processors, in the order of the last picture."""
+
+    def press(self, key: str) -> None:
+        if key == "s":
+            self.sort = (self.sort + 1) % len(_SORTS)
+        elif key == "r":
+            self.reverse = not self.reverse
+        elif key == "\n":
+            self.details = not self.details
+        elif key in ("j", "k") and self._shown:
+            at = self._shown.index(self.selected) if self.selected in self._shown else -1 if key == "j" else 1
+            self.selected = self._shown[max(0, min(len(self._shown) - 1, at + (1 if key == "j" else -1)))]
+
+    def sorted(self, rows: list[Row]) -> list[Row]:
+        """The rows in the chosen order: names from the first, numbers from the largest."""
+        name = _SORTS[self.sort]
+        if name == "processor":
+            return rows[::-1] if self.reverse else rows
+        return sorted(rows, key=lambda row: row[name] or 0, reverse=not self.reverse)
+
+    def draw(self, before: Look | None, now: Look) -> RenderableType:
+        """The picture, for any width from 80 columns."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        rows = self.sorted(rates(before, now))
+        self._shown = [row["processor"] for row in rows]
+        table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
+        table.add_column("PROCESSOR", ratio=1, no_wrap=True, overflow="ellipsis")
+        for name, title in _COLUMNS:
+            mark = ("▲" if self.reverse else "▼") if _SORTS[self.sort] == name else ""
+            table.add_column(title + mark, justify="right", no_wrap=True)
+        for row in rows:
+            style = "reverse" if row["processor"] == self.selected else "" if row.get("running", True) else "dim"
+            table.add_row(
+                row["processor"],
+                _short(row["in"]),
+                _short(row["out"]),
+                _short(row["lag"]),
+                _time(row["p50"]),
+                _time(row["p99"]),
+                _short(row["batch"]),
+                "" if row["calls"] is None else f"{_short(row['calls'])}/{_short(row['in_flight'])}",
+                Text(_short(row["errors"]) if row["errors"] else "", style="red"),
+                style=style,
+            )
+        parts: list[RenderableType] = [
+            Text(now.title, style="bold", no_wrap=True, overflow="ellipsis"),
+            Text(""),
+            table,
+        ]
+        processes = uses(before, now)
+        if processes:
+            workers = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
+            for title in ("WORKER", "PID", "CPU", "MEMORY", "RESTARTS"):
+                workers.add_column(title, justify="left" if title == "WORKER" else "right", no_wrap=True)
+            workers.add_column("RUNS", ratio=1, no_wrap=True, overflow="ellipsis")
+            for use in sorted(processes, key=lambda use: str(use["worker"])):
+                cpu = "" if use["cpu"] is None else f"{use['cpu']:.0%}"
+                runs = ", ".join(unit.partition(".")[2] or unit for unit in use["units"])
+                memory, again = size(use["memory_bytes"]), str(use["restarts"] or "")
+                workers.add_row(use["worker"], str(use["pid"]), cpu, memory, again, runs)
+            parts += [Text(""), workers]
+        if self.details and self.selected is not None:
+            parts += [Text(""), Text(self.selected, style="bold")]
+            parts += [Text(f"  {note}") for note in now.notes.get(self.selected, [])]
+        if self.problem or not rows:
+            parts += [Text(""), Text(self.problem or "No graph has run on this store.")]
+        parts += [Text(""), Text("q end  s sort  r reverse  ↑↓ select  Enter details", style="dim")]
+        return Group(*parts)
+
+
+def _short(value: float | None) -> str:
+    """A number in at most five characters."""
+    if value is None:
+        return ""
+    for limit, unit in ((1e3, ""), (1e6, "k"), (1e9, "M"), (1e12, "G")):
+        if value < limit * 0.9995:
+            scaled = value / limit * 1e3
+            is_whole = scaled >= 99.95 or (not unit and scaled == int(scaled))
+            return f"{scaled:.0f}{unit}" if is_whole else f"{scaled:.1f}{unit}"
+    return f"{value:.0e}"
+
+
+def _time(seconds: float | None) -> str:
+    """A time in at most six characters."""
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f}ms" if seconds < 0.01 else f"{seconds * 1000:.0f}ms"
+    for limit, unit in ((60, "s"), (3600, "min"), (86400, "h"), (float("inf"), "d")):
+        if seconds < limit:
+            scale = {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
+            return f"{seconds / scale:.1f}{unit}" if seconds / scale < 9.95 else f"{seconds / scale:.0f}{unit}"
+    raise AssertionError
