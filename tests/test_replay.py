@@ -208,7 +208,7 @@ def test_refusals(old: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [*(f"{point}:1" for point in faults.REPLAY_POINTS), "replay.copied:4", "commit.inside:1", "commit.after:9"],
+    [*(f"{point}:1" for point in faults.REPLAY_POINTS), "replay.copied:4", "commit.inside:1", "commit.after:3"],
 )
 def test_a_replay_that_died_continues(old: Path, tmp_path: Path, fault: str) -> None:
     """kill -9 at each point: an unfinished replay is not started by the graph, and the same call finishes it."""

@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "tries": "The steps of a processor: snapshots and attempts.",
     "check": "Check a store and name all damage.",
     "seek": "Move the position of a processor or a consumer group.",
-    "replay": "Run a graph again over the messages of its store, into a fresh one, and compare.",
+    "replay": "Run a graph over its old messages, into a fresh store, and compare.",
     "forget": "Delete a consumer group, or a processor that its graph has no more.",
     "grow": "Add partitions to a queue.",
     "purge": "Delete the messages of a queue before an index or a time.",
