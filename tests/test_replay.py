@@ -17,6 +17,7 @@ from cues import Graph, QueueOptions, Sink, Source, Store, Stream, faults
 from cues.cli.app import run as cli
 from cues.errors import Diverged, GraphError, MessagesPurged, StoreError
 from cues.testing import messages, run_until_idle
+from cues.txn import Publisher
 
 
 def double(message: Any) -> dict[str, Any]:
@@ -304,3 +305,27 @@ def test_the_command_shows_a_table_and_its_exit_code(tmp_path: Path, monkeypatch
     shown = capsys.readouterr()
     assert "priced different: old 1, new 1\n  price: 10 -> 9\n" in shown.out
     assert "cues run changed.py --store data/other" in shown.err
+
+
+def test_transactions_of_publishers_are_copied_with_their_rows(tmp_path: Path) -> None:
+    """A reader of committed messages sees those of committed transactions only, in both stores."""
+
+    def graph() -> Graph:
+        return Graph("g", [Stream(lambda m: {"n": m["n"]}, "a", "out", id="copy", isolation="committed")])
+
+    with cues.open(tmp_path / "old", durability="process") as store, Publisher() as one, Publisher() as other:
+        queue = store.queue("a")
+        for n in range(5):
+            one.publish_uncommitted(lambda message: queue, {"n": n})
+            other.publish_uncommitted(lambda message: queue, {"n": 100 + n})
+        one.append_ack_intents(one.build_ack_intents())
+        run_until_idle(graph(), store)
+        assert sorted(numbers(store, "out")) == [0, 1, 2, 3, 4]
+    report = cues.replay(graph(), into=tmp_path / "new", store=tmp_path / "old")
+    assert report.equal and by_queue(report)["out"].equal == 5
+    checked(tmp_path / "new")
+    more = Graph("g", [Stream(lambda m: [{"n": m["n"]}] * 2, "a", "out", id="copy", isolation="committed")])
+    report = cues.replay(more, into=tmp_path / "more", store=tmp_path / "old")
+    assert (by_queue(report)["out"].only_new, by_queue(report)["out"].beyond) == (5, 0)
+    with pytest.raises(StoreError, match="cannot be cut"):
+        cues.replay(graph(), into=tmp_path / "part", store=tmp_path / "old", until=3)

@@ -27,6 +27,7 @@ from cues.engine.replays import ReplayNote
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
 from cues.queues import processor_rows
+from cues.queues.committed import CommittedLog
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
 from cues.records.batch import ACKNOWLEDGEMENT
@@ -115,6 +116,12 @@ class _Progress:
         self.ends: dict[str, list[int]] = {}
         """By queue, the next index of each partition."""
         lagging: set[str] = set()
+        present = set(old.queues())
+        committed = {port.queue for node in nodes if node.options.isolation == "committed" for port in node.reads}
+        logs = {
+            queue: [CommittedLog(old, queue, partition) for partition in range(old.queue(queue).partitions)]
+            for queue in committed & present
+        }
         with old._view() as txn:
             for queue, raw in named_rows(txn, names.queue_key("")):
                 count = codec.unpack(raw)["partitions"]
@@ -130,7 +137,10 @@ class _Progress:
                     if row is not None and topology is not None:
                         positions |= {q: p.next for q, p in zip(topology.queues, row.positions)}
                 for port in node.reads:
-                    for partition, end in enumerate(self.ends.get(port.queue, [])):
+                    ends = self.ends.get(port.queue, [])
+                    if node.options.isolation == "committed":  # its positions are places
+                        ends = [log.row(txn).next for log in logs.get(port.queue, [])]
+                    for partition, end in enumerate(ends):
                         if positions.get(names.log_id(port.queue, partition), 1) < end:
                             lagging.add(node.id)
         went_on = {
