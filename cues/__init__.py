@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cues.steps.failure import error_context
     from cues.steps.process import Delivery, Process
     from cues.steps.transaction import Transaction
+    from cues.tools.replay import replay
 
     __version__: str
 
@@ -54,7 +55,7 @@ __all__ = [
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
     "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "discard", "error_context", "errors", "faults",
-    "groups", "list_errors", "merge", "open", "processors", "redrive", "testing", "txn",
+    "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "testing", "txn",
 ]
 # fmt: on
 
@@ -75,6 +76,7 @@ _MODULES = {
     "steps.failure": "error_context",
     "steps.process": "Delivery Process",
     "steps.transaction": "Transaction",
+    "tools.replay": "replay",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

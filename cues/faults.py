@@ -179,6 +179,14 @@ FRAME_POINTS: dict[str, str] = {
 }
 """Further points of frames that run as a query, which also reach spark.written, spark.recorded and spark.forwarded."""
 
+REPLAY_POINTS: dict[str, str] = {
+    "replay.begun": "the note of a replay and its empty queues committed, no message copied",
+    "replay.copied": "some messages copied",
+    "replay.ran": "the processors idle, the replay not marked as done",
+    "replay.done": "the replay marked as done, nothing compared",
+}
+"""Points of a replay."""
+
 POINTS: dict[str, str] = {
     **STORE_POINTS,
     **BACKUP_POINTS,
@@ -197,6 +205,7 @@ POINTS: dict[str, str] = {
     **REDRIVE_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,
+    **REPLAY_POINTS,
 }
 """Every crash point, and the state at it. A test that draws one draws from those that it can reach."""
 

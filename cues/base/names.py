@@ -136,6 +136,8 @@ def redrive_queue(unit: str, queue: str) -> str:
 # They begin with a NUL, which is not in the names of databases.
 
 FORMAT_KEY: Final = b"\0cues"
+REPLAY_KEY: Final = b"\0replay\0"
+"""Key of the note in a store that a replay fills."""
 LOW_WATERS: Final = b"\0low\0"
 """Prefix of the keys of all low-water marks."""
 PRODUCERS: Final = b"\0producer\0"

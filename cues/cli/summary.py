@@ -239,7 +239,7 @@ class Summary:
                 return f"{graph}: no source yielded a message; nothing to do."
             anew = "--fresh"
             with contextlib.suppress(CuesError):  # an unreachable target is reported by the run that needs it
-                if targets := fresh.filled(self._running.plan, Path(self._running.store.path)):
+                if targets := fresh.filled(self._running.plan, Path(self._running.store.directory)):
                     anew = f"Without {_and(list(targets))}, {anew}"
             return f"{_and(processed)} already processed; nothing new. {anew} starts over"
         took = duration(self.seconds)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues.base import events, names
+from cues.engine import replays
 from cues.engine.growth import Emit
 from cues.engine.identities import keyed
 from cues.errors import Diverged
@@ -61,6 +62,7 @@ def open_stores(
     home, owned = _open_home(graph, store)
     stores = Stores(home, [home] if owned else [])
     try:
+        replays.refuse(home)
         _open_others(stores, plan, graph, accept_topology)
         _find_left_over(stores, plan, accept_topology, emit)
         _say_durability(stores, plan, emit)
