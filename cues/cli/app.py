@@ -40,7 +40,7 @@ COMMANDS: Final = {
     "doctor": "Check the machine and the place of a store, and say what to do.",
     "seek": "Move the position of a processor or a consumer group.",
     "replay": "Run a graph over its old messages, into a fresh store, and compare.",
-    "forget": "Delete a consumer group, a consumer, or a processor that its graph has no more.",
+    "forget": "Delete a consumer group, a consumer, or a removed processor.",
     "grow": "Add partitions to a queue.",
     "purge": "Delete the messages of a queue before an index or a time.",
     "compact": "Give free pages back to the file system, and remove queues.",
