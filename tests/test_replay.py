@@ -329,3 +329,22 @@ def test_transactions_of_publishers_are_copied_with_their_rows(tmp_path: Path) -
     assert (by_queue(report)["out"].only_new, by_queue(report)["out"].beyond) == (5, 0)
     with pytest.raises(StoreError, match="cannot be cut"):
         cues.replay(graph(), into=tmp_path / "part", store=tmp_path / "old", until=3)
+
+
+def test_a_renamed_source_is_refused(tmp_path: Path) -> None:
+    """Its position is not taken along: on the store of the replay it would begin anew."""
+
+    def graph(source: str, **options: Any) -> Graph:
+        same = Stream(lambda message: message, source, "doubled", id=f"of_{source}")
+        return Graph("g", [Source(source, orders, **options), same], store=tmp_path / "old")
+
+    run_until_idle(graph("orders"))
+    renamed = graph("bought", renamed_from="orders")
+    with renamed.start() as running:
+        running.store.queue("bought").appender().write({"n": 0})  # the source itself has nothing new
+        running.wait_idle(timeout=60)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"source g\.bought was renamed"):
+            cues.replay(renamed, into=tmp_path / "new", from_first=True)
+        renamed = graph("bought")  # the option may be removed after the rename
+    assert not (tmp_path / "new").exists()

@@ -39,6 +39,7 @@ from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
 from cues.queues.log import KEY, Log, read_row
 from cues.queues.options import QueueOptions
+from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.queues.store import Store
 from cues.records.log_row import LogRow, pack_row
@@ -184,6 +185,15 @@ def _planned(
         )
     logs = {queue: [view._log for view in old.queue(queue)._views] for queue in sorted(wanted & present)}
     with old._view() as txn:
+        for node in sources:
+            former = node.options.renamed_from
+            topology = read_topology(txn, node.id)
+            if topology.key if topology is not None else former:
+                raise StoreError(
+                    f"The source {node.id} was renamed, and a replay does not take that along: it would begin anew.",
+                    "replay into a store for comparison: name the streams with --processor.",
+                    path=old.path,
+                )
         if whole and any(True for _ in rows(txn, names.PRODUCERS)):
             raise StoreError(
                 f"Graphs of other stores write to queues of {old.path}, and a replay does not take their positions"
