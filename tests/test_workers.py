@@ -548,6 +548,7 @@ def test_a_file_that_was_changed_is_refused_by_the_worker_that_starts_again(writ
         assert "start again if the file was changed" in str(told.until("builds another one").error.__cause__)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_past_its_lease_is_replaced_and_fenced_when_it_continues(
     write: Write, tmp_path: Path, checked: Any
 ) -> None:
@@ -619,6 +620,7 @@ def leases(store: Path) -> list[float]:
     return [row["owner"]["lease_s"] for row in rows]
 
 
+@pytest.mark.slow
 def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, checked: Any) -> None:
     """One is stopped with its workers past the lease, another takes the graph, the first continues: it is fenced."""
     write(LIVE)
