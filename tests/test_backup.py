@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import Child
 
 import cues
 from cues import Graph, QueueOptions, Source, Stream, testing
@@ -265,7 +266,7 @@ def test_a_follower_that_was_killed_has_one_moment_and_goes_on(root: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "promote.retired:1", "promote.retired:2", "promote.named:1", "promote.named:2"])
 def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Path, tmp_path: Path, fault: str) -> None:
-    """A process that has the original open gets no commit acknowledged any more, and nobody makes a new store there."""
+    """A later opening is refused, and names the copy; so no new store is made there."""
     dest = tmp_path / "f"
     child("follow", root, dest)
     run(root, 300, 600)
@@ -279,6 +280,33 @@ def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Pat
     with cues.open(dest) as store, cues.open(done.places[1]) as other:
         assert testing.contents(store) == expected["s"][0] and testing.contents(other) == expected["o"][0]
         assert not store.check() and not other.check() and not check_others(store)
+
+
+HOLDER = """
+import sys, cues
+with cues.open(sys.argv[1], durability="process") as store:
+    appender = store.queue("late").appender()
+    appender.write({"n": 1})
+    print("open", flush=True)
+    input()
+    try:
+        print("index", appender.write({"n": 2}), flush=True)
+    except cues.CuesError as error:
+        print("refused", type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_has_a_retired_original_open_gets_no_commit_acknowledged(root: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "f"
+    child("follow", root, dest)
+    with Child(HOLDER, root / "s") as holder:
+        assert holder.line() == "open"
+        follower.promote(dest)
+        holder.say("go on")
+        assert holder.line().startswith("refused ")
+    with cues.open(dest) as store:
+        assert [m["n"] for m in store.queue("late").tailer()] == [1]
 
 
 WRITER = """

@@ -94,7 +94,8 @@ def check_exact(path: Path, checked: Any) -> None:
 def test_random_kills_change_nothing(tmp_path: Path, checked: Any, kills: int) -> None:
     seed = seeds.new()
     path = tmp_path / "store"
-    assert kill_at_random(path, kills, seed) >= 0.4 * kills  # the others ended before, on a machine that paused
+    met = kill_at_random(path, kills, seed)
+    assert met >= (0.6 if kills == KILLS else 0.4) * kills  # of five, one pause of the machine can let two end before
     finish(path)
     check_exact(path, checked)
 
