@@ -71,7 +71,7 @@ def _forget_processor(target: targets.StoreTarget, named: bool, yes: bool, outpu
         known = list(dict.fromkeys(unit.partition("/")[0] for unit in metrics.processors(opened)))
         if not named and target.name not in {name for id in known for name in (id, id.partition(".")[2])}:
             raise WrongUsage(
-                f"cues forget deletes groups, consumers and processors, and there is no processor {target.name!r}.",
+                f"cues forget deletes consumer groups, consumers and processors; {target.name!r} is none of them.",
                 target.again(f"{targets.GROUP}{target.name}"),
             )
         plan = processors.plan_forget(opened, targets.processor_of(target, known), graph)
