@@ -13,10 +13,11 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from terminal import CUES, Command, cues, environment
 
 import cues as library
-from cues.cli.app import COMMANDS
+from cues.cli.app import COMMANDS, commands
 from cues.cli.options import WrongUsage
 from cues.cli.where import Where
 
@@ -71,7 +72,7 @@ def test_help_and_version_load_neither_the_store_nor_the_engine() -> None:
 
 def test_every_command_has_help_with_examples_and_names_its_variables() -> None:
     for name, summary in COMMANDS.items():
-        text = cues(name, "--help").out
+        text = CliRunner().invoke(commands, [name, "--help"], prog_name="cues", terminal_width=120).output
         assert f"  cues {name} " in text, name
         assert len(summary) < 72
         for option in re.findall(r"^  (?:-\w, )?--([a-z-]+)", text, re.M):

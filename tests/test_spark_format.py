@@ -273,7 +273,6 @@ def test_a_queue_is_never_overwritten_and_a_try_log_never_written(spark: SparkSe
         table.write.format("cues").mode("append").save(f"{tmp_path / 's'}#g.q")
 
 
-@pytest.mark.fast
 def test_a_batch_write_with_a_position_is_written_once(spark: SparkSession, tmp_path: Path) -> None:
     def write(start: int, end: int) -> None:
         table = spark.range(start, end, numPartitions=2)
@@ -331,7 +330,6 @@ def copy(spark: SparkSession, tmp_path: Path) -> Start:
     return start
 
 
-@pytest.mark.fast
 def test_available_now_takes_what_is_there_in_bounded_batches(copy: Start, tmp_path: Path) -> None:
     fill(tmp_path / "s", "in", [{"n": n} for n in range(1000)])
     assert finish(copy(maxMessagesPerTrigger=300)) == [(0, 300), (1, 300), (2, 300), (3, 100)]

@@ -219,7 +219,6 @@ def each_key(messages: Sequence[dict[str, Any]]) -> dict[Any, list[Any]]:
     return keys
 
 
-@pytest.mark.fast
 def test_partitions_hold_what_the_embedded_engine_leaves_and_grow_while_the_graph_runs(
     spark: SparkSession, tmp_path: Path
 ) -> None:
