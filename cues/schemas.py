@@ -151,7 +151,10 @@ def schema_of(given: Any) -> Schema:
                 "pass {'type': 'object', 'properties': {…}}, or a dataclass.",
             )
         return Schema(given)
-    return _compiled(given) if _hashable(given) else Schema(given)
+    kind = given.type if isinstance(given, Parsed) else given
+    if not all(_is_object(member) or typing.is_typeddict(member) for member in _members(kind)):
+        raise _unknown(kind)
+    return _compiled(given)
 
 
 @functools.lru_cache(256)
@@ -368,8 +371,13 @@ class _Compiler:
             make: Callable[[dict[str, Any]], Any] = lambda values: kind(**values)  # noqa: E731
             extras = False
         else:
+            # __required_keys__ does not see NotRequired[…] in an annotation that is text.
+            wrapped = {typing.Required: True, typing.NotRequired: False}
             needed: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
-            fields = [(name, self.load(hint), name in needed) for name, hint in hints.items()]
+            fields = [
+                (name, self.load(hint), wrapped.get(typing.get_origin(hint), name in needed))
+                for name, hint in hints.items()
+            ]
             make, extras = dict, True
 
         def load(value: Any) -> Any:

@@ -35,7 +35,10 @@ def table_of(kind: str, messages: Sequence[dict[str, Any]], schema: Any = None) 
     for name in names:
         values = [message.get(name) for message in messages]
         try:
-            arrays.append(pa.array(values, None if schema is None else schema.field(name).type))
+            array = pa.array(values, None if schema is None else schema.field(name).type)
+            if kind == "pandas" and "null" in str(array.type) and array.type != pa.null():
+                array = pa.array(values, _without_null(pa, array.type))
+            arrays.append(array)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
             raise _misfit(pa, name, values, schema, error) from None
     table = pa.Table.from_arrays(arrays, schema=schema) if schema is not None else pa.table(arrays, names)
@@ -92,6 +95,15 @@ def _misfit(pa: Any, name: str, values: Sequence[Any], schema: Any, error: Excep
     return SchemaError(
         f"$.{name}: {error}", "name the column's type with schema=.", path=f"$.{name}", expected=expected
     )
+
+
+def _without_null(pa: Any, kind: Any) -> Any:
+    """The type with texts for the type null inside of lists: pandas 2.3 makes damaged arrays of these."""
+    if pa.types.is_list(kind):
+        return pa.list_(_without_null(pa, kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _without_null(pa, field.type)) for field in kind])
+    return pa.string() if kind == pa.null() else kind
 
 
 def _type(pa: Any, kind: Any) -> Any:
