@@ -10,17 +10,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-
-pa = pytest.importorskip("pyarrow")
-pd = pytest.importorskip("pandas")
-pl = pytest.importorskip("polars")
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cues import Graph, Stream, testing
 from cues.errors import NotInstalled, SchemaError
 from cues.steps.tables import arrow_schema, messages_of, table_of
+
+pa = pytest.importorskip("pyarrow")
+pd = pytest.importorskip("pandas")
+pl = pytest.importorskip("polars")
 
 KINDS = ["arrow", "pandas", "polars"]
 
