@@ -27,6 +27,7 @@ that a function returns is converted, and its values are not checked again; use 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -66,6 +67,10 @@ class _Misfit(Exception):
         self.path = list(path)
 
 
+class _Unresolved(InvalidArgument):
+    """An annotation has a name that is not known."""
+
+
 class Parsed:
     """A type whose values may come as text; made by :func:`parsed`."""
 
@@ -99,11 +104,14 @@ def parsed(type: Any) -> Any:
 class Schema:
     """A compiled schema. Make it with :func:`schema_of`; safe from any thread."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Any, names: Mapping[str, Any] | None = None) -> None:
+        """``names``: more names for annotations that are text, besides those of the modules of the classes."""
         self.given = given
         self.parses = isinstance(given, Parsed)
         kind = given.type if isinstance(given, Parsed) else given
-        self._convert: Load = _json_schema(kind) if isinstance(kind, Mapping) else _Compiler(self.parses).load(kind)
+        self._convert: Load = (
+            _json_schema(kind) if isinstance(kind, Mapping) else _Compiler(self.parses, names).load(kind)
+        )
 
     def load(self, message: Any) -> Any:
         """Return the object for a message; of a JSON Schema, the message. Raises :class:`SchemaError`."""
@@ -140,8 +148,11 @@ class Schema:
         return {**plainly, **typing.cast("dict[str, Any]", message_of(loaded))} if self.parses else plainly
 
 
-def schema_of(given: Any) -> Schema:
-    """Return the compiled schema of a class or of a JSON Schema. Raises :class:`InvalidArgument` for anything else."""
+def schema_of(given: Any, fn: Callable[..., Any] | None = None) -> Schema:
+    """Return the compiled schema of a class or of a JSON Schema. Raises :class:`InvalidArgument` for anything else.
+
+    The names that ``fn`` sees resolve annotations of classes that are not at the top of a module.
+    """
     if isinstance(given, Schema):
         return given
     if isinstance(given, Mapping):
@@ -154,7 +165,12 @@ def schema_of(given: Any) -> Schema:
     kind = given.type if isinstance(given, Parsed) else given
     if not all(_is_object(member) or typing.is_typeddict(member) for member in _members(kind)):
         raise _unknown(kind)
-    return _compiled(given)
+    try:
+        return _compiled(given)
+    except _Unresolved:
+        if fn is None:
+            raise
+        return Schema(given, _names_seen(inspect.unwrap(fn)))
 
 
 @functools.lru_cache(256)
@@ -202,10 +218,20 @@ def _resolved(fn: Any, annotation: Any) -> Any:
     if not isinstance(annotation, str):
         return annotation
     try:
-        closure = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ())))
-        return eval(annotation, fn.__globals__, closure)
+        return eval(annotation, _names_seen(fn))
     except Exception:
         return None
+
+
+def _names_seen(fn: Any) -> dict[str, Any]:
+    """The global names of a function, and those of the functions around it that it uses."""
+    seen = dict(getattr(fn, "__globals__", {}))
+    for name, cell in zip(
+        getattr(getattr(fn, "__code__", None), "co_freevars", ()), getattr(fn, "__closure__", None) or ()
+    ):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            seen[name] = cell.cell_contents
+    return seen
 
 
 # --- compilation of classes --------------------------------------------------------------------------------------
@@ -214,14 +240,15 @@ def _resolved(fn: Any, annotation: Any) -> Any:
 class _Compiler:
     """Makes functions that load values of types."""
 
-    def __init__(self, parses: bool) -> None:
+    def __init__(self, parses: bool, names: Mapping[str, Any] | None = None) -> None:
         self._parses = parses
+        self._names = dict(names or {})
         self._known: dict[Any, Load] = {}
 
     def load(self, kind: Any) -> Load:
         """Return the function for a type. Raises :class:`InvalidArgument`, which names a type that is not known."""
         if isinstance(kind, Parsed):
-            return _Compiler(True).load(kind.type)
+            return _Compiler(True, self._names).load(kind.type)
         if _hashable(kind) and kind in self._known:
             return self._known[kind]
         if isinstance(kind, typing.TypeVar):
@@ -354,9 +381,9 @@ class _Compiler:
         inner: list[Load] = []
         self._known[kind] = lambda value: inner[0](value)
         try:
-            hints = typing.get_type_hints(kind, include_extras=True)
+            hints = typing.get_type_hints(kind, localns=self._names, include_extras=True)
         except NameError as error:
-            raise InvalidArgument(
+            raise _Unresolved(
                 f"The types of {kind.__name__} cannot be resolved: {error}.",
                 "define the class, and the names that it uses, at the top of a module.",
             ) from None

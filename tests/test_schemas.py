@@ -464,3 +464,16 @@ def test_mypy_knows_the_types_of_functions(tmp_path: Path) -> None:
     assert report.count("error:") == 4, report
     for text in ('no attribute "totl"', "[arg-type]", "[return-value]"):
         assert text in report
+
+
+def test_classes_that_only_the_function_sees_are_resolved() -> None:
+    """As in a notebook's cell, or in a function: the annotations of this module are texts."""
+    names: dict[str, Any] = {"__name__": "nowhere", "cues": cues}
+    code = (
+        "from dataclasses import dataclass\n@dataclass\nclass Inner:\n    n: int\n@dataclass\nclass Outer:\n"
+        "    inner: Inner\ndef total(outer: Outer) -> Inner:\n    return outer.inner\n"
+    )
+    exec(compile(code, "cell", "exec"), names)  # the annotations are texts, as in this file
+    assert run(Stream(names["total"], "a", "b"), a=[{"inner": {"n": 1}}, {"inner": 2}])["b"] == [{"n": 1}]
+    with pytest.raises(InvalidArgument, match="The types of Outer cannot be resolved: name 'Inner'"):
+        schema_of(names["Outer"])

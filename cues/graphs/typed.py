@@ -31,13 +31,13 @@ def schemas_of(options: Options, fn: Function | None, bindings: Iterable[str], i
     given = options.schema
     bindings = list(bindings)
     if isinstance(given, Mapping) and given and set(given) <= set(bindings):
-        return {binding: schemas.schema_of(one) for binding, one in given.items()}
+        return {binding: schemas.schema_of(one, fn) for binding, one in given.items()}
     if given is not None:
-        return {"": schemas.schema_of(given)}
+        return {"": schemas.schema_of(given, fn)}
     if fn is None or not bindings:
         return {}
     kinds = schemas.annotated(fn, bindings if is_join else [], bool(options.batch))
-    return {binding: schemas.schema_of(kind) for binding, kind in kinds.items()}
+    return {binding: schemas.schema_of(kind, fn) for binding, kind in kinds.items()}
 
 
 def table_schema(options: Options) -> columns.Schema | None:

@@ -125,7 +125,7 @@ class Feed:
         before: Any = position if type(position) is int else codec.pack(position)
         output = source.output
         packer = Packer(lambda: output._options)
-        schema = typed.schemas_of(source.node.options, None, (), False).get("")
+        schema = typed.schemas_of(source.node.options, source.node.fn, (), False).get("")
         handed: bytes | RefusedItem
         resume = source.node.options.resume
         fn = source.node.fn
