@@ -468,7 +468,7 @@ def test_mypy_knows_the_types_of_functions(tmp_path: Path) -> None:
 
 def test_classes_that_only_the_function_sees_are_resolved() -> None:
     """As in a notebook's cell, or in a function: the annotations of this module are texts."""
-    names: dict[str, Any] = {"__name__": "nowhere", "cues": cues}
+    names: dict[str, Any] = {"__name__": "__main__"}
     code = (
         "from dataclasses import dataclass\n@dataclass\nclass Inner:\n    n: int\n@dataclass\nclass Outer:\n"
         "    inner: Inner\ndef total(outer: Outer) -> Inner:\n    return outer.inner\n"
