@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues import checkpoints, codec, errors, faults, groups, processors, testing, txn
+    from cues import checkpoints, codec, errors, faults, groups, processors, schemas, testing, txn
     from cues.engine.redriving import discard, list_errors, redrive
     from cues.engine.running import Running
     from cues.errors import (
@@ -55,7 +55,7 @@ __all__ = [
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
     "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "discard", "error_context", "errors", "faults",
-    "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "testing", "txn",
+    "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "schemas", "testing", "txn",
 ]
 # fmt: on
 

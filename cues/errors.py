@@ -8,6 +8,7 @@
     ├── Forked                     the object belongs to the process that this one was forked from
     ├── ConcurrentUse              one tailer was used from two threads at once
     ├── CodecError                 a value cannot be encoded or decoded; names its path and type
+    ├── SchemaError                a message that does not fit a schema; names the path of the offence
     ├── MessageTooLarge            a message above the queue's ``max_message_bytes``
     ├── StoreError                 something about a store as a whole
     │   ├── StoreNotFound          there is no store at the path, and none may be created
@@ -126,6 +127,16 @@ class CodecError(CuesError):
 
     path: str
     type_name: str
+
+
+class SchemaError(CuesError):
+    """Raised for a message that does not fit a ``schema=`` (:mod:`cues.schemas`); nothing was written.
+
+    ``path`` is the place of the offence (``$.items[3].price``), ``expected`` what the schema has there.
+    """
+
+    path: str
+    expected: str
 
 
 class MessageTooLarge(CuesError):

@@ -40,6 +40,8 @@ MODULES = {
     "cues.processors.file_source": "sources over many files, and logs that grow",
     "cues.processors.file_sink": "sinks that write files",
     "cues.processors.sql": "a sink into SQLite",
+    "cues.processors.shape": "dedupe, flat map, split, sample, merge",
+    "cues.schemas": "types of messages",
     "cues.spark": "Spark",
     "cues.faults": "named crash points",
     "cues.base.events": "events of a running graph",

@@ -6,6 +6,7 @@ says so, and loads it on first use.
     files.py         sources that read CSV and JSON lines, and continue at the committed position
     file_source.py   sources over globs, watched directories and followed logs, in every format
     file_sink.py     files of lines, CSV, Parquet or Arrow as targets of sinks, exactly once
+    shape.py         streams: dedupe, flat map, split, sample, merge
     sql.py           transactions of sinks in SQLite, which take every message exactly once
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 

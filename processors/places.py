@@ -12,6 +12,7 @@ from __future__ import annotations
 import bz2
 import glob
 import gzip
+import io
 import lzma
 import os
 import zipfile
@@ -24,6 +25,10 @@ from cues.errors import NotInstalled
 
 COMPRESSIONS: Final = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz", "zstd": ".zst"}
 """The compressions, and the endings of their files."""
+
+
+BUFFER_BYTES: Final = 1 << 20
+"""Bytes of an object that are read at once: each read may be a request."""
 
 
 class Stat(NamedTuple):
@@ -89,7 +94,8 @@ class Remote:
         )
 
     def open(self, name: str) -> IO[bytes]:
-        return cast(IO[bytes], self.system.open(name, "rb"))
+        # The files of most stores have a readline() without a limit, and some read a byte at a time in it.
+        return cast(IO[bytes], io.BufferedReader(self.system.open(name, "rb"), BUFFER_BYTES))
 
     def stat(self, name: str) -> Stat:
         return Stat(0, 0, self.system.size(name) or 0, 0.0)

@@ -114,6 +114,31 @@ def test_bank_reports_a_wrong_result(tmp_path: Path) -> None:
     assert "NO   the money is all there" in printed and "Something is wrong" in printed
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_import_orders(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Rows with a wrong count and an unknown article are errors; a second run with one file more adds its rows."""
+    pq, sa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("sqlalchemy")
+    url = request.getfixturevalue("postgres").database() if kind == "postgresql" else "sqlite:///orders.db"
+    script = EXAMPLES / "import_orders.py"
+    code = [line for line in script.read_text().splitlines() if line.strip()]
+    assert len(code) < 40
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.csv").write_text("id,sku,count\n1,pen,2\n2,ink,many\n3,cup,1\n")
+    printed = run(sys.executable, str(script), url, cwd=tmp_path)
+    assert printed.splitlines()[0] == "1 priced, 2 errors"
+    (tmp_path / "in/2.csv").write_text("id,sku,count\n4,ink,3\n")
+    assert run(sys.executable, str(script), url, cwd=tmp_path).startswith("2 priced, 2 errors")
+    rows = [row for file in sorted((tmp_path / "out").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    assert rows == [{"id": 1, "sku": "pen", "total": 3.0}, {"id": 4, "sku": "ink", "total": 21.0}]
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path}/orders.db"
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        found = connection.execute(sa.text("select * from orders order by id")).all()
+    engine.dispose()
+    assert found == [(1, "pen", 3.0), (4, "ink", 21.0)]
+
+
 def test_word_count_partitioned(tmp_path: Path) -> None:
     printed = run(sys.executable, str(EXAMPLES / "word_count_partitioned.py"), cwd=tmp_path).splitlines()
     assert re.fullmatch(r"20 words on 4 partitions: \d+, \d+, \d+, \d+", printed[0])

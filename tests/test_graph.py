@@ -284,7 +284,7 @@ WRONG: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
         ("price", "at-most-once", "retries=0"),
     ),
     ("a batch size of nothing", lambda: Sink(price, "a", batch_size=0), ("price", "batch_size=0")),
-    ("another batch", lambda: Sink(price, "a", batch="arrow"), ("price", "'arrow'")),
+    ("another batch", lambda: Sink(price, "a", batch="csv"), ("price", "'csv'")),
     ("another resume", lambda: Source("s", orders, resume="never"), ("'s'", "'never'", "'skip'")),
     ("a source that takes no position", lambda: Source("s", lambda: ()), ("'s'", "position", "resume='skip'")),
     ("a source that takes only process", lambda: Source("s", lambda process: ()), ("'s'", "position")),

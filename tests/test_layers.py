@@ -35,6 +35,7 @@ UPWARD = {
 
 BY_NAME = {
     "engine.origin",  # the user's module that holds a graph
+    "steps.tables",  # pyarrow, pandas and polars, which are extras
     "graphs.graph",  # the engine that a start asks for
     "queues.store",  # Store.check: the check knows every row of every layer
     "cli.ui",  # the page, whose packages are an extra

@@ -97,7 +97,8 @@ class Running:
     def send(self, *arguments: Any) -> int:
         """Send one message: ``send(queue, message)``, or ``send(message)`` to the graph's source. Return its index.
 
-        Each call is one commit. Raises the errors of :meth:`Appender.write`.
+        Each call is one commit. Raises the errors of :meth:`Appender.write`, and :class:`SchemaError` for a message
+        that does not fit the ``schema=`` of the queue's source; then nothing was written.
         """
         self._check()
         if len(arguments) == 2:
@@ -115,7 +116,8 @@ class Running:
                 f"send() takes a queue and a message, found {len(arguments)} arguments.",
                 "name the queue: send('queue', message).",
             )
-        index: int = self._queue(queue).appender().write(message)
+        schema = next((n.options.schema for n in self.plan.nodes if n.kind == "source" and n.name == queue), None)
+        index: int = self._queue(queue).appender(schema=schema).write(message)
         return index
 
     def messages(self, queue: str) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ from typing import Any, Unpack
 
 from cues.base import names
 from cues.base.checks import is_count, is_number, nearest
-from cues.errors import GraphError, InvalidName
+from cues.errors import GraphError, InvalidArgument, InvalidName
+from cues.graphs import typed
 from cues.graphs.options import (
     ACROSS,
     ALLOWED,
@@ -27,6 +28,7 @@ from cues.graphs.options import (
     OPTION_NAMES,
     OUTPUT_MODES,
     STRATEGIES,
+    TABLES,
     Function,
     Kind,
     Options,
@@ -115,7 +117,8 @@ class Processor:
         need(given.strategy in (None, *STRATEGIES), "strategy", f"give {' or '.join(map(repr, STRATEGIES))}.")
         retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
         need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
-        need(isinstance(batch, bool) or batch == FRAME, "batch", "give True (lists of messages) or False.")
+        batch_fits = isinstance(batch, bool) or batch in (FRAME, *TABLES)
+        need(batch_fits, "batch", f"give True (lists of messages), {', '.join(map(repr, TABLES))}, or False.")
         fields_fit = given.fields is None or (isinstance(given.fields, (str, Mapping)) and batch == FRAME)
         need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
         mode_fits = given.output_mode in (None, *OUTPUT_MODES) and (batch == FRAME or given.output_mode is None)
@@ -138,7 +141,7 @@ class Processor:
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
         check_retries(self.id, self.kind, given.strategy, given)
-        if linger_s and batch is not True:
+        if linger_s and batch in (False, FRAME):
             manner = "is a frame" if batch else "is called for one message at a time"
             hint = "write batch=True with it, or leave linger_s= out."
             raise self._wrong(f"{where} has linger_s={linger_s!r} and {manner}.", hint)
@@ -170,6 +173,21 @@ class Processor:
             appenders=_imperative(self, "appenders", given.appenders),
         )
 
+    def _check_schema(self) -> None:
+        """Refuse a schema that cannot be compiled, and inputs that cannot be a table."""
+        options, here = self.options, f"The {self.kind} {self.id!r}"
+        if options.batch == FRAME and options.schema is not None:
+            raise self._wrong(f"{here} is a frame and has schema=.", "name its columns with fields='name type, …'.")
+        if options.batch in TABLES and not isinstance(self.inputs, (str, AnyOf)):
+            raise self._wrong(
+                f"{here} is a join and has batch={options.batch!r}, which gives a table of one input.",
+                "read one queue, or cues.AnyOf(…); or set batch=True.",
+            )
+        try:
+            typed.check(options, self.fn, bindings(self.inputs), isinstance(self.inputs, dict))
+        except InvalidArgument as error:
+            raise self._wrong(f"{here}: {error.message}", error.hint) from None
+
     def __repr__(self) -> str:
         return f"<cues.{type(self).__name__} {self.id}>"
 
@@ -197,6 +215,7 @@ class Source(Processor):
             raise self._wrong(
                 f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "leave id= out."
             )
+        self._check_schema()
         if fn is not None:
             _check_callable(self, fn)
             extra = _required_after_first(self, fn, parameters_of(fn) or [])
@@ -268,6 +287,7 @@ class Stream(Processor):
         _check_filters(self)
         _check_imperative(self, fn)
         _check_frame(self)
+        self._check_schema()
 
 
 @lists_options(SinkOptions)
@@ -293,6 +313,7 @@ class Sink(Processor):
         _check_filters(self)
         _check_imperative(self, fn)
         _check_checkpoint(self, fn)
+        self._check_schema()
 
 
 # --- checks -------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from cues.base import names
 from cues.base.checks import nearest
 from cues.base.option_texts import describes
 from cues.errors import GraphError, InvalidArgument
-from cues.graphs import compose, plan
+from cues.graphs import compose, plan, typed
 from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream
 from cues.graphs.options import (
     FRAME,
@@ -530,7 +530,9 @@ def _declared(processor: Processor) -> dict[str, Any]:
     if processor.kind == "stream":
         data["outputs"] = {"all_of": outputs.bindings} if isinstance(outputs, AllOf) else outputs
     for name, value in processor.options.given().items():
-        if isinstance(value, Retry):
+        if name == "schema":
+            value = typed.to_plain(value)
+        elif isinstance(value, Retry):
             kinds = value.on if isinstance(value.on, tuple) else (value.on,)
             value = {"attempts": value.attempts, "backoff_s": value.backoff_s, "max_s": value.max_s}
             if kinds != (Exception,):
@@ -568,6 +570,8 @@ def _processor(data: Mapping[str, Any]) -> Processor:
             rest[name] = _function(value)
         elif isinstance(value, Mapping):
             rest[name] = {b: _function(f) for b, f in value.items()}
+    if "schema" in rest:
+        rest["schema"] = typed.from_plain(rest["schema"], _function)
     if kind == "source":
         return Source(id, fn, **rest)
     inputs = _bound(AnyOf, "any_of", rest.pop("inputs", None))

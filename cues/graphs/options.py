@@ -42,6 +42,8 @@ FRAME: Final = "frame"
 """The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
 OUTPUT_MODES: Final = ("append", "update", "complete", "step")
 """The rows that a frame writes: those of Spark's output modes, or those of each step on their own."""
+TABLES: Final = ("arrow", "pandas", "polars")
+"""The values of ``batch`` of a function that takes the messages of a step as a table, and returns one."""
 FRAME_SIZE: Final = 50_000
 """The most messages of one DataFrame by default. Each DataFrame is a Spark job of half a second."""
 BATCH_SIZE: Final = 1000
@@ -115,6 +117,7 @@ class Options:
     across: str = "forwarded"
     isolation: Isolation = "uncommitted"
     renamed_from: str | None = None
+    schema: Any = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -146,6 +149,7 @@ class _Common(TypedDict, total=False):
     retries: int | Retry
     batch_size: int
     renamed_from: str | None
+    schema: Any
 
 
 class _Taking(_Common, total=False):
@@ -154,7 +158,7 @@ class _Taking(_Common, total=False):
     types: Collection[str] | Mapping[str, Collection[str]] | None
     topics: Collection[str] | Mapping[str, Collection[str]] | None
     where: Predicate | Mapping[str, Predicate] | None
-    batch: bool | Literal["frame"]
+    batch: bool | Literal["frame", "arrow", "pandas", "polars"]
     fields: str | Mapping[str, str] | None
     output_mode: Literal["append", "update", "complete", "step"] | None
     trigger: str | None
@@ -264,7 +268,8 @@ _TEXTS: Final = {
     " it. None: an error stops the processor.",
     "strategy": '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
     "retries": "The number of further calls after a failure, or `cues.Retry(…)`.",
-    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole.",
+    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole."
+    ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
     "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
     ' `"origin string, delay double"`.',
     "output_mode": 'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'
@@ -296,6 +301,11 @@ _TEXTS: Final = {
     " of the commits. It holds for all inputs and `tailers`.",
     "renamed_from": "The name that the processor had before. The next start gives it the positions, the state and the"
     " records of the processor of that name. Later starts ignore the option.",
+    "schema": "What the messages that a source yields, or that a function takes, must fit: a dataclass, a pydantic"
+    " model, a msgspec Struct, a TypedDict, a JSON Schema, or `cues.schemas.parsed(…)`; a dict gives them by binding. A"
+    " message that does not fit fails, with the path of the offence. A function gets objects of the class. None: the"
+    ' classes in the annotations of its parameters. With `batch="arrow"` and the like: the columns of the table, as for'
+    " `cues.QueueOptions(schema=…)`.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

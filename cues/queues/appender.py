@@ -7,11 +7,12 @@ from typing import Any, Final, TypeVar
 
 from cues import faults
 from cues.base.closing import Closing
-from cues.errors import Closed, CuesError
+from cues.errors import Closed, CuesError, SchemaError
 from cues.queues import backpressure
 from cues.queues.base import BaseQueue, OptionsChanged
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch
+from cues.schemas import Schema
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
@@ -137,6 +138,30 @@ class Appender(Closing):
 
     def __repr__(self) -> str:
         return f"<cues.Appender of {self.queue.id}>"
+
+
+class TypedAppender(Appender):
+    """An appender that checks what it writes: dicts, or objects of the class of its schema (:mod:`cues.schemas`).
+
+    Its methods raise :class:`cues.errors.SchemaError` with the path of the offence, and then nothing was written.
+    """
+
+    def __init__(self, queue: BaseQueue, timeout: float | None, schema: Schema) -> None:
+        super().__init__(queue, timeout)
+        self._schema = schema
+
+    def write(self, message: Any) -> int:
+        return super().write(self._schema.written(message))
+
+    def write_many(self, messages: Iterable[Any]) -> range | list[Place]:
+        checked = []
+        for place, message in enumerate(messages):
+            try:
+                checked.append(self._schema.written(message))
+            except SchemaError as error:
+                error.message = f"messages[{place}]: {error.message}"
+                raise
+        return super().write_many(checked)
 
 
 def build(

@@ -27,14 +27,14 @@ import fnmatch
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from cues import codec, faults
 from cues.base import clock, names
 from cues.base.checks import is_number
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues import spans
-from cues.queues.appender import Appender
+from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, check_index, read_record
 from cues.queues.base_tailer import Place
 from cues.queues.committed import Isolation
@@ -44,6 +44,7 @@ from cues.queues.options import FUNCTIONS, QueueOptions, check_names
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import Tailer
 from cues.records.log_row import LogRow, pack_row
+from cues.schemas import schema_of
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
@@ -90,11 +91,18 @@ class Queue(BaseQueue):
         _put_record(txn, self.id, record)
         faults.point("grow.inside")
 
-    def appender(self, *, timeout: float | None = None) -> Appender:
+    @overload
+    def appender(self, *, timeout: float | None = None, schema: None = None) -> Appender: ...
+
+    @overload
+    def appender(self, *, timeout: float | None = None, schema: Any) -> TypedAppender: ...
+
+    def appender(self, *, timeout: float | None = None, schema: Any = None) -> Appender:
         """Return a writer. There may be any number of them, in any number of threads and processes.
 
         ``timeout`` is for a queue with ``max_lag`` or ``max_bytes``: the longest wait of a write for the readers, in
         seconds. After it the write raises :class:`QueueFull`; 0: at once. None: a write waits until there is room.
+        With ``schema`` (a class or a JSON Schema, :mod:`cues.schemas`) each message is checked before it is written.
 
         Raises :class:`InvalidArgument` for a try log, which only its processor writes.
         """
@@ -102,7 +110,7 @@ class Queue(BaseQueue):
         self._not_a_try_log("writes")
         if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise InvalidArgument(f"appender(timeout={timeout!r}).", "pass seconds, 0 or more, or None.")
-        return Appender(self, timeout)
+        return Appender(self, timeout) if schema is None else TypedAppender(self, timeout, schema_of(schema))
 
     def tailer(self, name: str | None = None, *, meta: bool = False, isolation: Isolation = "uncommitted") -> Tailer:
         """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.
@@ -230,7 +238,8 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
     if options.get("schema") is not None:
         raise InvalidArgument(
             f"schema= of queue {id!r}: a store keeps packed messages, and has no columns.",
-            f"pass {{{id!r}: cues.QueueOptions(schema=…)}} to Graph(…, queues=…), and run the graph with --queues DIR.",
+            "check what a program writes with queue.appender(schema=…). For columns, pass"
+            f" {{{id!r}: cues.QueueOptions(schema=…)}} to Graph(…, queues=…), and run the graph with --queues DIR.",
         )
     for part in id.split(".") if isinstance(id, str) else (id,):
         name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
+from cues.graphs import typed
 from cues.graphs.processor import position_count, wants_process
 from cues.records import batch as batches
 from cues.steps import outgoing, tries
@@ -124,6 +125,7 @@ class Feed:
         before: Any = position if type(position) is int else codec.pack(position)
         output = source.output
         packer = Packer(lambda: output._options)
+        schema = typed.schemas_of(source.node.options, source.node.fn, (), False).get("")
         handed: bytes | RefusedItem
         resume = source.node.options.resume
         fn = source.node.fn
@@ -162,7 +164,7 @@ class Feed:
                         "yield a position that changes with every message, such as (page, row).",
                     )
                 before = after = packed
-            elif not isinstance(item, dict):
+            elif not isinstance(item, dict) and schema is None:
                 raise ReturnError(
                     f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
                     "yield pairs of a position and a message, which is a dict.",
@@ -183,6 +185,8 @@ class Feed:
             try:
                 if isinstance(message, Exception):
                     raise message
+                if schema is not None:
+                    message = schema.written(message)
                 if output._options is not packer.options:
                     packer.renew()
                 handed = packer.pack(message)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import codec
 from cues.errors import ReturnError
 from cues.graphs.processor import Node
+from cues.schemas import message_of
 from cues.steps.failure import Failure
 from cues.steps.imperative import Imperative
 from cues.steps.outgoing import Packer
@@ -167,7 +168,11 @@ class ReturnedMessages:
         if result is None:
             return {}
         if not isinstance(result, (dict, list, tuple)):
-            self.check_ran(result)
+            message = message_of(result) if self._bindings else None
+            if message is None:
+                self.check_ran(result)
+            elif self._node.returns_messages:
+                result = message
         if not self._bindings:
             if self._node.kind == "sink":
                 return {}  # any other result of a sink is ignored
@@ -210,13 +215,17 @@ class ReturnedMessages:
         if isinstance(value, dict):
             return [value]
         if isinstance(value, (list, tuple)):
-            for item in value:
-                if not isinstance(item, dict):
+            messages = list(map(message_of, value))
+            for item, message in zip(value, messages):
+                if message is None:
                     raise ReturnError(
                         f"{self._node.id} returned a list{where} with {type(item).__name__} in it; messages are dicts.",
                         "return a list of dicts.",
                     )
-            return list(value)
+            return messages
+        message = message_of(value)
+        if message is not None:
+            return [message]
         raise ReturnError(
             f"{self._node.id} returned {type(value).__name__}{where}; a message is a dict.",
             "return a dict, a list of dicts, or None.",

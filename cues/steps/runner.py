@@ -52,6 +52,7 @@ from cues.steps.results import Output, Results, stops
 from cues.steps.returned import Kept, ReturnedMessages
 from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.taking import Taken
+from cues.steps.typed_calls import TypedFunction, adapted, of_input
 
 if TYPE_CHECKING:
     from cues.steps.eventloop import EventLoop
@@ -137,12 +138,15 @@ class Runner:
         """Calls plain functions that have ``timeout_s``."""
         if self._limit_s is not None and self._loop is None:
             self._limited = Limited(f"cues {node.id} call", self._limit_s)
+        self._fn = adapted(node, self._fn)
         self._invoke = invocation(node, self._fn, self._returned.check_ran)
         # The columns to map the function over, if a call needs only its messages.
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
             names_in = [port.binding for port in node.inputs]
-            self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
+            by_name = node.mode == "join" and isinstance(self._fn, TypedFunction)
+            if not by_name:
+                self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
 
     def _pace(self) -> Pace:
         options = self._node.options
@@ -183,6 +187,8 @@ class Runner:
         ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
         """
         self._process._begin(taken)
+        if isinstance(self._fn, TypedFunction):
+            self._fn.binding = taken.slices[0].binding
         self._filtered = self._filters_some or taken.acknowledged
         self._returned.careful = False
         self._returned.provenance = taken.heavy_provenance() if self._packers or self._imperative is not None else None
@@ -312,7 +318,7 @@ class Runner:
     def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
         """Retry a message whose call failed. Return its result, or the Failure after the last attempt."""
         for attempt in range(1, self._retry.attempts):
-            if not isinstance(error, self._retry.on):
+            if not self._retriable(error):
                 break
             self._wait(attempt, error)
             try:
@@ -325,6 +331,9 @@ class Runner:
         else:
             attempt = self._retry.attempts
         return Failure(error, attempt)
+
+    def _retriable(self, error: Exception) -> bool:
+        return isinstance(error, self._retry.on) and not of_input(error)
 
     def _wait(self, attempt: int, error: Exception) -> None:
         wait_s = self._retry.wait_s(attempt)
@@ -430,7 +439,7 @@ class Runner:
                 error = failed
             finally:
                 process._end()
-            if attempt >= self._retry.attempts or not isinstance(error, self._retry.on):
+            if attempt >= self._retry.attempts or not self._retriable(error):
                 return Failure(error, attempt), {}
             if self._loop is None:
                 self._wait(attempt, error)
@@ -488,7 +497,7 @@ class Runner:
                 layer.discard()
                 self._discard()
                 error = failed
-                if attempt == self._retry.attempts or not isinstance(error, self._retry.on):
+                if attempt == self._retry.attempts or not self._retriable(error):
                     break
                 self._wait(attempt, error)
         return Results({b: Output() for b in self._bindings}, {0: Failure(error, attempt)})

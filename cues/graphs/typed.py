@@ -1,0 +1,72 @@
+"""The schemas of a processor, from ``schema=`` and from the annotations of its function.
+
+schemas_of(options, fn, …)           {binding: Schema}; of one input {"": Schema}
+table_schema(options)                the columns of ``batch="arrow"`` and the like
+check                                the same for a declaration: what is wrong raises there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cues import schemas
+from cues.errors import InvalidArgument
+from cues.graphs.options import FRAME, TABLES, Function, Options
+from cues.graphs.processor import function_name
+from cues.queues import schema as columns
+from cues.schemas import Schema
+
+
+def check(options: Options, fn: Function | None, bindings: Iterable[str], is_join: bool) -> None:
+    """Raise :class:`InvalidArgument` for a schema that cannot be used."""
+    if options.batch in TABLES:
+        table_schema(options)
+    elif options.batch != FRAME:
+        schemas_of(options, fn, bindings, is_join)
+
+
+def schemas_of(options: Options, fn: Function | None, bindings: Iterable[str], is_join: bool) -> dict[str, Schema]:
+    """Return the schemas of the messages that a function takes, by binding; ``""`` is for every binding."""
+    given = options.schema
+    bindings = list(bindings)
+    if isinstance(given, Mapping) and given and set(given) <= set(bindings):
+        return {binding: schemas.schema_of(one, fn) for binding, one in given.items()}
+    if given is not None:
+        return {"": schemas.schema_of(given, fn)}
+    if fn is None or not bindings:
+        return {}
+    kinds = schemas.annotated(fn, bindings if is_join else [], bool(options.batch))
+    return {binding: schemas.schema_of(kind, fn) for binding, kind in kinds.items()}
+
+
+def table_schema(options: Options) -> columns.Schema | None:
+    """Return names and types of the columns of a table; None: they are those of the messages of each step."""
+    given = columns.schema_of(options.schema)
+    if isinstance(given, str):
+        raise InvalidArgument(
+            f"schema={given!r}: the columns of a table are inferred without it.", "leave schema= out, or name columns."
+        )
+    return given
+
+
+def to_plain(given: Any) -> Any:
+    """Return ``schema=`` as plain data: classes as ``"module:qualname"``."""
+    if isinstance(given, schemas.Parsed):
+        return {"parsed": function_name(given.type)}
+    if isinstance(given, type):
+        return function_name(given)
+    if isinstance(given, Mapping) and not schemas.is_json_schema(given):
+        return {name: to_plain(value) for name, value in given.items()}
+    return given
+
+
+def from_plain(plain: Any, load: Callable[[str], Any]) -> Any:
+    """Return ``schema=`` from a result of :func:`to_plain`; ``load`` returns what ``"module:qualname"`` names."""
+    if isinstance(plain, str) and ":" in plain:
+        return load(plain)
+    if isinstance(plain, Mapping) and set(plain) == {"parsed"} and isinstance(plain["parsed"], str):
+        return schemas.parsed(load(plain["parsed"]))
+    if isinstance(plain, Mapping) and not schemas.is_json_schema(plain):
+        return {name: from_plain(value, load) for name, value in plain.items()}
+    return plain

@@ -1,0 +1,133 @@
+"""Messages as a table, and back: ``batch="arrow"``, ``"pandas"`` and ``"polars"``.
+
+    [{"id": 1, "tags": ["a"]}, {"id": 2}]        id: int64    tags: list<string>
+                                          ◄──►   1            ["a"]
+                                                 2            null
+
+Each field is a column, in the order in which fields appear; lists and dicts are lists and structs of Arrow. A field
+that is missing and one that is None are both null, and a null is None in a message that is made of a row. Without a
+schema the types are those of the messages of the step, so they may differ from step to step: a field that is null in
+all of them has the type null. With one, columns and types are always the same, and other fields are left out. Keys that
+begin with ``q/`` are no columns.
+
+pandas gets columns of Arrow types (``pandas.ArrowDtype``), because its own would make floats of integers with a null.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from cues.errors import NotInstalled, SchemaError
+from cues.queues import schema as columns
+
+_PACKAGES = {"arrow": ("pyarrow",), "pandas": ("pyarrow", "pandas"), "polars": ("pyarrow", "polars")}
+"""The packages of each value of ``batch``."""
+
+
+def table_of(kind: str, messages: Sequence[dict[str, Any]], schema: Any = None) -> Any:
+    """Return a table of messages; ``schema`` is a pyarrow schema. Raises :class:`SchemaError`, which names a column."""
+    pa = _module("pyarrow", kind)
+    names = schema.names if schema is not None else _names(messages)
+    arrays = []
+    for name in names:
+        values = [message.get(name) for message in messages]
+        try:
+            array = pa.array(values, None if schema is None else schema.field(name).type)
+            if kind == "pandas" and "null" in str(array.type) and array.type != pa.null():
+                array = pa.array(values, _without_null(pa, array.type))
+            arrays.append(array)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            raise _misfit(pa, name, values, schema, error) from None
+    table = pa.Table.from_arrays(arrays, schema=schema) if schema is not None else pa.table(arrays, names)
+    if kind == "pandas":
+        return table.to_pandas(types_mapper=_module("pandas", kind).ArrowDtype)
+    return _module("polars", kind).from_arrow(table) if kind == "polars" else table
+
+
+def messages_of(result: Any) -> Any:
+    """Return the messages of a table that a function returned; of a dict of tables, those of each. Others stay."""
+    if isinstance(result, dict):
+        return {name: _rows(value) for name, value in result.items()}
+    return _rows(result)
+
+
+def arrow_schema(schema: columns.Schema | None, kind: str) -> Any:
+    """Return the pyarrow schema for names and types of columns. Raises :class:`NotInstalled` without the packages."""
+    for package in _PACKAGES[kind]:
+        _module(package, kind)
+    if schema is None:
+        return None
+    pa = _module("pyarrow", kind)
+    return pa.schema([(name, _type(pa, columns.parse(text))) for name, text in schema])
+
+
+def _names(messages: Sequence[dict[str, Any]]) -> list[str]:
+    names: dict[str, None] = {}
+    for message in messages:
+        names.update(dict.fromkeys(message))
+    return [name for name in names if not str(name).startswith("q/")]
+
+
+def _rows(value: Any) -> Any:
+    module = type(value).__module__.partition(".")[0]
+    if module == "polars":
+        return value.to_dicts() if hasattr(value, "to_dicts") else value
+    if module == "pandas" and hasattr(value, "columns"):
+        value = sys.modules["pyarrow"].Table.from_pandas(value, preserve_index=False)
+        module = "pyarrow"
+    return value.to_pylist() if module == "pyarrow" and hasattr(value, "column_names") else value
+
+
+def _misfit(pa: Any, name: str, values: Sequence[Any], schema: Any, error: Exception) -> SchemaError:
+    """The error for a column, with the place of the first value that does not fit."""
+    expected = "values of one type" if schema is None else str(schema.field(name).type)
+    for place, value in enumerate(values):
+        try:
+            pa.array([value] if schema is not None else values[: place + 1], schema and schema.field(name).type)
+        except Exception:
+            path = f"$[{place}].{name}"
+            found = f"{path}: expected {expected}, found {value!r:.60}."
+            hint = "correct the writer of the message" + ("" if schema is not None else ", or name the column's type")
+            return SchemaError(found, f"{hint}, with schema=.", path=path, expected=expected)
+    return SchemaError(
+        f"$.{name}: {error}", "name the column's type with schema=.", path=f"$.{name}", expected=expected
+    )
+
+
+def _without_null(pa: Any, kind: Any) -> Any:
+    """The type with texts for the type null inside of lists: pandas 2.3 makes damaged arrays of these."""
+    if pa.types.is_list(kind):
+        return pa.list_(_without_null(pa, kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _without_null(pa, field.type)) for field in kind])
+    return pa.string() if kind == pa.null() else kind
+
+
+def _type(pa: Any, kind: Any) -> Any:
+    """The Arrow type of a type in JSON (:func:`cues.queues.schema.parse`)."""
+    if isinstance(kind, str):
+        if kind.startswith("decimal"):
+            return pa.decimal128(*map(int, kind[8:-1].split(",")))
+        return {
+            "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
+            "float": pa.float32(), "double": pa.float64(), "string": pa.string(), "binary": pa.binary(),
+            "date": pa.date32(), "timestamp": pa.timestamp("us", tz="UTC"),
+        }[kind]  # fmt: skip
+    if kind["type"] == "array":
+        return pa.list_(_type(pa, kind["elementType"]))
+    if kind["type"] == "map":
+        return pa.map_(_type(pa, kind["keyType"]), _type(pa, kind["valueType"]))
+    return pa.struct([(field["name"], _type(pa, field["type"])) for field in kind["fields"]])
+
+
+def _module(name: str, kind: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise NotInstalled(
+            f"batch={kind!r} needs the package {name}, which is not installed.",
+            f"pip install {' '.join(_PACKAGES[kind])}.",
+        ) from None

@@ -1,0 +1,277 @@
+"""Streams that change the shape of a flow: functions that take one line to use.
+
+    graph.stream("clicks", "unique")(shape.dedupe("id", within="1d"))
+    graph.stream("orders", "lines")(shape.flat_map("lines"))
+    graph.stream("orders", {"big": "big", "rest": "small"})(shape.split(big=lambda o: o["total"] > 99, other="rest"))
+    graph.stream("clicks", "some")(shape.sample(0.01, by="user"))
+    graph.stream(cues.AnyOf(a="app", b="db"), "log")(shape.merge("at", "a", "b"))
+
+Each call returns a function for ``graph.stream`` or ``cues.Stream``, of the name of the call: give ``id=`` if a graph
+has two of one. State of :func:`dedupe` and :func:`merge` is that of the processor: it commits with the step, is bounded
+as each says, and needs ``concurrency=1``. Over an input with several partitions each partition is on its own, so the
+queue needs ``key=`` of the same field.
+
+Nothing is dropped in silence but duplicates and what :func:`sample` leaves out: a message that comes too late
+(:class:`LateMessage`), or that no branch takes, fails, and is written to the error queue.
+
+Not guaranteed: that a message leaves :func:`merge` while another input is silent and the buffer is not full.
+"""
+
+from __future__ import annotations
+
+import re
+import time as clock
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import xxhash
+
+import cues
+from cues import codec
+from cues.errors import InvalidArgument
+
+Message = dict[str, Any]
+Stream = Callable[..., Any]
+
+MERGE_MESSAGES_MAX: Final = 10_000
+"""Messages that :func:`merge` holds by default: at 1 KB each they are 10 MB of state."""
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SWEPT: Final = 2
+"""Expired entries that each message removes: more than the one that it adds, so the state shrinks to its bound."""
+
+
+class LateMessage(cues.CuesError):
+    """Raised for a message whose time is before what the state still knows. ``time`` is in seconds."""
+
+    time: float
+
+
+def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta, time: str | None = None) -> Stream:
+    """Return a function that passes the first message of each key, and drops its repetitions within a horizon.
+
+    ``key``     a field, or a function of the message
+    ``within``  seconds, ``"90s"``, ``"15m"``, ``"12h"``, ``"1d"``, ``"2w"`` or a timedelta
+    ``time``    a field with the time of the message: seconds, or an aware datetime. None: the clock of this machine
+
+    A message is dropped if a message of its key was passed less than ``within`` before it or after it. With ``time``, a
+    message that is ``within`` or more older than the newest one fails as :class:`LateMessage`. The state has the keys
+    that were passed within the last 2 × ``within``, and at most one more for each that waits to be removed: every
+    message removes two expired ones.
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once: a passed message is passed once, also after kill -9
+    Mechanism: state of the processor, committed with the step
+    """
+    within_s = _seconds(within)
+    of = key if callable(key) else _field(key)
+
+    def dedupe(message: Message, process: cues.Process) -> Message | None:
+        known, order, row = process.state_of("keys"), process.state_of("order"), process.state_of("row")
+        newest, head, tail = row.get("row", (None, 0, 0))
+        value = of(message)
+        if time is None:
+            at = clock.time() if newest is None else max(clock.time(), newest)
+        else:
+            at = _time_of(message, time)
+            if newest is not None and at <= newest - within_s:
+                raise LateMessage(
+                    f"The time {at:.3f} is {newest - at:.3f} s before the newest one, and within= is {within_s:g} s.",
+                    "set a larger within=, or take the message from the error queue.",
+                    time=at,
+                )
+        newest = at if newest is None else max(at, newest)
+        for _ in range(_SWEPT):
+            if head == tail or order[head][1] > newest - 2 * within_s:
+                break
+            old, passed_at = order.pop(head)
+            left = [other for other in known.get(old, ()) if other != passed_at]
+            if left:
+                known[old] = left
+            elif old in known:
+                del known[old]
+            head += 1
+        times = known.get(value, [])
+        passes = all(abs(at - other) >= within_s for other in times)
+        if passes:
+            known[value] = [*times, at]
+            order[tail] = [value, at]
+            tail += 1
+        row["row"] = [newest, head, tail]
+        return message if passes else None
+
+    return dedupe
+
+
+def flat_map(of: str | Callable[[Message], Iterable[Message] | None]) -> Stream:
+    """Return a function that makes several messages of one.
+
+    ``of``  a function of the message that returns messages; or a field with a list. Of a field, each item that is a
+            dict becomes a message with the other fields of the message and its own, which replace those of the same
+            name; any other item is under the name of the field. A message without the field, or with None, has none.
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once
+    Mechanism: a function without state
+    """
+
+    def flat_map(message: Message) -> list[Message]:
+        if callable(of):
+            return list(of(message) or ())
+        items = message.get(of)
+        if not isinstance(items, (list, tuple, type(None))):
+            raise TypeError(f"$.{of}: expected array, found {items!r:.60}")
+        rest = {name: value for name, value in message.items() if name != of}
+        return [{**rest, **(item if isinstance(item, dict) else {of: item})} for item in items or ()]
+
+    return flat_map
+
+
+def split(
+    branches: Mapping[str, Callable[[Message], Any]] | None = None,
+    *,
+    other: str | None = None,
+    **named: Callable[[Message], Any],
+) -> Stream:
+    """Return a function that gives each message to the first branch whose predicate is true.
+
+    ``branches``  predicates by output binding, also as keyword arguments, in the order in which they are asked
+    ``other``     the output of messages that no branch takes; None: such a message fails
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once
+    Mechanism: a function without state
+    """
+    asked = {**(branches or {}), **named}
+    if not asked:
+        raise InvalidArgument("split() has no branch.", "pass split(big=lambda m: m['total'] > 99, other='rest').")
+
+    def split(message: Message) -> dict[str, Message]:
+        for binding, passes in asked.items():
+            if passes(message):
+                return {binding: message}
+        if other is None:
+            raise LookupError(f"no branch of {', '.join(map(repr, asked))} takes the message, and other= is None")
+        return {other: message}
+
+    return split
+
+
+def sample(share: float, by: str | Callable[[Message], Any] | None = None) -> Stream:
+    """Return a function that passes a share of the messages, chosen by a hash.
+
+    ``share``  0 to 1
+    ``by``     a field, or a function of the message: all messages of a key are passed, or none. None: each message is
+               chosen on its own, by its index. The choice is the same when a step is repeated
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once
+    Mechanism: a function without state
+    """
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise InvalidArgument(f"sample({share!r}).", "pass a share from 0 to 1, such as 0.01.")
+    of = by if by is None or callable(by) else _field(by)
+    limit = int(share * 2**64)
+
+    def sample(message: Message, process: cues.Process) -> Message | None:
+        value = [process.id, process.index] if of is None else of(message)
+        return message if xxhash.xxh3_64_intdigest(codec.pack([value])) < limit else None
+
+    return sample
+
+
+def merge(time: str, *inputs: str, most: int = MERGE_MESSAGES_MAX) -> Stream:
+    """Return a function that merges inputs, each ordered by time, into one flow that is ordered by time.
+
+    ``time``    the field with the time of a message: seconds, or an aware datetime
+    ``inputs``  the bindings of the inputs: ``graph.stream(cues.AnyOf(a="app", b="db"), "log")(merge("at", "a", "b"))``
+    ``most``    the most messages that are held, which is the bound of the state
+
+    A message is held until each other input has one, since an earlier one could still come. With ``most`` held, the
+    earliest is released although another input has none. Messages of one time are in the order of ``inputs``. A message
+    whose time is before the one before it in its input, or before the last one released, fails as
+    :class:`LateMessage`.
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once, in the order of time
+    Mechanism: state of the processor, committed with the step
+    """
+    if len(inputs) < 2 or len(set(inputs)) < len(inputs):
+        raise InvalidArgument(f"merge() of the inputs {inputs!r}.", "pass the bindings of two inputs or more.")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise InvalidArgument(f"merge(most={most!r}).", "pass a number of messages, 1 or more.")
+
+    def merge(message: Message, process: cues.Process) -> list[Message]:
+        if process.binding not in inputs:
+            raise InvalidArgument(
+                f"merge() does not know the input {process.binding!r}; it has {', '.join(map(repr, inputs))}.",
+                "name each binding of cues.AnyOf(…) in merge(…).",
+            )
+        row = process.state_of("row")
+        # By input: the number of its first held message, of the next one, and the times of the first and the last.
+        ends: dict[str, list[Any]] = row.get("ends") or {name: [0, 0, None, None] for name in inputs}
+        released_at = row.get("released")
+        at = _time_of(message, time)
+        mine = ends[process.binding]
+        latest = max((known for known in (mine[3], released_at) if known is not None), default=None)
+        if latest is not None and at < latest:
+            raise LateMessage(
+                f"The time {at:.3f} is before {latest:.3f}, that of a message before it.",
+                "order each input by time, or hold more messages with most=.",
+                time=at,
+            )
+        process.state_of(process.binding)[mine[1]] = message
+        mine[1] += 1
+        mine[3] = at
+        if mine[2] is None:
+            mine[2] = at
+        released: list[Message] = []
+        while True:
+            held = [name for name in inputs if ends[name][2] is not None]
+            count = sum(ends[name][1] - ends[name][0] for name in held)
+            if not held or (len(held) < len(inputs) and count <= most):
+                break
+            first = min(held, key=lambda name: ends[name][2])
+            end, queue = ends[first], process.state_of(first)
+            released.append(queue.pop(end[0]))
+            released_at = end[2]
+            end[0] += 1
+            end[2] = _time_of(queue[end[0]], time) if end[0] < end[1] else None
+        row["ends"], row["released"] = ends, released_at
+        return released
+
+    return merge
+
+
+def _field(name: str) -> Callable[[Message], Any]:
+    def field(message: Message) -> Any:
+        if message.get(name) is None:
+            raise KeyError(f"$.{name}: expected a value, found {'null' if name in message else 'nothing'}")
+        return message[name]
+
+    return field
+
+
+def _time_of(message: Message, field: str) -> float:
+    value = message.get(field)
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        return value.timestamp()
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        return float(value)
+    raise TypeError(f"$.{field}: expected seconds or an aware datetime, found {value!r:.60}")
+
+
+def _seconds(within: float | str | timedelta) -> float:
+    seconds: Any = within.total_seconds() if isinstance(within, timedelta) else within
+    if isinstance(within, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", within)
+        seconds = float(match[1]) * _UNITS_S[match[2]] if match else None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise InvalidArgument(f"within={within!r}.", "pass seconds, or '90s', '15m', '12h', '1d', '2w'.")
+    return float(seconds)
