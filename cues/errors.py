@@ -15,6 +15,7 @@
     │   ├── StoreVersion           a newer or unknown format, or a required feature that this version lacks
     │   ├── StoreReadOnly          a write to a store that was opened read-only, or whose files are read-only
     │   ├── StoreFull              the map or the disk is full; nothing of the commit was written
+    │   │   └── DiskLow            the disk has less free space than ``min_free``
     │   ├── StoreDamaged           a truncated data file, or a broken structure
     │   │   └── BatchDamaged       one record batch fails its checksum; its neighbours are readable
     │   ├── DurabilityMismatch     opened with another durability than it was created with
@@ -162,6 +163,16 @@ class StoreReadOnly(StoreError):
 
 class StoreFull(StoreError):
     """Raised when the map or the disk is full. The whole commit was dropped: nothing is half-written."""
+
+
+class DiskLow(StoreFull):
+    """Raised when the file system of a store has less than ``min_free`` bytes free: by an append, or by a run.
+
+    Everything that was acknowledged is committed. ``free`` is what was found, ``limit`` what was expected, in bytes.
+    """
+
+    free: int
+    limit: int
 
 
 class StoreDamaged(StoreError):

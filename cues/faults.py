@@ -20,6 +20,8 @@ STORE_POINTS: dict[str, str] = {
     "append.inside": "written, not committed",
     "append.after": "committed, no reader woken",
     "grow.inside": "partitions made, not committed",
+    "map.grown": "a full map is larger in this process, its size not in the format record",
+    "map.noted": "the size of a larger map committed, the commit that found it full not run again",
     "purge.inside": "batches deleted, not committed",
     "compact.removed": "queues removed, nothing copied yet",
     "compact.copying": "a part of the copy written",

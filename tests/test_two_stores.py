@@ -734,7 +734,7 @@ def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
 def test_a_forwarder_that_cannot_write_stops_with_an_error_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cues.open(tmp_path / "other", map_size=1 << 20):
+    with cues.open(tmp_path / "other", max_map_size=1 << 20):
         pass
     made = graph(tmp_path, Stream(same, "in", "out"))
     heard: list[events.Event] = []
