@@ -23,6 +23,8 @@ STORE_POINTS: dict[str, str] = {
     "map.grown": "a full map is larger in this process, its size not in the format record",
     "map.noted": "the size of a larger map committed, the commit that found it full not run again",
     "purge.inside": "batches deleted, not committed",
+    "adopt.copied": "a copy of a running store rewritten beside its data file",
+    "adopt.renamed": "the rewritten copy in the place of the data file, still refused",
     "compact.removed": "queues removed, nothing copied yet",
     "compact.copying": "a part of the copy written",
     "compact.copied": "the copy whole and on the disk, under its own name",

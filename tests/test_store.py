@@ -437,7 +437,7 @@ def test_a_flipped_bit_in_a_batch_is_found_and_its_neighbours_are_read(tmp_path:
 # --- the boot ----------------------------------------------------------------------------------------
 
 
-def test_the_mark_open_exists_only_while_a_process_store_is_written(tmp_path: Path) -> None:
+def test_the_mark_open_exists_only_while_a_store_is_written(tmp_path: Path) -> None:
     path = make(tmp_path / "store", "process")
     assert not (path / "open").exists()
     write = "cues.open(sys.argv[1]).queue('q').appender().write({'n': 0})"
@@ -455,7 +455,8 @@ def test_the_mark_open_exists_only_while_a_process_store_is_written(tmp_path: Pa
     assert not (path / "open").exists()
     with cues.open(make(tmp_path / "disk", "disk")) as store:
         store.queue("q").appender().write({"n": 100})
-        assert not (tmp_path / "disk" / "open").exists()
+        assert (tmp_path / "disk" / "open").exists()
+    assert not (tmp_path / "disk" / "open").exists()
     with children.Child(f"import sys, os, cues; {write}; os.kill(os.getpid(), 9)", path) as child:
         assert child.returncode() == -9
     assert (path / "open").exists()

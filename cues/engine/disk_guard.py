@@ -1,6 +1,7 @@
 """The guard of a run against a full disk: it stops the run while there is room for its last commits.
 
-    every second    the free space of the file system of each store of the graph (storage/free_space.py)
+    every second    the free space of the file system of each store of the graph (storage/free_space.py),
+                    and at once when a commit of this process takes new blocks of a disk that is low
     near the limit  one warning, and another one after there was enough space again
     below it        every processor stops after its current step, and the run raises :class:`DiskLow`
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from cues.engine.engine import Host
 from cues.engine.threads import report_stop
 from cues.errors import DiskLow
 from cues.storage import free_space
+from cues.storage.base_store import BaseStore
 
 _LOOK_S: Final = 1.0
 
@@ -31,10 +33,15 @@ _LOOK_S: Final = 1.0
 class DiskGuard:
     """Looks at the disks of a run, in a thread, until the run is halted."""
 
-    def __init__(self, host: Host, paths: list[str], min_free: int | None, stop: Callable[[DiskLow], None]) -> None:
+    def __init__(
+        self, host: Host, stores: Sequence[BaseStore], min_free: int | None, stop: Callable[[DiskLow], None]
+    ) -> None:
         """``stop`` is called once, with the error."""
         self._host = host
-        self._paths = paths
+        self._paths = list(dict.fromkeys(store.directory for store in stores))
+        self._allocations = [store._shared.allocation for store in stores if not store.readonly]
+        self._now = threading.Event()
+        """Set to look at once."""
         self._min_free = min_free
         self._stop = stop
         self._warned: set[str] = set()
@@ -43,16 +50,26 @@ class DiskGuard:
     def start(self) -> None:
         """Look for the first time, and go on in a thread."""
         if self._min_free != 0 and not self._look():
+            for allocation in self._allocations:
+                allocation.run_min_free, allocation.on_low = self._min_free, self._note
             self._thread.start()
+
+    def _note(self, space: free_space.Space) -> None:
+        if space.is_low:
+            self._now.set()
 
     def join(self) -> None:
         """Wait for the end of the thread, after the run was halted."""
+        for allocation in self._allocations:
+            allocation.on_low = None
+        self._now.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
-        while not (self._host.pause(_LOOK_S) or self._look()):
-            pass
+        while not self._host.halted and not self._look():
+            self._now.wait(_LOOK_S)
+            self._now.clear()
 
     def _look(self) -> bool:
         """Return whether the run was stopped."""

@@ -63,8 +63,7 @@ class Running:
     def guard(self, min_free: int | None) -> None:
         """Stop with :class:`DiskLow` if the disk of a store has less than ``min_free`` bytes free (disk_guard.py)."""
         stores = [self.store, *(queue.store for queue in self.queues.values())]
-        paths = list(dict.fromkeys(store.directory for store in stores))
-        self._guard = DiskGuard(self, paths, min_free, self._low.append)
+        self._guard = DiskGuard(self, stores, min_free, self._low.append)
         self._guard.start()
 
     @property

@@ -188,6 +188,10 @@ class Allocation:
         """The limit of free space that a program gave; None for the default, 0 for none (free_space.py)."""
         self.guarded = 0
         """The number of runs of this process that guard the disk themselves, so that steps may use the reserve."""
+        self.on_low: Callable[[free_space.Space], object] | None = None
+        """Called inside a write transaction when a run is guarded here, and the file grows; it only takes notes."""
+        self.run_min_free: int | None = None
+        """The limit of that run."""
 
     def forget(self) -> None:
         """Check the file at the next call, whatever the value of the shared word."""
@@ -207,9 +211,11 @@ class Allocation:
             # The end of the map is not a limit here: LMDB may find free pages, or report that the map is full.
             wanted = needed + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
             wanted = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
-            if self.min_free != 0 and not self.guarded:
-                space = free_space.look(self._path, self.min_free)
-                if space.is_low and pages > COMMIT_PAGES:
+            if self.on_low is not None or (self.min_free != 0 and not self.guarded):
+                space = free_space.look(self._path, self.min_free if self.on_low is None else self.run_min_free)
+                if self.on_low is not None:
+                    self.on_low(space)
+                elif space.is_low and pages > COMMIT_PAGES:
                     raise free_space.low(self._path, space, "nothing was written")
                 wanted = min(wanted, needed + max(0, space.free - space.limit) // PAGE_BYTES)
             # On a disk that is nearly full, allocate only what this commit needs. A commit without values (a purge,

@@ -30,7 +30,15 @@ import lmdb
 
 from cues.base import names
 from cues.base.events import log
-from cues.errors import DurabilityMismatch, Forked, StoreDamaged, StoreForeign, StoreNotFound, StoreReadOnly
+from cues.errors import (
+    DurabilityMismatch,
+    Forked,
+    StoreCopied,
+    StoreDamaged,
+    StoreForeign,
+    StoreNotFound,
+    StoreReadOnly,
+)
 from cues.records import sealed
 from cues.records.log_row import LogRow, unpack_row
 from cues.storage import datafile, locks, map_growth, open_mark, retirement, timeline, wakeup
@@ -99,7 +107,7 @@ class Environment:
         """Close the environment, after its last handle; ``clean``: no operation was left unfinished."""
         self.state = "closed"
         if self.writer_lock is not None:
-            self.writer_lock.leave(self._mark_clean if clean and self.durability == "process" else lambda: None)
+            self.writer_lock.leave(self._mark_clean if clean else lambda: None)
             self.writer_lock = None
         if self.env is not None:
             self.env.close()
@@ -110,18 +118,18 @@ class Environment:
 
     def _mark_clean(self) -> None:
         if open_mark.exists(self.path):
-            self.env.sync(True)
+            if self.durability == "process":
+                self.env.sync(True)
             open_mark.delete(self.path)
 
     def join(self, first: bool) -> None:
         """Prepare the first write of this process; ``first`` says that no other process is a writer."""
         if first:
             self.allocation.forget()  # the shared word may be from another boot
-        if self.durability == "process":
-            try:
-                open_mark.write(self.path)
-            except OSError as error:
-                raise translate(error, str(self.path)) from error
+        try:
+            open_mark.write(self.path, durable=self.durability == "process")
+        except OSError as error:
+            raise translate(error, str(self.path)) from error
 
 
 _environments: dict[tuple[int, int], Environment] = {}
@@ -267,6 +275,7 @@ def _open_environment(
     lockless = readonly and not may_lock(path)
     if lockless:
         refuse_written(path)
+    refuse_copy(path, readonly)
     is_new = not datafile.used(path)
     record = None if is_new else read_format(path, not lockless)
     if record is None and readonly:
@@ -280,7 +289,7 @@ def _open_environment(
     shared.lockless = lockless
     try:
         _open_beside(shared)
-        suspect = open_mark.is_suspect(path)
+        suspect = kept == "process" and open_mark.is_suspect(path)
         if record is None:
             make_data_file(path)
         while True:
@@ -336,6 +345,30 @@ def _open_environment(
             raise translate(error, str(path)) from error
         raise
     return shared
+
+
+def is_refused(path: Path) -> bool:
+    """Return whether a store is a copy that was made while its original was written."""
+    return open_mark.exists(path) and timeline.is_copy(path)
+
+
+def refuse_copy(path: Path, readonly: bool) -> None:
+    """Raise :class:`StoreCopied` if a store is a copy that was made while its original was written."""
+    if not is_refused(path):
+        return
+    what = (
+        f"The store {path} is a copy that was made (cp, rsync, tar, mv to another disk) while a process had the"
+        " original open for writing, or after one was killed. It may have pages of different moments, and be damaged."
+    )
+    if readonly:  # reading must be possible, above all for cues check
+        log.warning("%s", what, store=str(path))
+        return
+    raise StoreCopied(
+        what,
+        f"use a copy of cues backup or cues follow; or run cues check {path} --adopt, which checks this one, and makes"
+        " a store of it if it is whole.",
+        path=str(path),
+    )
 
 
 def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
