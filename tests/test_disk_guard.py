@@ -55,7 +55,7 @@ def test_an_append_is_refused_below_the_limit_and_what_frees_space_is_not(tmp_pa
         appender.write_many([{"n": n, "x": "x" * 3000} for n in range(1000)])
         disk(GIB - 4096)
         with pytest.raises(DiskLow, match=r"1,073,737,728 bytes free, less than min_free \(1,073,741,824\)") as caught:
-            while True:
+            for _ in range(5000):
                 appender.write({"n": queue.last_index, "x": "x" * 3000})
         assert (caught.value.free, caught.value.limit) == (GIB - 4096, GIB)
         assert isinstance(caught.value, StoreFull) and "nothing was written" in str(caught.value)
@@ -100,7 +100,7 @@ def test_a_run_stops_with_everything_committed_and_goes_on_later(tmp_path: Path,
         assert inside.wait(60)
         disk(GIB // 2)
         with pytest.raises(DiskLow, match="everything that it did is committed"):
-            running.wait_done()
+            running.wait_idle(60)
         go_on.set()
     finally:
         go_on.set()

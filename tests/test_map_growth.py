@@ -14,6 +14,7 @@ import pytest
 
 import cues
 from cues.errors import InvalidArgument, StoreFull
+from cues.storage.format_record import record_of
 from cues.testing import run_until_idle
 
 SMALL = 1 << 20
@@ -35,6 +36,8 @@ def test_a_full_map_grows_and_no_message_is_lost_or_doubled(tmp_path: Path, dura
         assert numbers(store.queue("q")) == list(range(2001))
         size = store.map_size
         assert size >= 8 * SMALL
+        with store._view() as txn:  # the record is what a compaction maps
+            assert record_of(txn)["map_size"] == size
     with cues.open(tmp_path / "s") as store:
         assert store.map_size == size  # and is not that of the first opening
     checked(tmp_path / "s")
