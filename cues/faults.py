@@ -20,17 +20,21 @@ STORE_POINTS: dict[str, str] = {
     "append.inside": "written, not committed",
     "append.after": "committed, no reader woken",
     "grow.inside": "partitions made, not committed",
-    "map.grown": "a full map is larger in this process, its size not in the format record",
-    "map.noted": "the size of a larger map committed, the commit that found it full not run again",
     "purge.inside": "batches deleted, not committed",
-    "adopt.copied": "a copy of a running store rewritten beside its data file",
-    "adopt.renamed": "the rewritten copy in the place of the data file, still refused",
     "compact.removed": "queues removed, nothing copied yet",
     "compact.copying": "a part of the copy written",
     "compact.copied": "the copy whole and on the disk, under its own name",
     "compact.renamed": "the copy in the place of the data file, the directory not synced",
 }
 """Points of a store and its queues."""
+
+DATA_FILE_POINTS: dict[str, str] = {
+    "map.grown": "a full map is larger in this process, its size not in the format record",
+    "map.noted": "the size of a larger map committed, the commit that found it full not run again",
+    "adopt.copied": "a copy of a running store rewritten beside its data file",
+    "adopt.renamed": "the rewritten copy in the place of the data file, still refused",
+}
+"""Points of a map that grows, and of the adoption of a copy."""
 
 BACKUP_POINTS: dict[str, str] = {
     "backup.writing": "a part of the changes of one store in a file",
@@ -193,6 +197,7 @@ REPLAY_POINTS: dict[str, str] = {
 
 POINTS: dict[str, str] = {
     **STORE_POINTS,
+    **DATA_FILE_POINTS,
     **BACKUP_POINTS,
     **STEP_POINTS,
     **OPERATOR_POINTS,
