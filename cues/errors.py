@@ -16,6 +16,8 @@
     │   ├── StoreVersion           a newer or unknown format, or a required feature that this version lacks
     │   ├── StoreReadOnly          a write to a store that was opened read-only, or whose files are read-only
     │   ├── StoreFull              the map or the disk is full; nothing of the commit was written
+    │   │   └── DiskLow            the disk has less free space than ``min_free``
+    │   ├── StoreCopied            a copy that was made while its original was written
     │   ├── StoreDamaged           a truncated data file, or a broken structure
     │   │   └── BatchDamaged       one record batch fails its checksum; its neighbours are readable
     │   ├── DurabilityMismatch     opened with another durability than it was created with
@@ -173,6 +175,23 @@ class StoreReadOnly(StoreError):
 
 class StoreFull(StoreError):
     """Raised when the map or the disk is full. The whole commit was dropped: nothing is half-written."""
+
+
+class DiskLow(StoreFull):
+    """Raised when the file system of a store has less than ``min_free`` bytes free: by an append, or by a run.
+
+    Everything that was acknowledged is committed. ``free`` is what was found, ``limit`` what was expected, in bytes.
+    """
+
+    free: int
+    limit: int
+
+
+class StoreCopied(StoreError):
+    """Raised by opening a copy of a store for writing, if a process had the original open when it was copied.
+
+    ``cues check STORE --adopt`` makes a store of the copy if it is whole. Opened with ``readonly=True`` it only warns.
+    """
 
 
 class StoreDamaged(StoreError):

@@ -28,6 +28,14 @@ STORE_POINTS: dict[str, str] = {
 }
 """Points of a store and its queues."""
 
+DATA_FILE_POINTS: dict[str, str] = {
+    "map.grown": "a full map is larger in this process, its size not in the format record",
+    "map.noted": "the size of a larger map committed, the commit that found it full not run again",
+    "adopt.copied": "a copy of a running store rewritten beside its data file",
+    "adopt.renamed": "the rewritten copy in the place of the data file, still refused",
+}
+"""Points of a map that grows, and of the adoption of a copy."""
+
 BACKUP_POINTS: dict[str, str] = {
     "backup.writing": "a part of the changes of one store in a file",
     "backup.copied": "all files of a backup written and synced, no manifest",
@@ -189,6 +197,7 @@ REPLAY_POINTS: dict[str, str] = {
 
 POINTS: dict[str, str] = {
     **STORE_POINTS,
+    **DATA_FILE_POINTS,
     **BACKUP_POINTS,
     **STEP_POINTS,
     **OPERATOR_POINTS,

@@ -198,6 +198,6 @@ def _die(name: str, path: str, point: str, hit: int) -> None:
 def copy(made: str, case: str) -> str:
     """A copy of closed stores: the home store in a folder of its own, beside its other store."""
     folder = Path(made).parent.parent / case
-    ignored = shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*")
+    ignored = shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*")
     shutil.copytree(Path(made).parent, folder, ignore=ignored)
     return str(folder / Path(made).name)

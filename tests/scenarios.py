@@ -691,7 +691,7 @@ def crash_and_finish(name: str, made: str, cases: list[list[tuple[str, int]]]) -
 def copy(made: str, name: str) -> str:
     """A copy of a closed store beside it: all copies have the same identities, and so the same hashes."""
     path = str(Path(made).parent / name)
-    shutil.copytree(made, path, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*"))
+    shutil.copytree(made, path, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*"))
     return path
 
 

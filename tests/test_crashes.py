@@ -117,7 +117,7 @@ def test_every_crash_point_is_reached_by_some_scenario(forks: Forks, tmp_path: P
         made = template(forks, name, tmp_path / name)
         reached |= {point for point, _ in undisturbed(forks, name, made)[0]}
     # The others have enumerations of their own: test_pending.py, test_txn_publisher_crashes.py, test_txn_crashes.py,
-    # test_sessions.py and test_spark_queues.py.
+    # test_sessions.py, test_spark_queues.py, test_map_growth.py and test_copies.py.
     assert reached == {*faults.STORE_POINTS, *faults.STEP_POINTS, *faults.ABROAD_POINTS}
 
 

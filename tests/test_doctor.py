@@ -18,6 +18,7 @@ from cues import errors
 from cues.cli.app import run
 from cues.spark import java
 from cues.storage import locks
+from cues.storage.free_space import Space
 from cues.tools import doctor
 
 
@@ -172,9 +173,8 @@ def test_limits(
 
 
 def test_a_full_disk_a_slow_disk_and_a_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = doctor.shutil.disk_usage(tmp_path)
     for free, state in ((1 << 20, "problem"), (512 << 20, "warning"), (1 << 40, "ok")):
-        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        monkeypatch.setattr(doctor.free_space, "look", lambda _, free=free: Space(free, 64 << 20))
         assert findings(tmp_path, "disk")["disk"].state == state
     monkeypatch.setattr(doctor, "SYNC_SLOW_S", -1.0)
     assert findings(tmp_path, "write")["write"].state == "warning"

@@ -114,7 +114,16 @@ def test_only_the_storage_folder_imports_lmdb() -> None:
     users = [name for name, path in modules().items() if "import lmdb" in path.read_text()]
     assert users == [
         f"storage.{name}"
-        for name in ("base_store", "environment", "exclusive", "format_record", "lmdb_errors", "lmdb_map", "replica")
+        for name in (
+            "base_store",
+            "environment",
+            "exclusive",
+            "format_record",
+            "lmdb_errors",
+            "lmdb_map",
+            "map_growth",
+            "replica",
+        )
     ]
 
 

@@ -157,7 +157,7 @@ def test_a_reader_that_was_killed_does_not_make_the_store_grow(tmp_path: Path) -
 
 def test_a_purge_of_a_store_whose_map_is_full_gives_the_space_back(tmp_path: Path) -> None:
     """It moved the front, said that nothing was written, and advised to purge."""
-    with cues.open(tmp_path / "s", durability="process", map_size=1 << 20) as store:
+    with cues.open(tmp_path / "s", durability="process", max_map_size=1 << 20) as store:
         queue = store.queue("q")
         appender = queue.appender()
         count = 0

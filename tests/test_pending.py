@@ -310,7 +310,9 @@ def test_a_store_that_was_put_back_is_found_out(tmp_path: Path, back: str) -> No
     with graph(tmp_path, batch_size=1).start() as running:
         running.send("in", {"n": 2})
         assert running.wait_idle(timeout=60)
-        shutil.copytree(tmp_path / back, tmp_path / "copy", ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake"))
+        shutil.copytree(
+            tmp_path / back, tmp_path / "copy", ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "open")
+        )
         running.send("in", {"n": 3})
         assert running.wait_idle(timeout=60)
     shutil.rmtree(tmp_path / back)

@@ -495,7 +495,7 @@ def test_a_commit_whose_outcome_is_unknown_is_never_a_success(store: Store, poin
 
 
 def test_a_full_store_is_raised_and_the_step_comes_again(tmp_path: Path) -> None:
-    with cues.open(tmp_path / "small", durability="process", map_size=2 << 20) as store:
+    with cues.open(tmp_path / "small", durability="process", max_map_size=2 << 20) as store:
         make(store, 40)
         with Member(store, "orders", "g") as member:
             with member.session() as session:

@@ -37,7 +37,7 @@ from cues.spark.place import Site
 from cues.spark.remote import require_sight
 
 TESTS = Path(__file__).parent
-IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*")
+IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*")
 
 
 def template(path: Path, made: Graph) -> None:

@@ -503,7 +503,7 @@ def test_what_was_not_forwarded_is_forwarded_though_the_graph_writes_there_no_mo
 def copy_of(path: Path) -> Path:
     """The store as it is now, to be put back later."""
     kept = path.with_suffix(".kept")
-    shutil.copytree(path, kept, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*"))
+    shutil.copytree(path, kept, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*"))
     return kept
 
 
@@ -583,14 +583,18 @@ def test_a_copy_of_the_home_store_is_not_another_store(tmp_path: Path) -> None:
     """``cp -r`` keeps the id; taken for the home store, messages would go to the wrong one without a word."""
     made = graph(tmp_path, Stream(same, "in", "out"), queues=())
     testing.run_until_idle(made)
-    shutil.copytree(tmp_path / "g", tmp_path / "other", ignore=shutil.ignore_patterns("lock.mdb", "wake", "bells"))
+    shutil.copytree(
+        tmp_path / "g", tmp_path / "other", ignore=shutil.ignore_patterns("lock.mdb", "wake", "bells", "open")
+    )
     with pytest.raises(Diverged, match="is a copy of"):
         testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out")))
 
 
 def test_two_copies_of_one_store_are_not_two_stores(tmp_path: Path) -> None:
     feed(tmp_path / "other", "a", numbers(1))
-    shutil.copytree(tmp_path / "other", tmp_path / "twin", ignore=shutil.ignore_patterns("lock.mdb", "wake", "bells"))
+    shutil.copytree(
+        tmp_path / "other", tmp_path / "twin", ignore=shutil.ignore_patterns("lock.mdb", "wake", "bells", "open")
+    )
     twins = {"a": QueueOptions(path=tmp_path / "other"), "b": QueueOptions(path=tmp_path / "twin")}
     with pytest.raises(Diverged, match="is a copy of"):
         testing.run_until_idle(graph(tmp_path, Stream(same, "a", "b"), queues=(), more=twins))
@@ -734,7 +738,7 @@ def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
 def test_a_forwarder_that_cannot_write_stops_with_an_error_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cues.open(tmp_path / "other", map_size=1 << 20):
+    with cues.open(tmp_path / "other", max_map_size=1 << 20):
         pass
     made = graph(tmp_path, Stream(same, "in", "out"))
     heard: list[events.Event] = []

@@ -39,7 +39,9 @@ class Lab:
         """A new place, and the name of the life in it."""
         life = f"life {next(self._count)}"
         place = str(self._where / life)
-        shutil.copytree(self._made, place, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*"))
+        shutil.copytree(
+            self._made, place, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*")
+        )
         return place, life
 
     def ledger(self, life: str) -> list[int]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from cues.cli import options, shared
 from cues.cli import target as targets
 from cues.cli.live import slowly
-from cues.cli.options import command
+from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, count, output_options
+from cues.storage import environment, exclusive
 from cues.tools import check as checks
 
 
 @command()
 @targets.takes_store("[GRAPH | STORE]", shared=True)
+@option("--adopt", is_flag=True, help="Make a store of a copy of a running store, if it is whole.")
 @output_options
-def check(target: targets.StoreTarget, output: CommandOutput) -> int:
+def check(target: targets.StoreTarget, adopt: bool, output: CommandOutput) -> int:
     """Check a store and name all damage; the exit code is 1 if there is any.
 
     It checks structure, checksums and order; whether positions, try logs and state agree with the queues; and
@@ -23,6 +25,7 @@ def check(target: targets.StoreTarget, output: CommandOutput) -> int:
     \b
       cues check graph.py
       cues check data/flights
+      cues check backup/flights --adopt    a copy (cp) of a store that was open: check it, and make a store of it
       cues check shared/flights            a directory of cues run --queues
       cues check s3://bucket/flights       the same, in an object store
     """
@@ -48,5 +51,9 @@ def check(target: targets.StoreTarget, output: CommandOutput) -> int:
             "restore a backup; or cues run --fresh, if the sources can yield all messages again.",
         )
         return options.FAILED
-    output.say(f"{name}: no problem found", store=name, problems=0)
+    adopted = adopt and environment.is_refused(target.path)
+    if adopted:
+        exclusive.adopt(target.path)
+    done = "; it is a store now, and its last commits may be missing" if adopted else ""
+    output.say(f"{name}: no problem found{done}", store=name, problems=0, **({"adopted": True} if adopted else {}))
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 import time
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, yes_option
 from cues.cli.output import CommandOutput, iso, output_options
+from cues.cli.replicate import READY
 from cues.tools import follower as followers
 from cues.tools.follower import Follower
 
@@ -35,6 +38,7 @@ _REPORT_S: Final = 10.0
 @option("--once", is_flag=True, help="Bring the copy up to date once, and end.")
 @option("--promote", is_flag=True, help="Make stores of the copy in this directory, and retire the originals.")
 @option("--abandon", is_flag=True, help="With --promote: do not touch the originals. Their last commits are lost.")
+@click.option("--with-parent", is_flag=True, hidden=True)
 @yes_option
 @output_options
 def follow(
@@ -44,6 +48,7 @@ def follow(
     once: bool,
     promote: bool,
     abandon: bool,
+    with_parent: bool,
     yes: bool,
     output: CommandOutput,
 ) -> None:
@@ -76,13 +81,16 @@ def follow(
         signal.signal(number, lambda number, frame: stopped.append(number))
     with target.open() as store, Follower(store, local(dest), max_lag, options.note) as follower:
         reported = -_REPORT_S
+        if with_parent:  # of --replicate: when the run has ended, the last commits are copied
+            print(READY, flush=True)
+            threading.Thread(target=lambda: stopped.append(len(sys.stdin.read())), daemon=True).start()
         while True:
             last = once or bool(stopped)
             follower.step()
             lag_s = follower.lag_s or 0.0
             if last or time.monotonic() - reported > _REPORT_S:
                 reported = time.monotonic()
-                if not once:
+                if not (once or with_parent):
                     options.note(f"{dest}: {lag_s:.1f} s behind")
             if lag_s > max_lag:
                 options.note(f"{dest} is {lag_s:.1f} s behind, more than --max-lag {max_lag:g}.")
@@ -90,6 +98,8 @@ def follow(
                 break
             time.sleep(min(1.0, max_lag / 4))  # a signal ends no sleep, so it is short
         copied, size = iso(follower.state.when) if follower.state.when else "", follower.bytes
+    if with_parent:
+        return
     output.say(
         f"{dest} has every commit before {copied[:19]}Z",
         dest=dest,

@@ -19,6 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
+LOW_DISK: Final = 3
+"""A run was stopped because its disk has too little free space."""
 INTERRUPTED: Final = 130
 
 CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

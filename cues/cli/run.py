@@ -26,16 +26,19 @@ from cues.base import events
 from cues.cli import completion, options, target
 from cues.cli import fresh as fresh_start
 from cues.cli import ui as page
+from cues.cli.backup import local
 from cues.cli.options import command, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.progress import Progress, progress_for
+from cues.cli.replicate import Replication
 from cues.cli.show import draw_plan
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine import record
 from cues.engine.running import Running
-from cues.errors import CuesError, Fenced, ProcessorStopped
+from cues.errors import CuesError, DiskLow, Fenced, ProcessorStopped
 from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
+from cues.queues.options import size_of
 from cues.queues.store import Store
 from cues.tools.exporter import MetricsServer
 
@@ -104,6 +107,24 @@ ABORT_WAIT_S: Final = 2.0
     metavar="[ADDRESS]",
     help=f"Serve a page in the browser meanwhile, by default at {page.HOST}:{page.PORT} (see cues ui).",
 )
+@option(
+    "--replicate",
+    metavar="DIR",
+    help="Keep a copy of the stores in this directory (see cues follow); at the end it has every commit.",
+)
+@option(
+    "--max-lag",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --replicate: warn when the copy is further behind than this.",
+)
+@option(
+    "--min-free",
+    metavar="SIZE",
+    help="Stop when the disk of a store has less free space: 500MB, 0 for never.  [default: 1 %, 64 MiB to 1 GiB]",
+)
 @option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
 @option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")
@@ -125,6 +146,9 @@ def run(
     fail_on_errors: bool,
     metrics: str | None,
     ui: tuple[str, int] | None,
+    replicate: str | None,
+    max_lag: float,
+    min_free: str | None,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -146,6 +170,7 @@ def run(
       cues run graph.py --fresh --yes      delete the store, and start over
       cues run graph.py --metrics 9464     with metrics for Prometheus at http://127.0.0.1:9464/metrics
       cues run graph.py --workers auto     in worker processes, started again when they die
+      cues run graph.py --replicate /mnt/other/flights    with a copy on another disk, at most --max-lag behind
       cues run graph.py --ui               with a page in the browser
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
@@ -153,7 +178,8 @@ def run(
       cues run graph.py --engine spark --dry-run    which functions run on executors, and which in the driver
 
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
-    printed on stdout. The exit code is 1 if an error stopped a processor, and 130 after Ctrl-C. With
+    printed on stdout. The exit code is 1 if an error stopped a processor, 3 if the disk has less than --min-free
+    (then everything is committed), and 130 after Ctrl-C. With
     --fail-on-errors it is also 1 if messages failed, or if error queues have failed messages of earlier runs.
     """
     if not graphfile.is_file(graph):
@@ -169,12 +195,18 @@ def run(
         (backfill and queues is not None, with_queues, one_of_two),
         (backfill and fresh, f"{backfills}; --fresh leaves no messages.", one_of_two),
         (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
+        (
+            replicate is not None and queues is not None,
+            "--replicate copies stores, and with --queues the queues are in a directory.",
+            "copy that directory with the tools of its file system or object store.",
+        ),
         (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
     ):
         if refused:
             raise options.WrongUsage(message, hint)
     if ui is not None:
         page.need()
+    least = size_of(min_free)
     file = graphfile.load(graph)
     if dry_run:
         if queues is not None:
@@ -224,6 +256,7 @@ def run(
             accept_topology=accept_topology,
             take_over=take_over,
             listeners=(progress.event,),
+            min_free=least,
             **more,
         )
         if isinstance(server, MetricsServer):
@@ -231,16 +264,32 @@ def run(
             progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))
         if noted is not None:
             record.note_queues(str(path), file.graph.id, None)
+        copy = None
+        if replicate is not None:
+            try:
+                copy = Replication(running.store.directory, str(local(replicate)), max_lag, progress.say)
+            except BaseException:
+                running.close()
+                raise
         if ui is not None:
             pages.enter_context(page.of_run(file.graph, queues or str(path), queues is not None, ui, progress.say))
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
-        ending = session.watch()
+        try:
+            ending = session.watch()
+        finally:
+            is_copied = copy is None or copy.close()
     session.summary.show(output, ending, (lambda text: None) if quiet else progress.say)
     if ending == "stopped":
         session.report_stops()
-    code = {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
+    low = any(isinstance(error, DiskLow) for error in session.running.stopped)
+    code = (
+        options.LOW_DISK if low else {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
+    )
     if fail_on_errors and not code and (session.summary.failed or session.summary.unresolved):
         code = options.FAILED
+    if not is_copied:
+        options.note(f"The copy in {replicate} does not have the last commits: cues follow {path} {replicate} --once")
+        code = code or options.FAILED
     if session.stuck:
         # A user's function does not return. Nothing is lost: its step did not commit.
         sys.stdout.flush()

@@ -29,6 +29,7 @@ from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
 from cues.queues import backpressure
+from cues.storage import free_space
 from cues.tools import follower, metrics
 from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, QueueMetrics, StoreMetrics, SupervisorMetrics
 
@@ -251,6 +252,10 @@ def _headline(seen: StoreMetrics) -> str:
     full = (
         f"full in {duration(seen.full_s)} at this growth" if seen.full_s is not None else "its growth does not fill it"
     )
+    space = free_space.look(seen.path)
+    if space.is_near:
+        state = "runs and appends stop" if space.is_low else f"runs and appends stop below {size(space.limit)}"
+        lines.append(f"LOW DISK: {size(space.free)} free; {state} (--min-free): free space, or cues purge and compact")
     if any(queue.growth for queue in seen.queues):
         lines.append(f"Room for {size(seen.room_bytes)}: {full}")
     return "\n".join(lines)
@@ -338,6 +343,7 @@ def _without(row: Any, key: str, **changed: Any) -> dict[str, Any]:
 
 
 def _store(seen: StoreMetrics) -> dict[str, Any]:
+    space = free_space.look(seen.path)
     return {
         "store": targets.shown(seen.path),
         "durability": seen.durability,
@@ -347,6 +353,8 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         "disk_bytes": seen.disk_bytes,
         "map_bytes": seen.map_bytes,
         "room_bytes": seen.room_bytes,
+        "free_bytes": space.free,
+        "min_free_bytes": space.limit,
         "full_s": seen.full_s,
         "by_queue": {
             queue.queue: {

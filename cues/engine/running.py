@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import events
+from cues.engine.disk_guard import DiskGuard
 from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 
@@ -53,8 +54,17 @@ class Running:
         """Locks and stores are given back. It is set after ``_closed``."""
         self._quiet_mark: tuple[int, float] | None = None
         self._hurried_at = -HURRY_S
+        self._low: list[BaseException] = []
+        """The error of the disk guard, if it stopped the run."""
+        self._guard: DiskGuard | None = None
         engine.start(self)
         self.started_at = time.monotonic()
+
+    def guard(self, min_free: int | None) -> None:
+        """Stop with :class:`DiskLow` if the disk of a store has less than ``min_free`` bytes free (disk_guard.py)."""
+        stores = [self.store, *(queue.store for queue in self.queues.values())]
+        self._guard = DiskGuard(self, stores, min_free, self._low.append)
+        self._guard.start()
 
     @property
     def store(self) -> Store:
@@ -189,7 +199,7 @@ class Running:
     @property
     def stopped(self) -> list[BaseException]:
         """The errors that stopped processors."""
-        return self.engine.stopped
+        return [*self.engine.stopped, *self._low]
 
     # --- waiting ---
 
@@ -236,6 +246,8 @@ class Running:
                 return True
             with self.changes:
                 self.changes.wait(_LOOK_S)
+        for error in self._low:
+            raise error
         return False
 
     def _quiet_for(self, seconds: float) -> bool:
@@ -308,6 +320,8 @@ class Running:
         if not self._closed:
             self.halt()
             self.engine.join(timeout)
+            if self._guard is not None:
+                self._guard.join()
             self._closed = True
         self.engine.close()
         self._given_back = True

@@ -47,10 +47,21 @@ class Stores:
     left_over: dict[bytes, set[str]] = field(default_factory=dict)
     """Processors with a fork queue from earlier starts, by the id of the store that it is for."""
 
+    guarded: list[Store] = field(default_factory=list)
+    """The stores whose disk the run guards, so that its steps may use the reserve (disk_guard.py)."""
+
+    def guard(self) -> None:
+        for store in (self.home, *self.others.values()):
+            if not store.readonly:
+                store._shared.allocation.guarded += 1
+                self.guarded.append(store)
+
     def store_of(self, queue: str) -> Store:
         return self.of_queue.get(queue, self.home)
 
     def close(self) -> None:
+        while self.guarded:
+            self.guarded.pop()._shared.allocation.guarded -= 1
         for store in reversed(self.opened):
             store.close()
 
@@ -66,6 +77,7 @@ def open_stores(
         _open_others(stores, plan, graph, accept_topology)
         _find_left_over(stores, plan, accept_topology, emit)
         _say_durability(stores, plan, emit)
+        stores.guard()
     except BaseException:
         stores.close()
         raise

@@ -57,7 +57,7 @@ from cues.graphs.options import (
 from cues.graphs.plan import REST, Plan
 from cues.graphs.processor import function_name
 from cues.graphs.topology import Topology
-from cues.queues.options import FUNCTIONS, QueueOptions
+from cues.queues.options import FUNCTIONS, QueueOptions, size_of
 
 if TYPE_CHECKING:
     from cues.engine.running import Running
@@ -393,6 +393,7 @@ class Graph:
         store: str | os.PathLike[str] | Store | None = None,
         accept_topology: bool = False,
         take_over: bool = False,
+        min_free: int | str | None = None,
         **options: Unpack[EngineOptions],
     ) -> Running:
         """Start the graph in threads of this process. Return a :class:`Running`, which is a context manager.
@@ -415,6 +416,7 @@ class Graph:
                 f"The graph {self.id!r} is started by the import of its file, and every worker process imports it.",
                 'write if __name__ == "__main__": before the start.',
             )
+        least = size_of(min_free)
         module, given = _MODULES[engine], dict[str, Any](options)
         if workers is not None:
             if engine != "embedded":
@@ -423,9 +425,11 @@ class Graph:
                     "set workers= or engine='spark', but not both, because Spark has its own workers.",
                 )
             module, given["workers"] = _MODULES["workers"], workers
-        return importlib.import_module(module).start(  # type: ignore[no-any-return]
+        running: Running = importlib.import_module(module).start(
             self, store=store, accept_topology=accept_topology, take_over=take_over, **given
         )
+        running.guard(least)
+        return running
 
     @describes(START_TEXTS, START_TEXTS)
     def run(self, **options: Unpack[StartOptions]) -> None:

@@ -241,6 +241,7 @@ class StartOptions(EngineOptions, total=False):
     store: str | os.PathLike[str] | Store | None
     accept_topology: bool
     take_over: bool
+    min_free: int | str | None
 
 
 def names_of(options: type) -> tuple[str, ...]:
@@ -328,6 +329,11 @@ START_TEXTS: Final = {
     "take_over": OptionText(
         False,
         "True: take the graph from a process that no longer answers; with `queues=`, from another driver at once.",
+    ),
+    "min_free": OptionText(
+        None,
+        "The run stops with `DiskLow` if the disk of a store has less free space: bytes, or a size such as"
+        ' `"500MB"`; 0: never. None: 1 % of the disk, from 64 MiB to 1 GiB (of a small disk at most a tenth).',
     ),
     "listeners": OptionText((), "Functions that are called with each `cues.base.events.Event`."),
     "target": OptionText(

@@ -57,7 +57,7 @@ class Appender(Closing):
         if faults.active:
             faults.point("append.before")
         try:
-            index = self._commit(self._plain, body, version)
+            index = self._commit(self._plain, body, version, pages=1)
         except OptionsChanged:
             return self.write(message)
         if faults.active:

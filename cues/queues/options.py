@@ -311,6 +311,13 @@ def _seconds(value: float | str | timedelta | None) -> float | None:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
+def size_of(value: int | str | None) -> int | None:
+    """Return the bytes of a size such as ``"500MB"``; 0 and None stay. Raises :class:`InvalidArgument`."""
+    if value is not None and not isinstance(value, str) and not is_count(value, 0, 1 << 62):
+        raise InvalidArgument(f"{value!r} is not a size.", "pass a number of bytes, or a size such as '500MB'.")
+    return 0 if value in ("0", 0) else _bytes(value)
+
+
 def _bytes(value: int | str | None) -> int | None:
     if not isinstance(value, str):
         return value

@@ -31,8 +31,10 @@ class Store(BaseStore):
     ``path`` is a directory, made when it is missing. ``durability`` is fixed when the store is made; None
     takes the store as it is. With ``"disk"``, the default of a new store, an acknowledged commit survives
     power loss. With ``"process"`` it survives ``kill -9``, and a small commit is about 50 times faster; after
-    power loss the whole store may be damaged. ``map_size`` bounds the store in bytes (default 64 GiB of
-    address space, sparse on disk). With ``readonly`` nothing is ever written.
+    power loss the whole store may be damaged. ``map_size`` is the address space of the store in bytes (default 64 GiB,
+    sparse on disk). A map that is full grows by itself, up to ``max_map_size`` (None: as long as the disk has room).
+    An append raises :class:`DiskLow` if the disk has less than ``min_free`` bytes free (None: 1 % of the disk, from 64
+    MiB to 1 GiB; 0: never). With ``readonly`` nothing is ever written.
 
     Raises a :class:`StoreError` for a path that is a file or holds something else, a newer format, a
     truncated file, another durability, a missing permission, or a writer that is stuck.

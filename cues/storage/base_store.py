@@ -32,11 +32,12 @@ from cues.errors import (
     StoreReadOnly,
     Unsupported,
 )
-from cues.storage import datafile, environment, locks, transaction, wakeup
+from cues.storage import datafile, environment, locks, map_growth, transaction, wakeup
 from cues.storage.datafile import DURABILITIES
 from cues.storage.environment import Environment
+from cues.storage.format_record import record_of
 from cues.storage.lmdb_errors import described, translate
-from cues.storage.lmdb_map import MAP_BYTES_MIN, refuse_written
+from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, refuse_written
 from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
@@ -60,6 +61,8 @@ class BaseStore(Closing):
         map_size: int | None = None,
         readonly: bool = False,
         *,
+        max_map_size: int | None = None,
+        min_free: int | None = None,
         writer_timeout_s: float = WRITER_TIMEOUT_S,
     ) -> None:
         if os.name != "posix":
@@ -73,15 +76,28 @@ class BaseStore(Closing):
             raise InvalidArgument(
                 f"map_size is {map_size!r}.", f"pass a number of bytes, at least {MAP_BYTES_MIN} (1 MiB)."
             )
+        least = map_size or MAP_BYTES_MIN
+        if max_map_size is not None and (not isinstance(max_map_size, int) or max_map_size < least):
+            raise InvalidArgument(
+                f"max_map_size is {max_map_size!r}.",
+                f"pass a number of bytes, at least {least}, or leave it out: then the disk is the limit.",
+            )
+        if min_free is not None and (not isinstance(min_free, int) or min_free < 0):
+            raise InvalidArgument(
+                f"min_free is {min_free!r}.", "pass a number of bytes; 0 uses the disk to its end; None is the default."
+            )
         self.readonly = readonly
         self._shared = environment.acquire(
             Path(path),
             durability,
-            map_size,
+            min(MAP_BYTES, max_map_size) if map_size is None and max_map_size is not None else map_size,
+            max_map_size,
             readonly,
             writer_timeout_s,
             lambda shared: internal_handle(type(self), shared).check(),
         )
+        if min_free is not None and not readonly:
+            self._shared.allocation.min_free = min_free
         self._closed = False
         self._on_close: list[Callable[[], None]] = []
         """Calls to make when this handle closes."""
@@ -118,9 +134,16 @@ class BaseStore(Closing):
 
     @property
     def map_size(self) -> int:
-        """The bound on the store's size, in bytes."""
+        """The size of the map, in bytes. It grows when it is full."""
         self._check()
-        return int(self._shared.env.info()["map_size"])
+        return int(self._shared.info()["map_size"])
+
+    @property
+    def max_map_size(self) -> int | None:
+        """The size beyond which the map does not grow, in bytes; None if only the disk is the limit."""
+        with self._view() as txn:
+            limit: int | None = record_of(txn).get("max_map_size")
+        return limit
 
     @property
     def closed(self) -> bool:
@@ -150,6 +173,7 @@ class BaseStore(Closing):
         run in another thread: on a "disk" store, commits that wait for the disk at the same time share a transaction
         (group_commit.py). ``pages`` is the largest number of pages of values that it writes.
         """
+        map_bytes = self._shared.map_bytes
         try:
             result: R = self._transact(pages + datafile.COMMIT_PAGES, work, *args)
             # After the commit, so that an acknowledged commit is in a file that exists.
@@ -158,7 +182,8 @@ class BaseStore(Closing):
             return result
         except (lmdb.Error, OSError) as error:
             self._check()
-            raise translate(error, self.path) from error
+            if not map_growth.fits_now(self._shared, error, map_bytes):
+                raise translate(error, self.path) from error
         except (StoreDamaged, struct.error) as error:
             raise described(error, self.path) from error
         except ValueError:
@@ -169,6 +194,7 @@ class BaseStore(Closing):
                 calls, self._afterwards = self._afterwards, []
                 for call in calls:
                     call()
+        return self._commit(work, *args, pages=pages)  # the map was full, and is larger now
 
     def _lost(self) -> bool:
         """Return whether the files were deleted or exchanged since the opening.
@@ -259,7 +285,7 @@ class BaseStore(Closing):
             else:
                 # The end of a read transaction of py-lmdb drops the handles opened in it, and without a transaction
                 # py-lmdb takes LMDB's writer lock without our writer_lock. So use an empty write transaction.
-                handle = writer_lock.visit(lambda txn: env.open_db(name, txn=txn, create=False))
+                handle = self._visit(lambda txn: env.open_db(name, txn=txn, create=False))
         except lmdb.NotFoundError:
             raise QueueNotFound(
                 f"The store {self.path} has no database {name.decode()!r}.",
@@ -269,6 +295,18 @@ class BaseStore(Closing):
         except lmdb.Error as error:
             raise translate(error, self.path) from error
         return shared.databases.setdefault(name, handle)
+
+    def _visit(self, look: Callable[[StoreTransaction], R]) -> R:
+        """Run ``look(txn)``, which writes nothing, in a write transaction (:meth:`WriterLock.visit`)."""
+        assert self._shared.writer_lock is not None
+        while True:
+            map_bytes = self._shared.map_bytes
+            try:
+                result: R = self._shared.writer_lock.visit(look)
+                return result
+            except lmdb.MapResizedError as error:
+                if not map_growth.fits_now(self._shared, error, map_bytes):
+                    raise
 
     def _create_database(self, txn: StoreTransaction, name: bytes) -> None:
         """Make a named database inside a write transaction; open it with :meth:`_database` after the commit."""
@@ -294,14 +332,15 @@ class BaseStore(Closing):
 
     def _live(self) -> int:
         """Bytes of the pages that hold something now, without the free ones: about what a compacted copy takes."""
-        unnamed = self._shared.env.stat()
+        with self._shared.calling() as env:
+            unnamed = env.stat()
         databases = [figures for _, figures in self._figures()]
         return sum(map(datafile.pages_of, (unnamed, *databases)), start=2) * int(unnamed["psize"])
 
     def info(self) -> dict[str, int]:
         """Sizes in bytes: ``map`` (the bound), ``used`` (pages ever used), ``disk`` (allocated blocks)."""
         self._check()
-        info = self._shared.env.info()
+        info = self._shared.info()
         return {
             "map": int(info["map_size"]),
             "used": (int(info["last_pgno"]) + 1) * datafile.PAGE_BYTES,
@@ -314,14 +353,14 @@ class BaseStore(Closing):
         The copy is of one moment. An error of ``write`` ends it and is raised.
         """
         self._check()
-        env = self._shared.env
-        txnid = int(env.info()["last_txnid"])
+        txnid = int(self._shared.info()["last_txnid"])
         errors: list[BaseException] = []
         source, target = os.pipe()
 
         def copy() -> None:
             try:
-                env.copyfd(target, compact=True)
+                with self._shared.calling() as env:
+                    env.copyfd(target, compact=True)
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -359,7 +398,8 @@ class BaseStore(Closing):
         """Make all commits so far durable, whatever the durability of the store."""
         self._check()
         if self._shared.durability != "disk":  # there each commit is durable by itself
-            self._shared.env.sync(True)
+            with self._shared.calling() as env:
+                env.sync(True)
 
     # --- end ---
 
@@ -411,12 +451,17 @@ class ReadView:
             store._check()
         if store._shared.lockless:
             refuse_written(store._shared.path)
-        try:
-            self._txn = store._shared.env.begin()
-        except lmdb.Error as error:
-            store._check()
-            raise translate(error, store.path) from error
-        return self._txn
+        shared = store._shared
+        while True:
+            map_bytes = shared.map_bytes
+            try:
+                with shared.gate:
+                    self._txn = shared.env.begin()
+                return self._txn
+            except lmdb.Error as error:
+                store._check()
+                if not map_growth.fits_now(shared, error, map_bytes):
+                    raise translate(error, store.path) from error
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         shared = self._store._shared

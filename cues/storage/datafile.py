@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 from cues import codec
 from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
+from cues.storage import free_space
 from cues.storage.wakeup import ALLOCATED, ROOM
 
 FORMAT: Final = 1
@@ -28,6 +29,7 @@ PAGE_BYTES: Final = 4096
 _META: Final = struct.Struct("=II")
 _META_AT: Final = 16
 _PAGE_SIZE_AT: Final = _META_AT + 24
+_MAP_SIZE_AT: Final = _META_AT + 16
 _LAST_PAGE_AT: Final = _META_AT + 120
 _TXNID_AT: Final = _LAST_PAGE_AT + 8
 _MAGIC: Final = 0xBEEFC0DE
@@ -86,6 +88,13 @@ def used(path: Path) -> int:
     if size < (last + 1) * PAGE_BYTES:
         raise _truncated(path, size, (last + 1) * PAGE_BYTES)
     return int(last + 1) * PAGE_BYTES
+
+
+def map_bytes(path: Path) -> int:
+    """Return the size of the largest map with which a process has committed, from the meta pages."""
+    with (path / "data.mdb").open("rb") as file:
+        head = file.read(2 * PAGE_BYTES)
+    return max(int(struct.unpack_from("=Q", head, at + _MAP_SIZE_AT)[0]) for at in (0, PAGE_BYTES))
 
 
 def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForeign:
@@ -175,13 +184,24 @@ class Allocation:
         self._info = info
         self._words = words
         self._free = free
+        self.min_free: int | None = None
+        """The limit of free space that a program gave; None for the default, 0 for none (free_space.py)."""
+        self.guarded = 0
+        """The number of runs of this process that guard the disk themselves, so that steps may use the reserve."""
+        self.on_low: Callable[[free_space.Space], object] | None = None
+        """Called inside a write transaction when a run is guarded here, and the file grows; it only takes notes."""
+        self.run_min_free: int | None = None
+        """The limit of that run."""
 
     def forget(self) -> None:
         """Check the file at the next call, whatever the value of the shared word."""
         self._words[ROOM] = self._words[ALLOCATED] = 0
 
     def ensure(self, pages: int) -> None:
-        """Allocate ``pages`` pages, for which there is no room. Raises :class:`StoreFull` when the disk is full."""
+        """Allocate ``pages`` pages, for which there is no room.
+
+        Raises :class:`StoreFull` when the disk is full, and for a commit with values :class:`DiskLow` when it is low.
+        """
         info = self._info()
         used = int(info["last_pgno"]) + 1
         needed = used + pages + _MARGIN_PAGES
@@ -191,9 +211,17 @@ class Allocation:
             # The end of the map is not a limit here: LMDB may find free pages, or report that the map is full.
             wanted = needed + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
             wanted = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
+            if self.on_low is not None or (self.min_free != 0 and not self.guarded):
+                space = free_space.look(self._path, self.min_free if self.on_low is None else self.run_min_free)
+                if self.on_low is not None:
+                    self.on_low(space)
+                elif space.is_low and pages > COMMIT_PAGES:
+                    raise free_space.low(self._path, space, "nothing was written")
+                wanted = min(wanted, needed + max(0, space.free - space.limit) // PAGE_BYTES)
             # On a disk that is nearly full, allocate only what this commit needs. A commit without values (a purge,
-            # a position) uses the margin of the commit before it, so that a full disk can be purged.
-            least = used + pages + (_MARGIN_PAGES if pages > COMMIT_PAGES else 0)
+            # a position) uses the margin of the commit before it, so that a full disk can be purged; so does an append
+            # of one small message, which may find free pages.
+            least = used + pages + (_MARGIN_PAGES if pages > COMMIT_PAGES + 1 else 0)
             if self._allocate(used, wanted):
                 allocated = wanted
             elif allocated < least:

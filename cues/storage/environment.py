@@ -30,10 +30,18 @@ import lmdb
 
 from cues.base import names
 from cues.base.events import log
-from cues.errors import DurabilityMismatch, Forked, StoreDamaged, StoreForeign, StoreNotFound, StoreReadOnly
+from cues.errors import (
+    DurabilityMismatch,
+    Forked,
+    StoreCopied,
+    StoreDamaged,
+    StoreForeign,
+    StoreNotFound,
+    StoreReadOnly,
+)
 from cues.records import sealed
 from cues.records.log_row import LogRow, unpack_row
-from cues.storage import datafile, locks, open_mark, retirement, timeline, wakeup
+from cues.storage import datafile, locks, map_growth, open_mark, retirement, timeline, wakeup
 from cues.storage.format_record import format_of, make_data_file, mismatch, read_format, write_format, write_size
 from cues.storage.group_commit import GroupCommit
 from cues.storage.lmdb_errors import translate
@@ -45,7 +53,9 @@ from cues.storage.writer_lock import WriterLock
 class Environment:
     """State that the handles of one store share within a process."""
 
-    def __init__(self, path: Path, key: tuple[int, int], durability: str, readonly: bool) -> None:
+    def __init__(
+        self, path: Path, key: tuple[int, int], durability: str, readonly: bool, timeout_s: float = 10.0
+    ) -> None:
         self.path = path
         self.key = key
         self.file = (0, 0)
@@ -62,6 +72,13 @@ class Environment:
         self.pid = os.getpid()
         self.id = b""
         self.env: Any = None
+        self.map_bytes = 0
+        """The size of the map of this process."""
+        self.gate = threading.Lock()
+        """Held where a transaction of a reader begins, and while the map changes (map_growth.py)."""
+        self.calls = 0
+        """Calls of LMDB under way that use the map outside of our transactions. Changed while holding the gate."""
+        self.timeout_s = timeout_s
         self.locks: locks.LockFile | None = None
         self.doorbells: wakeup.Doorbells | None = None
         self.writer_lock: WriterLock | None = None
@@ -69,11 +86,28 @@ class Environment:
         self.databases: dict[bytes, Any] = {}
         self.group = GroupCommit()
 
+    def info(self) -> dict[str, int]:
+        """LMDB's figures of the environment."""
+        with self.gate:
+            figures: dict[str, int] = self.env.info()
+        return figures
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[Any]:
+        """LMDB's environment, for a call that uses the map and may take long. The map does not change meanwhile."""
+        with self.gate:
+            self.calls += 1
+        try:
+            yield self.env
+        finally:
+            with self.gate:
+                self.calls -= 1
+
     def close(self, clean: bool) -> None:
         """Close the environment, after its last handle; ``clean``: no operation was left unfinished."""
         self.state = "closed"
         if self.writer_lock is not None:
-            self.writer_lock.leave(self._mark_clean if clean and self.durability == "process" else lambda: None)
+            self.writer_lock.leave(self._mark_clean if clean else lambda: None)
             self.writer_lock = None
         if self.env is not None:
             self.env.close()
@@ -84,18 +118,18 @@ class Environment:
 
     def _mark_clean(self) -> None:
         if open_mark.exists(self.path):
-            self.env.sync(True)
+            if self.durability == "process":
+                self.env.sync(True)
             open_mark.delete(self.path)
 
     def join(self, first: bool) -> None:
         """Prepare the first write of this process; ``first`` says that no other process is a writer."""
         if first:
             self.allocation.forget()  # the shared word may be from another boot
-        if self.durability == "process":
-            try:
-                open_mark.write(self.path)
-            except OSError as error:
-                raise translate(error, str(self.path)) from error
+        try:
+            open_mark.write(self.path, durable=self.durability == "process")
+        except OSError as error:
+            raise translate(error, str(self.path)) from error
 
 
 _environments: dict[tuple[int, int], Environment] = {}
@@ -110,13 +144,20 @@ Check = Callable[[Environment], list[str]]
 
 
 def acquire(
-    path: Path, durability: str | None, map_size: int | None, readonly: bool, timeout_s: float, check: Check
+    path: Path,
+    durability: str | None,
+    map_size: int | None,
+    map_size_max: int | None,
+    readonly: bool,
+    timeout_s: float,
+    check: Check,
 ) -> Environment:
     """Return the open environment of a store, and count one more user; make the store if there is none.
 
     ``check`` looks for damage if the machine stopped while the store was being written. Raises
     :class:`StoreError` and its subclasses.
     """
+    sizes = (map_size, map_size_max)
     with opening_lock:
         try:
             key = directory_key(path, readonly)
@@ -128,12 +169,12 @@ def acquire(
                 # The directory is known, but it has another data file: the store was deleted while a handle was open.
                 # That handle keeps its environment, and no other handle may get it.
                 try:
-                    shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s, check)
+                    shared = _open_environment(path.resolve(), key, durability, *sizes, readonly, timeout_s, check)
                 except DurabilityMismatch:
                     if durability is not None:
                         raise
                     # Another process made the store at the same moment, with another durability.
-                    shared = _open_environment(path.resolve(), key, None, map_size, readonly, timeout_s, check)
+                    shared = _open_environment(path.resolve(), key, None, *sizes, readonly, timeout_s, check)
                 _environments[key] = shared
         except OSError as error:
             raise translate(error, str(path)) from error
@@ -226,6 +267,7 @@ def _open_environment(
     key: tuple[int, int],
     durability: str | None,
     map_size: int | None,
+    map_size_max: int | None,
     readonly: bool,
     timeout_s: float,
     check: Check,
@@ -233,6 +275,7 @@ def _open_environment(
     lockless = readonly and not may_lock(path)
     if lockless:
         refuse_written(path)
+    refuse_copy(path, readonly)
     is_new = not datafile.used(path)
     record = None if is_new else read_format(path, not lockless)
     if record is None and readonly:
@@ -242,18 +285,22 @@ def _open_environment(
     kept = record["durability"] if record else (durability or "disk")
     if durability is not None and durability != kept:
         raise mismatch(str(path), kept, durability)
-    shared = Environment(path, key, kept, readonly)
+    shared = Environment(path, key, kept, readonly, timeout_s)
     shared.lockless = lockless
     try:
         _open_beside(shared)
-        suspect = open_mark.is_suspect(path)
+        suspect = kept == "process" and open_mark.is_suspect(path)
         if record is None:
             make_data_file(path)
         while True:
             before = file_key(path)
             # At least as large as the maps of others: their writes must fit into this map.
-            size = max(map_size or 0, record["map_size"]) if record else map_size or MAP_BYTES
-            shared.env = open_map(path, kept, size, map_size is None, readonly, not lockless)
+            with contextlib.nullcontext() if readonly else map_growth.locked(shared):
+                size = max(map_size or 0, record["map_size"]) if record else map_size or MAP_BYTES
+                if record:
+                    size = max(size, map_growth.size_of_others(shared))
+                shared.env = open_map(path, kept, size, map_size is None, readonly, not lockless)
+            shared.map_bytes = int(shared.env.info()["map_size"])
             shared.file = file_key(path)
             resized = None
             try:
@@ -283,9 +330,9 @@ def _open_environment(
                 shared.join,
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
-            record = record or write_format(shared.writer_lock, path, kept, size)
-            if record["map_size"] < (map_size or 0):
-                record = write_size(shared.writer_lock, map_size or 0)
+            record = record or write_format(shared.writer_lock, path, kept, size, map_size_max)
+            if record["map_size"] < (map_size or 0) or map_size_max not in (None, record.get("max_map_size")):
+                record = write_size(shared.writer_lock, map_size or 0, map_size_max)
         assert record is not None
         shared.id = record["id"]
         if suspect:
@@ -298,6 +345,30 @@ def _open_environment(
             raise translate(error, str(path)) from error
         raise
     return shared
+
+
+def is_refused(path: Path) -> bool:
+    """Return whether a store is a copy that was made while its original was written."""
+    return open_mark.exists(path) and timeline.is_copy(path)
+
+
+def refuse_copy(path: Path, readonly: bool) -> None:
+    """Raise :class:`StoreCopied` if a store is a copy that was made while its original was written."""
+    if not is_refused(path):
+        return
+    what = (
+        f"The store {path} is a copy that was made (cp, rsync, tar, mv to another disk) while a process had the"
+        " original open for writing, or after one was killed. It may have pages of different moments, and be damaged."
+    )
+    if readonly:  # reading must be possible, above all for cues check
+        log.warning("%s", what, store=str(path))
+        return
+    raise StoreCopied(
+        what,
+        f"use a copy of cues backup or cues follow; or run cues check {path} --adopt, which checks this one, and makes"
+        " a store of it if it is whole.",
+        path=str(path),
+    )
 
 
 def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:

@@ -19,9 +19,11 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
+from cues import faults
 from cues.errors import AlreadyRunning, StoreError
-from cues.storage import environment, locks
+from cues.storage import environment, locks, open_mark
 from cues.storage.base_store import BaseStore, internal_handle
+from cues.storage.datafile import sync_directory
 from cues.storage.environment import Environment
 from cues.storage.format_record import read_format
 from cues.storage.lmdb_errors import translate
@@ -66,6 +68,35 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
                     return work(txn, *args)
 
             yield internal_handle(kind, shared, transact)
+
+
+def adopt(path: str | os.PathLike[str]) -> None:
+    """Make a store of a copy that :func:`environment.refuse_copy` refuses. The caller has checked it.
+
+    The data file is rewritten without its list of free pages: nothing shows whether a free page of a copy is in use.
+    Each step may be repeated after a death. Raises :class:`AlreadyRunning` if a process has the copy open.
+    """
+    place = Path(path)
+    with (
+        environment.opening_lock,
+        _held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END),
+        _held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1),
+    ):
+        new = place / "data.mdb.adopted"
+        try:
+            env = lmdb.open(os.fsencode(place), readonly=True, create=False, lib_version=0, lock=False, max_dbs=0)
+            with contextlib.closing(env), new.open("wb") as file:
+                env.copyfd(file.fileno(), compact=True)
+                os.fsync(file.fileno())
+        except (lmdb.Error, OSError) as error:
+            new.unlink(missing_ok=True)
+            raise translate(error, str(path)) from error
+        faults.point("adopt.copied")
+        new.rename(place / "data.mdb")
+        sync_directory(place)
+        faults.point("adopt.renamed")
+        open_mark.delete(place)
+        sync_directory(place)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The format record: the row that says in which format a store is, and with which options it was made.
 
-    {"format": 1, "requires": [], "id": 8 bytes, "durability": "disk", "map_size": bytes, "created_ns": nanoseconds}
+    {"format": 1, "requires": [], "id": 8 bytes, "durability": "disk", "map_size": bytes, "created_ns": nanoseconds,
+     "max_map_size": bytes (optional: the map does not grow beyond it)}
 
 It is read before the environment is opened, because the environment is opened as the record says. The process that
 writes it first decides; the others follow or raise :class:`DurabilityMismatch`. :func:`datafile.check_format` says
@@ -75,22 +76,29 @@ def format_of(env: Any, path: Path) -> dict[str, Any] | None:
     return datafile.check_format(path, raw)
 
 
-def write_format(writer_lock: WriterLock, path: Path, durability: str, size: int) -> dict[str, Any]:
+def record_of(txn: StoreTransaction) -> dict[str, Any]:
+    """Return the format record that a transaction of an open store sees."""
+    record: dict[str, Any] = codec.unpack(txn.get(names.FORMAT_KEY))
+    return record
+
+
+def write_format(
+    writer_lock: WriterLock, path: Path, durability: str, size: int, size_max: int | None
+) -> dict[str, Any]:
     """Return the format record, and write it if the store is new. The first process decides."""
 
     def read_or_write(txn: StoreTransaction) -> bytes:
         raw = txn.get(names.FORMAT_KEY)
         if raw is None:
-            raw = codec.pack(
-                {
-                    "format": datafile.FORMAT,
-                    "requires": [],
-                    "id": os.urandom(8),
-                    "durability": durability,
-                    "map_size": size,
-                    "created_ns": clock.now_ns(),
-                }
-            )
+            record = {
+                "format": datafile.FORMAT,
+                "requires": [],
+                "id": os.urandom(8),
+                "durability": durability,
+                "map_size": size,
+                "created_ns": clock.now_ns(),
+            }
+            raw = codec.pack(record if size_max is None else record | {"max_map_size": size_max})
             txn.put(names.FORMAT_KEY, raw)
         return bytes(raw)
 
@@ -100,12 +108,17 @@ def write_format(writer_lock: WriterLock, path: Path, durability: str, size: int
     return record
 
 
-def write_size(writer_lock: WriterLock, size: int) -> dict[str, Any]:
-    """Store a larger map size, for a later opening without ``map_size=``; return the format record."""
+def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) -> dict[str, Any]:
+    """Store a larger map size, for a later opening without ``map_size=``; return the format record.
+
+    ``size_max`` replaces the limit of its growth, if it is given.
+    """
 
     def write(txn: StoreTransaction) -> dict[str, Any]:
-        record: dict[str, Any] = codec.unpack(txn.get(names.FORMAT_KEY))
+        record = record_of(txn)
         record["map_size"] = max(record["map_size"], size)
+        if size_max is not None:
+            record["max_map_size"] = size_max
         txn.put(names.FORMAT_KEY, codec.pack(record))
         return record
 

@@ -30,7 +30,7 @@ def translate(error: BaseException, path: str) -> BaseException:
     """Return the Cues error for an error of LMDB or of the system; return any other error unchanged."""
     if isinstance(error, lmdb.MapFullError):
         return StoreFull(
-            f"The store {path} has reached its map size; nothing was written.",
+            f"The map of the store {path} is full; nothing was written.",
             "open it with a larger map_size=, purge queues, or give them retention.",
             path=path,
         )

@@ -30,6 +30,8 @@ REGISTER: Final = 0
 """Held while a process opens a store for writing, joins its writers, or leaves."""
 WRITER: Final = 1
 """Held around a write transaction while several processes write."""
+MAP: Final = 2
+"""Held while a process maps the data file for writing, or changes the size of the map (map_growth.py)."""
 SLOTS: Final = 1 << 12
 """The doorbell slots, one byte each."""
 WRITERS: Final = 1 << 24

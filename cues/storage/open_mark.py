@@ -1,4 +1,8 @@
-"""The file ``open`` of a ``"process"`` store: the boot under which the store is being written.
+"""The file ``open``: the boot under which a store is being written.
+
+It tells two things. A copy of the directory that has it was made while the store was written, or after its processes
+were killed (timeline.py); a clean close of the last writer deletes it. And a ``"process"`` store whose file names
+another boot may be damaged:
 
 Such a store survives the death of every process, but a power cut may damage it. So the first writer of a boot notes
 the boot's id in this file before it writes, and a clean close of the last writer deletes the file. A store whose file
@@ -24,16 +28,18 @@ def is_suspect(path: Path) -> bool:
         return False
 
 
-def write(path: Path) -> None:
-    """Note the boot under which the store is written. Durable on return."""
+def write(path: Path, durable: bool) -> None:
+    """Note the boot under which the store is written; with ``durable`` it survives a power cut."""
     mark = path / _FILE
     if mark.exists() and not is_suspect(path):
         return
     with mark.open("w") as file:
         file.write(clock.boot_id())
         file.flush()
-        os.fsync(file.fileno())
-    sync_directory(path)
+        if durable:
+            os.fsync(file.fileno())
+    if durable:
+        sync_directory(path)
 
 
 def exists(path: Path) -> bool:

@@ -66,7 +66,7 @@ class Moment:
 def last_commit(store: BaseStore) -> int:
     """Return the number of the last commit of a store."""
     store._check()
-    return int(store._shared.env.info()["last_txnid"])
+    return store._shared.info()["last_txnid"]
 
 
 @contextlib.contextmanager

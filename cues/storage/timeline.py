@@ -53,6 +53,19 @@ def same(directory: Path, last: int, counted: int) -> bool:
     return noted == _files(directory) and counted <= last + 1
 
 
+def is_copy(directory: Path) -> bool:
+    """Return whether the files ``locks`` and ``data.mdb`` are others than those of the last opening.
+
+    Only their inodes count: a change of permissions is no copy, and neither is a mount under another device number.
+    """
+    try:
+        noted = (directory / FILE).read_text().split()
+        now = _files(directory).split()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+    return len(noted) == 3 and noted[0] != now[0] and noted[2] != now[2]
+
+
 def mark(directory: Path) -> None:
     """Note the files that the store has now. Called after the commit of a new timeline, if there is one."""
     new = directory / f"{FILE}.{os.getpid()}"

@@ -34,7 +34,7 @@ from cues.base import clock
 from cues.errors import CuesError, JavaNotFound
 from cues.queues.store import Store
 from cues.spark import java
-from cues.storage import datafile, lmdb_map, locks
+from cues.storage import datafile, free_space, lmdb_map, locks
 from cues.tools import metrics
 
 State = Literal["ok", "warning", "problem"]
@@ -488,17 +488,19 @@ def _last_write_s(where: Place) -> float | None:
 
 def _space(where: Place) -> Iterator[Finding]:
     folder = _existing(where.path)
-    free = shutil.disk_usage(folder).free
     counts = os.statvfs(folder)
+    space = free_space.look(folder)
+    free = space.free
     facts: dict[str, Any] = {"free_bytes": free, "free_files": counts.f_favail if counts.f_files else None}
     text = f"{_bytes(free)} free"
     hint = "free space on the disk, or move the store; cues purge and cues compact make a store smaller."
     if counts.f_files and not counts.f_favail:
         yield Finding("disk", "problem", f"{text}, but no file can be made (no inode is free)", hint, facts)
-    elif free < FREE_LEAST:
+    elif space.is_low:
+        text += f", less than min_free ({_bytes(space.limit)}): runs and appends stop"
         yield Finding("disk", "problem", text, hint, facts)
-    elif free < FREE_LOW:
-        yield Finding("disk", "warning", text, hint, facts)
+    elif space.is_near or free < FREE_LOW:
+        yield Finding("disk", "warning", f"{text}; runs and appends stop below {_bytes(space.limit)}", hint, facts)
     else:
         yield Finding("disk", "ok", text, facts=facts)
 
@@ -538,11 +540,12 @@ def _opened(where: Place, store: Store) -> Iterator[Finding]:
     else:
         yield Finding("store", "ok", text, facts=facts)
     free = shutil.disk_usage(where.path).free
-    rest = sizes["map"] - sizes["used"]
-    text = f"{_bytes(rest)} of {_bytes(sizes['map'])} left"
-    facts = {"map": sizes["map"], "left": rest}
-    if rest < FREE_LEAST and rest < free:
-        hint = "open the store with a larger map_size=, once; the store keeps it."
+    limit = store.max_map_size
+    rest = (limit or sizes["map"]) - sizes["used"]
+    text = f"{_bytes(rest)} of {_bytes(limit or sizes['map'])} left"
+    facts = {"map": sizes["map"], "max": limit, "left": rest}
+    if limit is not None and rest < FREE_LEAST and rest < free:
+        hint = "open the store with a larger max_map_size=, once; the store keeps it."
         yield Finding("map", "warning", text, hint, facts)
     else:
         yield Finding("map", "ok", text, facts=facts)

@@ -533,9 +533,7 @@ def _with_locks(stores: Sequence[Store], work: Callable[[], bool]) -> bool:
     """Run ``work`` while no process writes to the stores."""
     if not stores:
         return work()
-    writer_lock = stores[0]._shared.writer_lock
-    assert writer_lock is not None
-    return bool(writer_lock.visit(lambda txn: _with_locks(stores[1:], work)))
+    return bool(stores[0]._visit(lambda txn: _with_locks(stores[1:], work)))
 
 
 def _complete(dest: Path) -> None:

@@ -48,7 +48,7 @@ from cues.records.log_row import LogRow
 from cues.steps import ownership
 from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
-from cues.storage import leases, locks, transaction
+from cues.storage import free_space, leases, locks, transaction
 from cues.storage.transaction import StoreTransaction
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
 
@@ -280,11 +280,12 @@ def of_store(store: Store) -> StoreMetrics:
 
 
 def _room(store: Store, info: dict[str, int]) -> int:
-    """The bytes that can still be written. Pages of the file that are free now are used again."""
+    """The bytes that can still be written before a run stops. Pages of the file that are free now are used again."""
     live = store._live()
-    disk = os.statvfs(store.directory)
-    on_disk = disk.f_bavail * disk.f_frsize + max(0, info["disk"] - live)
-    return max(0, min(info["map"] - live, on_disk))
+    space = free_space.look(store.directory)
+    on_disk = space.free - space.limit + max(0, info["disk"] - live)
+    limit = store.max_map_size
+    return max(0, on_disk if limit is None else min(limit - live, on_disk))
 
 
 def until_full(queues: Iterable[QueueMetrics], room_bytes: float) -> float | None:
