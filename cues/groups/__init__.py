@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "TRY_ABORT", "TRY_COMMIT", "Ended", "GroupMetrics", "Member", "Reason", "Relative", "Session", "SharedConsumer", "Try",
-    "describe", "forget", "list_groups", "murmur2", "partition_for", "plan", "seek",
+    "TRY_ABORT", "TRY_COMMIT", "Ended", "GroupMetrics", "Member", "Reason", "Relative", "Session", "SharedConsumer",
+    "Try", "describe", "forget", "list_groups", "murmur2", "partition_for", "plan", "seek",
 ]
 # fmt: on
 

@@ -217,7 +217,7 @@ class SharedConsumer(Closing):
         for _, unit in units:
             unit.stop()
         errors = []
-        for partition, unit in units:
+        for _, unit in units:
             while not unit.ended.wait(min(_LOOK_S, self.member.lease_s / 4)):
                 self.member.keepalive()
             if unit.error is not None and not (lost and isinstance(unit.error, Fenced)):
