@@ -282,3 +282,29 @@ def test_a_zombie_with_a_stale_fence_commits_nothing_and_works_again(place: Plac
 def test_control_without_the_fence_a_zombie_doubles_messages(place: Place) -> None:
     zombie(place, "unfenced")
     assert lives.wrong(place.where, place.count) != ""
+
+
+# --- stories ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point", ["consumer.consumed", "checkpoint.inside", "consumer.committed", "consumer.acknowledged"]
+)
+def test_a_member_dies_with_a_pending_transaction_and_the_other_takes_over(point: str, place: Place) -> None:
+    """KIP-447: two members; one dies before the end of its transaction, in it, or after it.
+
+    The other continues at the checkpoint: it drops the transaction in the first two cases, and completes it in the
+    third. Nobody sees a message twice, and none before its transaction was decided.
+    """
+    with cues.open(Path(place.where, "a")) as store:
+        victim = place.start(point, 5)
+        place.start()
+        until = time.monotonic() + LIMIT_S
+        while alive(victim):
+            assert time.monotonic() < until
+            await_that("what was fed is read, or the victim is dead", lambda: not (place.lag(store) and alive(victim)))
+            place.feed(store, 24)
+        await_that("the other has read everything", lambda: not place.lag(store))
+    assert sum(outcome.killed for outcome in place.finish()) == 1
+    assert lives.wrong(place.where, place.count) == ""
