@@ -192,6 +192,38 @@ def test_what_cannot_be_meant_is_refused_and_joins_no_group(store: Store, tmp_pa
     assert groups(store) == []
 
 
+def test_a_consumer_is_fenced_once_by_a_late_start_and_begins_again(store: Store, tmp_path: Path) -> None:
+    """A process was stopped between its claim and its restore, and continues: its restore raises the fence.
+
+    The owner begins again. If it is fenced again within the lease, somebody else uses the checkpoint: an error.
+    """
+    store.queue("in", key="key")
+    lives.feed(store, 0, 8)
+    consumer = shared(store, tmp_path, lease_s=1000)
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            consumer.run()
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for count in (8, 16):
+            await_that("the messages are copied", lambda count=count: len(numbers(store)) == count)
+            JSONFileCheckpoint(tmp_path / "0.json").restore()
+            lives.feed(store, count, 8)
+        await_that("the second takeover ends it", lambda: ended)
+    finally:
+        consumer.stop()
+        thread.join(LIMIT_S)
+    assert isinstance(ended[0], errors.Fenced)
+    assert shared(store, tmp_path).drain()
+    assert sorted(numbers(store)) == list(range(24))
+
+
 # --- hand-over between processes ----------------------------------------------------------------------
 
 POINTS = (*faults.SHARED_POINTS, *faults.CONSUMER_POINTS, *faults.CHECKPOINT_POINTS, "publish.inside", "publish.after",

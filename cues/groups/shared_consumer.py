@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from cues import faults
+from cues.base import clock
 from cues.base.closing import Closing
 from cues.errors import CuesError, Diverged, Fenced, InvalidArgument
 from cues.groups.membership import Member
@@ -109,6 +110,8 @@ class SharedConsumer(Closing):
         self._units: dict[Partition, _Unit] = {}
         self._stopping = self._ended = False
         self._due = 0.0
+        self._fenced_ns: dict[Partition, int] = {}
+        """The time at which a consumer was fenced although this member had its partition."""
         self.member = Member(
             store,
             queues,
@@ -183,7 +186,7 @@ class SharedConsumer(Closing):
         return all(unit.consumer is not None for unit in self._units.values())
 
     def _check(self) -> None:
-        """Raise the error of a consumer, unless another member has its partition."""
+        """Raise the error of a consumer, unless another member has its partition, or had it for a moment."""
         failed = [partition for partition, unit in self._units.items() if unit.error is not None]
         if not failed:
             return
@@ -193,8 +196,16 @@ class SharedConsumer(Closing):
             self.member.follow_group()
         for partition in failed:
             unit = self._units.get(partition)
-            if unit is not None and unit.error is not None:
+            if unit is None or unit.error is None:
+                continue
+            held = self.member.holdings.held.get(partition)
+            fenced_ns, self._fenced_ns[partition] = self._fenced_ns.get(partition), clock.monotonic_ns()
+            recent = fenced_ns is not None and clock.monotonic_ns() - fenced_ns < self.member.lease_s * 1e9
+            if held is None or recent or not isinstance(unit.error, Fenced):
                 raise unit.error
+            # A process that was stopped between its claim and its restore has raised the fence when it continued,
+            # although this member has the partition now. It does so once; then it hears that it has lost.
+            self._units[partition] = _Unit(self, partition, held.claim.next, held.claim.checkpoint == _MARK)
 
     # --- the group ----------------------------------------------------------------------------
 
