@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ TRANSACTION_MAX = 3
 class Copies:
     """Publishes each message, and keeps it in the state of the checkpoint."""
 
-    def __init__(self, out: Any, abort_every: int = 0) -> None:
+    def __init__(self, out: Any, abort_every: int = 0, place: str = "", hold: int = -1) -> None:
+        """With ``hold`` it waits in the message of that number, until the file "go" is there."""
         self._out = out
+        self._place, self._hold = place, hold
         self._taken: list[list[int]] = []
         self._abort_every = abort_every
         self._seen = 0
@@ -45,7 +48,12 @@ class Copies:
         if len(self._taken) == TRANSACTION_MAX:
             raise Defer
         message = {"key": envelope.message["key"], "n": envelope.message["n"]}
-        publisher.publish_uncommitted(lambda _: self._out, message)
+        append = publisher.publish_uncommitted(lambda _: self._out, message)
+        if message["n"] == self._hold:
+            append.wait()
+            Path(self._place, "holding").touch()
+            while not Path(self._place, "go").exists():
+                time.sleep(0.005)
         self._seen += 1
         if self._abort_every and self._seen % self._abort_every == 0:
             self._taken = []
@@ -86,7 +94,7 @@ def feed(a: cues.Store, begin: int, count: int) -> None:
     a.queue("in").appender().write_many([{"key": n % KEYS, "n": n} for n in range(begin, begin + count)])
 
 
-def live(place: str, point: str = "", hit: int = 0, how: Any = "kill", rule: str = "", abort_every: int = 0) -> str:
+def live(place: str, point: str = "", hit: int = 0, how: Any = "kill", rule: str = "", hold: int = -1) -> str:
     """Work until the file "done" is there; return "done", or the name of the error."""
     shared_consumer.NOTE_S = 0.05  # the tests wait for the positions of the group
     kind = Unfenced if rule == "unfenced" else JSONFileCheckpoint
@@ -95,7 +103,7 @@ def live(place: str, point: str = "", hit: int = 0, how: Any = "kill", rule: str
             armed.enter_context(testing.crash(point, hit, how=how))
         out = b.queue("out")
         shared = SharedConsumer(
-            lambda queue, number: Copies(out, abort_every),
+            lambda queue, number: Copies(out, 0, place, hold),
             a,
             "in",
             "g",

@@ -290,13 +290,22 @@ def stopped(pid: int) -> bool:
 
 
 def zombie(place: Place, rule: str) -> list[Any]:
-    """A process is stopped before a commit, past its lease; another takes over, finishes, and the first continues."""
+    """A process is stopped in a transaction, past its lease; another takes over, finishes, and the first continues.
+
+    Everything else of the first is idle when it is stopped. A process that is stopped inside a write of a store or of a
+    JSON file would keep that lock, and nobody could take over.
+    """
     with cues.open(Path(place.where, "a")) as store:
         place.feed(store, 24)
-        old = place.start("consumer.before", 2, "stop", rule)
-        await_that("the first process is stopped", lambda: stopped(old))
+        old = place.start("", 0, "kill", rule, 24)
+        await_that("everything is read", lambda: not place.lag(store))
+        place.feed(store, 1)
+        await_that("the first is in its transaction", Path(place.where, "holding").exists)
+        os.kill(old, signal.SIGSTOP)
+        await_that("it is stopped", lambda: stopped(old))
         place.start("", 0, "kill", rule)
         await_that("the second has read everything", lambda: not place.lag(store))
+        Path(place.where, "go").touch()
         os.kill(old, signal.SIGCONT)
         place.feed(store, 24)
         await_that("both work", lambda: len({*place.owners(store)} - {None}) == 2 and not place.lag(store))
