@@ -154,6 +154,13 @@ GROUP_POINTS: dict[str, str] = {
 }
 """Points of consumer groups and their sessions."""
 
+SHARED_POINTS: dict[str, str] = {
+    "shared.started": "a partition claimed and the thread of its consumer started, nothing restored by it perhaps",
+    "shared.stopped": "the consumers of partitions ended, the positions of the group not moved",
+    "shared.noted": "the positions of the group moved, the partitions not released",
+}
+"""Points of the hand-over of a partition between consumers of a group."""
+
 TRANSACTION_POINTS: dict[str, str] = {
     "transaction.before": "the block of a transaction left, nothing written",
     "transaction.inside": "the messages and positions of a transaction written, not committed",
@@ -210,6 +217,7 @@ POINTS: dict[str, str] = {
     **CONSUMER_POINTS,
     **ABORT_POINTS,
     **GROUP_POINTS,
+    **SHARED_POINTS,
     **TRANSACTION_POINTS,
     **REDRIVE_POINTS,
     **SPARK_POINTS,

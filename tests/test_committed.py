@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 import seeds
+from click.testing import CliRunner
 from committed_runs import let_time_pass
 from forks import Forks
 from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, C, random_journal
 
 import cues
 from cues.base import events
+from cues.cli import app
 from cues.errors import Fenced, InvalidArgument, QueueInUse, TopologyChanged
 from cues.groups import Member, Relative, describe, seek
 from cues.groups.places import Start
@@ -828,3 +830,26 @@ def test_a_member_takes_over_in_the_middle_of_a_transaction(store: cues.Store) -
         first.close()
         assert second.poll(timeout=60, n=9) == {("q", 0): [{"n": 1}, {"n": 3}, {"n": 6}, {"n": 2}]}
     assert numbers(store.queue("out").tailer()) == [4, 1]
+
+
+# --- the command line ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_cues_tail_prints_committed_messages(partitions: int, tmp_path: Path) -> None:
+    """The last two messages are those that were committed last, wherever acknowledgements and pending messages are."""
+    with cues.open(tmp_path / "s") as store:
+        queue = store.queue("q", partitions=partitions, **({"key": "n"} if partitions > 1 else {}))
+        target = queue.partition(partitions - 1)
+        with Publisher() as first, Publisher() as second:
+            first.publish_uncommitted(to(target), {"n": 0}).wait()
+            for n in (1, 2, 3):
+                second.publish_uncommitted(to(target), {"n": n})
+                second.append_ack_intents(second.build_ack_intents())
+            place = f"{tmp_path / 's'}#q"
+            printed = [CliRunner().invoke(app.commands, ["tail", place, "--isolation", "committed", *more]).stdout
+                       for more in (["-n", "2"], ["-n", "all"], [])]  # fmt: skip
+            everything = CliRunner().invoke(app.commands, ["tail", place]).stdout
+            first.abort()
+    lines = [[json.loads(line)["n"] for line in text.splitlines()] for text in [*printed, everything]]
+    assert lines == [[2, 3], [1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]

@@ -39,6 +39,7 @@ from cues.errors import (
 from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, forget, holdings, list_groups
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
+from cues.queues.committed import Isolation
 from cues.queues.store import Store
 from cues.tools.compaction import compact
 from cues.txn import Publisher
@@ -1262,13 +1263,16 @@ def test_two_threads_cannot_use_one_member(store: Store) -> None:
         assert found == [{"n": 0}]
 
 
-def test_a_queue_made_anew_is_not_read_from_the_old_position(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["uncommitted", "committed"])
+def test_a_queue_made_anew_is_not_read_from_the_old_position(
+    isolation: Isolation, store: Store, tmp_path: Path
+) -> None:
     """The group's position means a queue that another store has under the same name."""
     fill(store, 12)
-    with Member(store, "orders", "g") as member:
+    with Member(store, "orders", "g", isolation=isolation) as member:
         member.read_many(100)
         member.commit()
-    table = GroupTable(store, "g")
+    table = GroupTable(store, "g", isolation)
     with cues.open(tmp_path / "other") as other:
         other.queue("orders", partitions=PARTITIONS)
         wanted = table.look(["orders"]).claims
@@ -1281,9 +1285,12 @@ def test_a_queue_made_anew_is_not_read_from_the_old_position(store: Store, tmp_p
                 claims.put(txn, names.log_id(queue, number), "g", claim)
 
         other._commit(carry)
-        with Member(other, "orders", "g") as member, pytest.raises(cues.errors.Diverged, match="made again"):
+        with (
+            Member(other, "orders", "g", isolation=isolation) as member,
+            pytest.raises(cues.errors.Diverged, match="made again"),
+        ):
             member.read()
-        with Member(other, "orders", "g") as member:
+        with Member(other, "orders", "g", isolation=isolation) as member:
             member.seek("start", "orders")
             assert member.read() is None
 

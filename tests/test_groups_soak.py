@@ -100,8 +100,11 @@ class Crowd:
         # A name may be taken: of one that was stopped, or that its parent has not seen dead yet.
         ended_well = process.returncode in (0, -signal.SIGKILL, -signal.SIGTERM)
         taken = name and ("AlreadyRunning" in errors or "Fenced" in errors)
-        assert ended_well or taken, errors
-        self.events["name taken"] += bool(not ended_well)
+        # Without the fence a zombie moves the position of a partition that another member holds. That member then finds
+        # messages that were handed out and not committed, and refuses to begin a session.
+        noticed = self.environment.get("CUES_TEST_BREAK") and "were handed out and are not committed" in errors
+        assert ended_well or taken or noticed, errors
+        self.events["noticed" if noticed else "name taken"] += bool(not ended_well)
 
     def end(self) -> None:
         for pid in list(self.stopped):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from forks import Forks
 
 import cues
-from cues import errors, testing
+from cues import errors, faults, testing
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint
 from cues.cli import app
 from cues.tools import metrics
@@ -116,7 +116,12 @@ def crash(place: str, point: str, hit: int) -> None:
         live(place)
 
 
-POINTS = ("publish.inside", "publish.after", "intents.prepared", "intents.built", "consumer.before", "consumer.noted")
+POINTS = (
+    "publish.inside", "publish.after", "intents.prepared", "intents.built", "consumer.before", "consumer.noted",
+    "consumer.dropped", *faults.CHECKPOINT_POINTS,
+)  # fmt: skip
+ONCE = ("consumer.dropped", "checkpoint.restored")
+"""Points that a life reaches once."""
 
 
 def prepared(place: Path) -> str:
@@ -144,9 +149,12 @@ def test_a_start_drops_what_a_killed_instance_left_pending_on_every_queue(forks:
             place.mkdir()
             where = prepared(place)
             killed += forks.run("test_txn_registration:crash", where, point, hit).killed
+            if point in ONCE and hit > 1:  # the start of a successor that has something to drop dies too
+                forks.run("test_txn_registration:crash", where, "consumer.before", hit)
+                killed += forks.run("test_txn_registration:crash", where, point, 1).killed
             forks.run("test_txn_registration:live", where)
             assert left_pending(where) == (0, [[0, 3], [1], [2]]), (point, hit)
-    assert killed > len(POINTS)
+    assert killed > 2 * len(POINTS)
 
 
 def test_control_without_the_rollback_messages_stay_pending(forks: Forks, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
 from cues.errors import BatchDamaged
+from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
 from cues.queues.tailer import Tailer
@@ -61,6 +62,13 @@ _LOOK_S: Final = 0.5
 )
 @option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
 @option("--where", metavar="EXPRESSION", help="Print only messages for which this is true: 'x > 3 and name == \"a\"'.")
+@option(
+    "--isolation",
+    type=click.Choice(["uncommitted", "committed"]),
+    default="uncommitted",
+    show_default=True,
+    help="committed: print messages of transactions only after their commit, in the order of the commits.",
+)
 @option("--json", "as_json", is_flag=True, help="Changes nothing: messages are always one JSON object a line.")
 @option(
     "--meta",
@@ -73,6 +81,7 @@ def tail(
     count: int | str | None,
     start: str | None,
     where: str | None,
+    isolation: Isolation,
     as_json: bool,
     meta: bool,
 ) -> int:
@@ -100,11 +109,16 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
+    if target.is_shared and isolation == "committed":
+        raise WrongUsage(
+            "--isolation committed reads the queues of a store, and this is a directory of queues.",
+            "leave the option out: messages come to such a directory when they are committed.",
+        )
     if target.is_shared:
         printed, damaged = _print_shared(target, condition, begin, count, follow, meta), False
     else:
         with target.open() as opened:
-            reader = _Reader(targets.open_queue(target, opened), condition, meta)
+            reader = _Reader(targets.open_queue(target, opened), condition, meta, isolation)
             reader.print(begin, count, follow)
         printed, damaged = reader.printed, reader.damaged
     if condition is not None and not printed and (explained := condition.explain()):
@@ -154,15 +168,16 @@ def _print_shared(
 class _Reader:
     """Prints messages of one queue, and continues after damage."""
 
-    def __init__(self, queue: Queue, condition: Where | None, meta: bool) -> None:
+    def __init__(self, queue: Queue, condition: Where | None, meta: bool, isolation: Isolation) -> None:
         self.queue = queue
+        self.isolation: Isolation = isolation
         self.condition = condition
         self.meta = meta
         self.printed = 0
         self.damaged = False
 
     def print(self, begin: place.Place | None, count: int | str | None, follow: bool) -> None:
-        tailer = self.queue.tailer(meta=False)
+        tailer = self.queue.tailer(meta=False, isolation=self.isolation)
         go = self._begin if isinstance(tailer, MergedTailer) else self._begin_alone
         limit = go(tailer, begin, count)  # type: ignore[arg-type]
         if limit == 0:
@@ -190,7 +205,7 @@ class _Reader:
             tailer.to_start() if begin == "start" else tailer.to_end()
         return count if isinstance(count, int) else None
 
-    def _back(self, tailer: MergedTailer, count: int) -> None:
+    def _back(self, tailer: MergedTailer | Tailer, count: int) -> None:
         """Move to the first of the last ``count`` matching messages."""
         tailer.to_end()
         tailer.direction = "backward"
@@ -199,19 +214,29 @@ class _Reader:
             try:
                 message = tailer.read()
             except BatchDamaged as error:  # it is reported when it is read forward
-                tailer.to_index({names.log_parts(error.queue)[1]: error.first})
+                self._move(tailer, error, error.first)
                 continue
             if message is None:
                 break
             matching += self.condition is None or bool(self.condition(message))
         tailer.direction = "forward"
 
+    @staticmethod
+    def _move(tailer: MergedTailer | Tailer, error: BatchDamaged, index: int) -> None:
+        """Move to an index of the log with the damage."""
+        if isinstance(tailer, MergedTailer):
+            tailer.to_index({names.log_parts(error.queue)[1]: index})
+        else:
+            tailer.to_index(index)
+
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
         """The same as :meth:`_begin`, for one log."""
         if begin is not None:
             tailer.to_index(place.now_on(self.queue._log, begin, "--from"))
             return count if isinstance(count, int) else None
-        if count != "all":
+        if count != "all" and self.isolation == "committed":  # the last messages are not those of the last indices
+            self._back(tailer, LAST if count is None else int(count))
+        elif count != "all":
             tailer.to_index(self._last(LAST if count is None else int(count)))
         return None
 
@@ -257,10 +282,7 @@ class _Reader:
             except BatchDamaged as error:
                 options.report(error.message, f"run cues check {self.queue.store.path}.")
                 self.damaged = True
-                if isinstance(tailer, MergedTailer):
-                    tailer.to_index({names.log_parts(error.queue)[1]: error.last + 1})
-                else:
-                    tailer.to_index(error.last + 1)
+                self._move(tailer, error, error.last + 1)
                 continue
             if message is None or (self.condition is not None and not self.condition(message)):
                 continue

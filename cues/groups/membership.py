@@ -383,6 +383,20 @@ class Member(Reader, Closing):
         """The partitions that this member held at the end of its last call that reads, sorted."""
         return sorted(self.holdings.held)
 
+    @_one_call
+    def follow_group(self) -> list[Partition]:
+        """Do what a call that reads does for the group, without reading; return the partitions that this member holds.
+
+        Renews the lease, claims and releases partitions, and calls the callbacks.
+        """
+        self._keep_up()
+        return self.assigned
+
+    def changes(self) -> int:
+        """The number of changes of the group so far: another one says that :meth:`follow_group` has work to do."""
+        with self.store._view() as txn:
+            return self.table.row(txn).changes
+
     def keepalive(self) -> None:
         """Renew the lease during work that takes longer than the lease. May be called from any thread.
 

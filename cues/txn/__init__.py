@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.mapping import modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.publisher import Publisher
-    from cues.txn.sources import ReadFrom
+    from cues.txn.sources import MessageSource, ReadFrom
     from cues.txn.writer import Append
 
 # fmt: off
 __all__ = [
     "DICT", "ZERO_UUID", "Abort", "AckIntent", "App", "Append", "Checkpoint", "Clock", "Consumer", "Defer",
-    "Desynchronised", "Envelope", "Flags", "FrameReader", "Framing", "FramingError", "Gap", "MessageType",
-    "NoPartitions", "Outcome", "ProducerID", "ProducerState", "Publisher", "ReadCommitted", "ReadFrom",
+    "Desynchronised", "Envelope", "Flags", "FrameReader", "Framing", "FramingError", "Gap", "MessageSource",
+    "MessageType", "NoPartitions", "Outcome", "ProducerID", "ProducerState", "Publisher", "ReadCommitted", "ReadFrom",
     "ReadUncommitted", "SequenceError", "Sequencer", "UnexpectedEOF", "WaitTimeout", "append_stamped", "build_uuid",
     "dicts", "fnv1a32", "framing_for", "journal_of", "modulo_mapping", "parse_uuid", "random_mapping",
     "register_framing", "rendezvous_mapping", "wait_read_through",
@@ -65,7 +65,7 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "txn.mapping": "modulo_mapping random_mapping rendezvous_mapping",
             "queues.messages": "DICT MessageType dicts",
             "txn.publisher": "Publisher",
-            "txn.sources": "ReadFrom",
+            "txn.sources": "MessageSource ReadFrom",
             "txn.writer": "Append",
             "queues.reader": "ReadCommitted ReadUncommitted",
             "queues.stamped": "append_stamped",

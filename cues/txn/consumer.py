@@ -66,7 +66,7 @@ from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
 from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher, check_publishing, check_timeout
 from cues.txn.registration import Registration, needed_from
-from cues.txn.sources import GROWTH_S, ReadFrom, Sources
+from cues.txn.sources import GROWTH_S, POLL_S, MessageSource, ReadFrom, Sources
 from cues.txn.turns import LEASE_S, Turn
 
 MAX_S: Final = 1.0
@@ -140,7 +140,8 @@ class Consumer(Closing):
     """Runs an application over queues, one transaction after another; see the module.
 
     ``sources``        queues of any stores, each once, all partitions of which are read, also those that are added
-                       later; or :class:`cues.txn.ReadFrom`, with a start position and ``on_gap`` for a queue
+                       later; :class:`cues.txn.ReadFrom`, with a start position and ``on_gap`` for a queue; or
+                       :class:`cues.txn.MessageSource`, a source of your own
     ``checkpoint``     a checkpoint of :mod:`cues.checkpoints`, under one name for each consumer
     ``min_s, max_s``   the shortest and the longest duration of a transaction, in seconds
     ``wait_for_ack``   whether a transaction that has read pending messages waits for their acknowledgement, at most
@@ -173,7 +174,7 @@ class Consumer(Closing):
     def __init__(
         self,
         app: App,
-        sources: Sequence[Queue | ReadFrom],
+        sources: Sequence[Queue | ReadFrom | MessageSource],
         checkpoint: CheckpointStore,
         *,
         min_s: float = 0.0,
@@ -204,8 +205,21 @@ class Consumer(Closing):
         check_timeout(transaction_timeout_s)
         _check_one_of("on_gap", on_gap, "raise", "skip")
         _check_one_of("missing", missing, "removed", "skip", "refuse")
-        wanted = [source if isinstance(source, ReadFrom) else ReadFrom(source) for source in sources]
+        own = [source for source in sources if not isinstance(source, (Queue, ReadFrom)) and hasattr(source, "read")]
+        for source in own:
+            _check_has(source, "A source", "read")
+            if not (isinstance(getattr(source, "journal", None), str) and source.journal):
+                raise InvalidArgument(
+                    f"The source {source!r:.60} has no journal.",
+                    "give it an attribute journal: the name of the source.",
+                )
+        wanted = [
+            source if isinstance(source, ReadFrom) else ReadFrom(source)  # type: ignore[arg-type]
+            for source in sources
+            if source not in own
+        ]
         journals = [journal_of(view) for source in wanted for view in source.queue._views]
+        journals += [source.journal for source in own]
         if not journals or len(set(journals)) < len(journals):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
@@ -222,6 +236,7 @@ class Consumer(Closing):
         """The transaction of the checkpoint that is open, with ``inside``."""
         self._app: Any = app
         self._wanted = wanted
+        self._own = own
         self._checkpoint = checkpoint
         leased = callable(getattr(checkpoint, "set_lease", None)) and callable(getattr(checkpoint, "lease", None))
         self._turn = Turn(checkpoint, lease_s) if leased else None  # type: ignore[arg-type]
@@ -380,7 +395,7 @@ class Consumer(Closing):
 
     def _read(self, checkpoint: Checkpoint) -> None:
         """Open the sources at the offsets of a checkpoint."""
-        self._sources = Sources(self._wanted, checkpoint.offsets, self._open_reader)
+        self._sources = Sources(self._wanted, checkpoint.offsets, self._open_reader, self._own, self._type)
         self._sequencer = Sequencer(checkpoint.producers, self._ring, checkpoint.offsets)
 
     def _abort(self) -> None:
@@ -472,7 +487,7 @@ class Consumer(Closing):
                 return envelope
             read = self._sources.next()
             if read is None:
-                for source in self._sources.by_journal.values():
+                for source in self._sources.positions():
                     if source.at > sequencer.offsets.get(source.journal, source.at):
                         sequencer.offsets[source.journal] = source.at  # a gap at the end was skipped
                         transaction.moved = True
@@ -558,6 +573,8 @@ class Consumer(Closing):
             due_s = self._min_s if transaction.young else self._max_s
             left_s = max(0.0, transaction.began + due_s - self._now())
         limits_s = [GROWTH_S] if self._sources.grow else []
+        if self._own:
+            limits_s.append(POLL_S)
         if self._noted is not self._last and self._registration is not None:
             limits_s.append(max(0.0, self._registration.due_s))
         if limits_s:
@@ -593,8 +610,9 @@ class Consumer(Closing):
             except BaseException as error:
                 self._commit_under_way.set_exception(error)
             self._opened = None
-        store = self._wanted[0].queue.store
-        self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
+        if self._wanted:
+            store = self._wanted[0].queue.store
+            self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
             self._finish(self._commit_under_way)
 

@@ -1,6 +1,7 @@
 """The sources of a consumer: the logs that it reads, in turn, each from its offset.
 
 ReadFrom           what a user asks for: a queue, where to begin, what to do about purged messages
+MessageSource      a source of the user's own: no queue, but an object that yields messages with positions
 ConsumerSource     one log that is read, and the position in it
 Sources            all of them; the partitions that are added to a queue become sources too
 """
@@ -12,20 +13,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from cues.base import clock
+from cues.base.checks import is_count
 from cues.errors import Diverged, InvalidArgument
 from cues.queues.base import check_index, journal_of
+from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import Envelope
+from cues.records.identity import ZERO_UUID
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 from cues.storage.wakeup import Doorbells
 
 _LOOK_S: Final = 0.01
 """Seconds for which an empty source is not read while others have messages."""
+POLL_S: Final = 0.1
+"""The longest time after which a consumer that sleeps asks a source of the user's own for messages."""
 GROWTH_S: Final = 0.5
 """The longest time after which a consumer that sleeps sees partitions that were added to a queue."""
 
@@ -75,6 +81,99 @@ class ReadFrom:
         return check_index(self.start, row.next, f"start={self.start!r} of {queue.id!r}")
 
 
+class MessageSource(Protocol):
+    """A source of messages that is not a queue: a file, a table, another system.
+
+    Its positions are integers from 0 on, which its owner defines: bytes, lines, row numbers. A position is that of the
+    next message. The checkpoint keeps it, so a successor continues there.
+
+    Duties: :meth:`read` yields the same messages at the same positions whenever it is called again. It ends where there
+    is no further message *now*; the consumer calls it again later. It must not wait for messages, because the consumer
+    reads other sources and ends transactions in the same thread. An exception ends the consumer.
+
+    A message that has a UUID (under ``q/uuid``, or where ``message_type`` says) is sequenced as on a queue: repetitions
+    are dropped, and pending messages are handed out after their acknowledgement. If they are not in memory any more,
+    they are read again: ``read(begin, end)``.
+    """
+
+    journal: str
+    """The name of the source in the checkpoint and in envelopes. It never changes."""
+
+    def read(self, begin: int, end: int | None) -> Iterator[tuple[int, Any]]:
+        """Yield (position after the message, message), from ``begin`` on and, if ``end`` is not None, before it."""
+
+
+class OwnReader:
+    """Reads a :class:`MessageSource` as a :class:`ReadUncommitted` reads a log."""
+
+    def __init__(self, source: MessageSource, begin: int, end: int | None, message_type: MessageType) -> None:
+        self.source = source
+        self.journal = source.journal
+        self.index = begin
+        self._end = end
+        self._type = message_type
+        self._messages: Iterator[tuple[int, Any]] | None = None
+
+    def __iter__(self) -> Iterator[Envelope]:
+        return self
+
+    def __next__(self) -> Envelope:
+        if self._messages is None:
+            self._messages = iter(self.source.read(self.index, self._end))
+        try:
+            item = next(self._messages, None)
+        except BaseException:
+            self._messages = None
+            raise
+        if item is None:
+            self._messages = None  # later there may be more
+            raise StopIteration
+        begin = self.index
+        end, message = self._checked(item)
+        self.index = end
+        return Envelope(self.journal, begin, end, self._type.get_uuid(message) or ZERO_UUID, message)
+
+    def _checked(self, item: Any) -> tuple[int, Any]:
+        try:
+            end, message = item
+        except (TypeError, ValueError):
+            end, message = None, None
+        if not is_count(end, least=self.index + 1) or (self._end is not None and end > self._end):
+            raise InvalidArgument(
+                f"The source {self.journal!r} yielded {item!r:.60} at the position {self.index}.",
+                "yield pairs (position after the message, message), whose positions increase.",
+            )
+        return end, message
+
+
+class OwnSource:
+    """A source of the user's own, and the position in it; as :class:`ConsumerSource`."""
+
+    def __init__(self, source: MessageSource, begin: int, message_type: MessageType) -> None:
+        self.journal = source.journal
+        self.begin = self.at = begin
+        self._reader = OwnReader(source, begin, None, message_type)
+        self._type = message_type
+        self._ahead: Envelope | None = None
+        """A message that a look has found."""
+
+    def ready(self) -> bool:
+        """Return whether there is a message."""
+        if self._ahead is None:
+            self._ahead = next(self._reader, None)
+        return self._ahead is not None
+
+    def next(self) -> Envelope | None:
+        envelope = self._ahead if self.ready() else None
+        self._ahead = None
+        if envelope is not None:
+            self.at = envelope.end
+        return envelope
+
+    def replay(self, begin: int, end: int) -> OwnReader:
+        return OwnReader(self._reader.source, begin, end, self._type)
+
+
 class ConsumerSource:
     """A log that is read, and the position in it."""
 
@@ -102,8 +201,11 @@ class Sources:
         sources: Sequence[ReadFrom],
         offsets: Mapping[str, int],
         open_reader: Callable[[ReadFrom, Queue, int, int | None], ReadUncommitted],
+        own: Sequence[MessageSource] = (),
+        message_type: MessageType = DICT,
     ) -> None:
         """``open_reader`` makes the reader of a log from an index on, up to an index or None."""
+        self.own = {source.journal: OwnSource(source, offsets.get(source.journal, 0), message_type) for source in own}
         self.by_journal: dict[str, ConsumerSource] = {}
         self._wanted: dict[str, ReadFrom] = {}
         """By journal, the source that a log belongs to."""
@@ -111,8 +213,9 @@ class Sources:
         self._partitions: list[int] = []
         """The number of partitions of each of ``sources`` that are read; 0 for a source that cannot grow."""
         self._sources = sources
-        self._ready: deque[ConsumerSource] = deque()
+        self._ready: deque[ConsumerSource | OwnSource] = deque()
         self._empty: list[ConsumerSource] = []
+        self._own_empty = list(self.own.values())
         self._looked = self._followed = 0.0
         self.begun: dict[str, int] = {}
         """The positions that are due to ``start=``, not to the offsets or to the first message."""
@@ -141,8 +244,15 @@ class Sources:
         """Iterate over the stores of the sources, each once."""
         return iter({id(source.queue.store): source.queue.store for source in self._sources}.values())
 
-    def replay(self, journal: str, begin: int, end: int) -> ReadUncommitted:
-        """Return a reader of a range of a log, which was read before."""
+    def positions(self) -> Iterator[ConsumerSource | OwnSource]:
+        """Iterate over all sources, each with its journal and position."""
+        yield from self.by_journal.values()
+        yield from self.own.values()
+
+    def replay(self, journal: str, begin: int, end: int) -> ReadUncommitted | OwnReader:
+        """Return a reader of a range of a log or another source, which was read before."""
+        if journal in self.own:
+            return self.own[journal].replay(begin, end)
         queue = self.by_journal[journal].queue
         # A queue with one log may have grown since: its reader needs the handle on the partition.
         return self._open_reader(self._wanted[journal], queue._view(queue._log.partition), begin, end)
@@ -157,7 +267,8 @@ class Sources:
             if envelope is not None:
                 ready.rotate(-1)
                 return envelope
-            self._empty.append(ready.popleft())
+            source = ready.popleft()
+            self._own_empty.append(source) if isinstance(source, OwnSource) else self._empty.append(source)
         return None
 
     def ready(self) -> bool:
@@ -183,6 +294,9 @@ class Sources:
         """Find the empty logs that have messages now, and new partitions; False if no log has any message."""
         self._looked = time.monotonic()
         self._look_at_empty()
+        waiting, self._own_empty = self._own_empty, []
+        for own in waiting:
+            (self._ready if own.ready() else self._own_empty).append(own)
         if (not self._ready or self._looked - self._followed > GROWTH_S) and self._follow():
             self._look_at_empty()
         return bool(self._ready)
