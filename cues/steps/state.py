@@ -23,9 +23,11 @@ has more than 200 bytes (then the value begins with the field).
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import struct
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +35,7 @@ import xxhash
 
 from cues import codec
 from cues.base import names
-from cues.errors import CuesError, QueueNotFound, StoreDamaged
+from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.records import batch
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
 CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
+
+_RANGE_ROWS: Final = 256
+"""The rows that one read transaction of :meth:`StateTable.range` copies."""
+_RANGE_BYTES_MAX: Final = 190
 
 _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
 """Types whose values cannot be changed in place."""
@@ -72,6 +78,8 @@ class StateTable:
         self._cache: Changes = {}
         self._cache_bytes = 0
         self._step: Changes = {}
+        self._step_order: list[bytes] | None = None
+        """The rows of the step in their order, from the first :meth:`range` of a step on."""
         self._shared = _Shared(self)
         self.call = Layer(self)
         """The layer of calls that run one at a time."""
@@ -133,22 +141,37 @@ class StateTable:
                 exists[row] = packed is not None
         return exists
 
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """The existing rows from ``low`` to before ``high``, in order, without the changes of running calls."""
+        if self._step_order is None:
+            self._step_order = sorted(self._step)
+        order = self._step_order
+        changed = order[bisect_left(order, low) : bisect_left(order, high)]
+        if not changed:
+            return self._stored(low, high)
+        stored = (row for row in self._stored(low, high) if row not in self._step)
+        return heapq.merge(stored, [row for row in changed if self._step[row] is not None])
+
     def settle(self, changes: Changes) -> None:
         """Keep the changes of a call."""
+        if self._step_order is not None:
+            for row in changes:
+                if row not in self._step:
+                    insort(self._step_order, row)
         self._step.update(changes)
 
     # --- for the step ---
 
     def only(self, changes: Iterable[Changes]) -> None:
         """Keep these changes of the step, in this order, and drop the others: the step was cut before them."""
-        self._step.clear()
+        self._drop_step()
         for some in changes:
             self._step.update(some)
 
     def forget(self) -> None:
         """Drop all values in memory: the step is void, or another owner may have written."""
         self.call.discard()
-        self._step.clear()
+        self._drop_step()
         self._cache.clear()
         self._cache_bytes = 0
 
@@ -184,12 +207,33 @@ class StateTable:
             return
         for row, packed in self._step.items():
             self._remember(row, packed)
-        self._step.clear()
+        self._drop_step()
         if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
             self._cache.clear()
             self._cache_bytes = 0
 
     # --- inside ---
+
+    def _drop_step(self) -> None:
+        self._step.clear()
+        self._step_order = None
+
+    def _stored(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """The committed rows from ``low`` to before ``high``, in order, read in short transactions."""
+        found = self._open()
+        while found:
+            rows: list[bytes] = []
+            with self._store._view() as txn:
+                cursor = txn.cursor(self._database)
+                found = cursor.set_range(low)
+                for key in cursor.iternext(values=False) if found else ():
+                    if key >= high or len(rows) == _RANGE_ROWS:
+                        break
+                    if key[-2:] == b"\0\0":
+                        rows.append(key[:-2])
+            yield from rows
+            found = len(rows) == _RANGE_ROWS
+            low = rows[-1] + b"\xff\xff" if rows else high
 
     def _open(self) -> bool:
         if self._database is None and not self._missing:
@@ -218,6 +262,10 @@ class _Shared:
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         with self._lock:
             return self._table.rows(prefix)
+
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        with self._lock:
+            return iter(list(self._table.range(low, high)))
 
     def settle(self, changes: Changes) -> None:
         with self._lock:
@@ -288,6 +336,12 @@ class Layer:
                 exists[row] = cell[0] is not _ABSENT
         return sorted(row for row in exists if exists[row])
 
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """The existing rows from ``low`` to before ``high``, in order, also those of this call and step."""
+        mine = sorted(row for row in self._cells if low <= row < high)
+        stored = (row for row in self._table.range(low, high) if row not in self._cells)
+        return heapq.merge(stored, [row for row in mine if self._cells[row][0] is not _ABSENT])
+
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
         changed: Changes = {}
@@ -353,6 +407,23 @@ class State(MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._layer.rows(self._prefix))
+
+    def range(self, low: bytes, high: bytes, limit: int | None = None) -> list[tuple[bytes, Any]]:
+        """Return the fields from ``low`` to before ``high`` with their values, in order; at most ``limit`` of them.
+
+        For fields that are bytes of one length, such as times as 8 big-endian bytes. ``low`` and ``high`` have that
+        length too, at most 190 bytes; fields of other lengths are not returned. Only the rows that are returned are
+        read, so the cost does not depend on the size of the state. Raises :class:`InvalidArgument` for other bounds.
+        """
+        if not (type(low) is type(high) is bytes and len(low) == len(high) <= _RANGE_BYTES_MAX):
+            raise InvalidArgument(
+                f"state.range was called with {low!r} and {high!r}.",
+                f"give two bytes objects of the length of the fields, at most {_RANGE_BYTES_MAX} bytes.",
+            )
+        at = len(self._prefix)
+        parts = (self._prefix + key_part(low), self._prefix + key_part(high))
+        rows = list(itertools.islice(self._layer.range(*parts), limit))
+        return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
 
     def __repr__(self) -> str:
         return f"<cues.State {dict(self)!r}>"
