@@ -7,11 +7,13 @@ A message happened at its *event time*, which is a field of the message. Message
     watermark              the smallest of (top - delay), over all inputs; it never goes back
     late                   a message that belongs to a time that the watermark has passed
 
-An input that has sent nothing yet holds the watermark back, because its first message may be old. A message of
-:func:`watermark` moves the watermark of its input without being counted; with ``watermark(None)`` the input has ended.
+An input that has sent nothing yet holds the watermark back, because its first message may be old. With ``idle``, an
+input that has sent nothing for so long (of real time, while this process takes messages of other inputs) does not hold
+it back. When it speaks again, its messages before the watermark are late. A message of :func:`watermark` moves the
+watermark of its input without being counted; with ``watermark(None)`` the input has ended.
 
 The watermark moves inside the call of the message that moves it, and all that becomes complete is written by this
-call. So the results depend only on the messages and their order, not on steps, retries or restarts.
+call. So without ``idle`` the results depend only on the messages and their order, not on steps, retries or restarts.
 
 Everything is in the state of the processor (one row for each item, ordered by time), and commits with the step:
 
@@ -25,6 +27,7 @@ late. So check times where messages come in, if their writers' clocks may be wro
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -33,7 +36,7 @@ import xxhash
 
 import cues
 from cues import codec
-from cues.errors import GraphError, InvalidArgument
+from cues.errors import GraphError, InvalidArgument, Unsupported
 
 Field = str | Callable[[Any], Any]
 """The name of a field, or a function of a message."""
@@ -260,30 +263,43 @@ class EventTime:
     RESULTS: str = "windows"
     """The output binding of the results."""
 
-    def __init__(self, bindings: Sequence[str], time: Any, delay: Any, key: Key) -> None:
+    def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
+        if idle is not None and not self._several:
+            raise GraphError(
+                f"idle={idle!r} is for several inputs, of which one is silent; here there is one.",
+                "leave idle= out; watermark(None) closes what is open.",
+            )
+        self._idle_us = None if idle is None else duration(idle, "idle")
+        self._heard: dict[str, dict[str, float]] = {}
+        """By unit and input: when its last message came, on the monotonic clock of this process, in seconds."""
         self._key = KeyOf(key)
         names = bindings if self._several else [""]
         self._inputs = {
             name: (getter(each, "time"), duration(late, "delay", 0))
-            for name, each, late in zip(names, _by_input(bindings, time, "time"), _by_input(bindings, delay, "delay"))
+            for name, each, late in zip(
+                names, _by_input(bindings, event_time, "time"), _by_input(bindings, delay, "delay")
+            )
         }
         """By input: the function that reads the time, and its delay."""
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Return the late message and the results that became complete, by binding."""
         call = Call(process.state, process.binding if self._several else "")
-        time, delay = self._inputs[call.binding]
+        silent = self._silent(process.id, call.binding) if self._idle_us is not None else ()
+        time_of_message, delay = self._inputs[call.binding]
         if message.get("q/type") == WATERMARK:
             until = message.get("watermark")
             top = END_US if until is None else microseconds(until) + delay
         else:
-            top = microseconds(time(message))
+            top = microseconds(time_of_message(message))
             self.accept(call, message, top)
         before = call.tops.get(call.binding)
         if before is None or top > before:
             call.tops[call.binding] = top
-            self._move(call)
+            self._move(call, silent)
+        elif silent:
+            self._move(call, silent)
         call.end()
         if not (call.results or call.late):
             return None
@@ -297,18 +313,42 @@ class EventTime:
         """The watermark has reached the time of this row, which was removed from the state."""
         raise NotImplementedError
 
-    def _move(self, call: Call) -> None:
-        """Compute the watermark again; complete all rows that it has reached, in the order of their times."""
-        if len(call.tops) < len(self._inputs):
+    def _silent(self, unit: str, binding: str) -> Sequence[str]:
+        """Return the inputs that do not hold the watermark, while a message of ``binding`` is taken."""
+        assert self._idle_us is not None
+        now = time.monotonic()
+        heard = self._heard.get(unit)
+        if heard is None:  # a start: what was silent before may only have had no reader
+            heard = self._heard[unit] = dict.fromkeys(self._inputs, now)
+        heard[binding] = now
+        return [name for name, last in heard.items() if (now - last) * _SECOND_US >= self._idle_us]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to leave this process with ``idle``: each task of Spark would begin to wait anew."""
+        if self._idle_us is not None:
+            raise Unsupported(
+                "idle= needs the clock of one process, and Spark runs each step in another one",
+                "leave idle= out, or run the graph on the embedded engine.",
+            )
+        return self.__dict__
+
+    def _move(self, call: Call, silent: Sequence[str]) -> None:
+        """Compute the watermark again; complete all rows that it has reached, in the order of their times.
+
+        ``silent``: the inputs that do not hold it back.
+        """
+        holding = [name for name in self._inputs if name not in silent] if silent else list(self._inputs)
+        if any(name not in call.tops for name in holding):
             return
-        mark = min(top if top == END_US else top - self._inputs[name][1] for name, top in call.tops.items())
+        tops = ((call.tops[name], self._inputs[name][1]) for name in holding)
+        mark = min(top if top == END_US else top - delay for top, delay in tops)
         if call.watermark is not None and mark <= call.watermark:
             return
         call.watermark = mark
         if call.due is None or call.due > mark:
             return
         rest = bytes(self.ROW_BYTES - 9)
-        first, reached, last = (self.KIND + at(time) + rest for time in (-END_US, mark + 1, END_US + 1))
+        first, reached, last = (self.KIND + at(moment_us) + rest for moment_us in (-END_US, mark + 1, END_US + 1))
         while rows := call.state.range(first, reached):  # a row may open others that the watermark has reached too
             for row, value in rows:
                 del call.state[row]

@@ -127,8 +127,8 @@ def _keys(key: Any, bindings: tuple[str, str]) -> dict[str, KeyOf]:
 class _Join(EventTime):
     RESULTS = "joined"
 
-    def __init__(self, pairs: _Pairs, time: Any, delay: Any, key: Any) -> None:
-        super().__init__([pairs.left, pairs.right], time, delay, None)
+    def __init__(self, pairs: _Pairs, time: Any, delay: Any, idle: Duration | None, key: Any) -> None:
+        super().__init__([pairs.left, pairs.right], time, delay, idle, None)
         self._pairs = pairs
         self._keys = _keys(key, (pairs.left, pairs.right))
 
@@ -261,6 +261,7 @@ def as_of(
     tolerance: Duration | None = None,
     combine: Combine | None = None,
     delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
@@ -273,6 +274,7 @@ def as_of(
     time     the event time: a field or a function; unix seconds, datetime or ISO text. A dict by input, if they differ
     late     the queue of late messages: ``message``, ``input``, ``time``, ``watermark`` and its ``number``
     delay    how late messages of an input may be; one value, or a dict by input
+    idle     an input that is silent for so long does not hold the watermark back; None: it does
 
     The other arguments are those of :func:`lookup`.
 
@@ -284,7 +286,7 @@ def as_of(
     left, right = _two(inputs)
     limit = None if tolerance is None else duration(tolerance, "tolerance", 0)
     pairs = _Pairs(left, right, combine)
-    function = _AsOf(pairs, time, delay, key, how=_how(how, ("inner", "left")), tolerance=limit)
+    function = _AsOf(pairs, time, delay, idle, key, how=_how(how, ("inner", "left")), tolerance=limit)
     return stream(function, cues.AnyOf(**inputs), {"joined": output, "late": late}, id, options)
 
 
@@ -300,6 +302,7 @@ def interval(
     how: Literal["inner", "left", "right", "full"] = "inner",
     combine: Combine | None = None,
     delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
@@ -319,5 +322,5 @@ def interval(
     left, right = _two(inputs)
     reach = {"before": duration(before, "before", 0), "after": duration(after, "after", 0)}
     pairs = _Pairs(left, right, combine)
-    function = _Interval(pairs, time, delay, key, how=_how(how, ("inner", "left", "right", "full")), **reach)
+    function = _Interval(pairs, time, delay, idle, key, how=_how(how, ("inner", "left", "right", "full")), **reach)
     return stream(function, cues.AnyOf(**inputs), {"joined": output, "late": late}, id, options)

@@ -59,11 +59,19 @@ Inputs = str | cues.AnyOf
 
 class _Windows(EventTime):
     def __init__(
-        self, inputs: Inputs, time: Any, delay: Any, key: Key, reduce: Mapping[str, Reducer], *, merges: bool = False
+        self,
+        inputs: Inputs,
+        time: Any,
+        delay: Any,
+        idle: Duration | None,
+        key: Key,
+        reduce: Mapping[str, Reducer],
+        *,
+        merges: bool = False,
     ) -> None:
         if not isinstance(inputs, (str, cues.AnyOf)):
             raise GraphError(f"The inputs of a window are {inputs!r}.", "give a queue, or cues.AnyOf('a', 'b').")
-        super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, key)
+        super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key)
         self._reduction = Reduction(reduce, [*self._key.names, "start", "end", "errors"], merges)
 
     def close(self, call: Call, key: Any, start: int, end: int, states: dict[str, Any]) -> None:
@@ -211,6 +219,7 @@ def tumbling(
     late: str,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
     offset: Duration = 0,
     id: str | None = None,
     **options: Any,
@@ -227,6 +236,7 @@ def tumbling(
              ``number``; with several inputs ``input``
     key      a field, a function, or a list of fields; None: one window for all messages
     delay    how late messages may be: a window closes when a message of this much after its end has arrived
+    idle     with several inputs: one that is silent for so long does not hold the watermark back; None: it does
     id       the name of the processor; None: the name of ``output``
     options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …
 
@@ -238,7 +248,7 @@ def tumbling(
     Mechanism: a row of state for each open window, ordered by its end, committed with the results
     """
     size_us = duration(size, "size")
-    return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, offset, id, options)
+    return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, idle, offset, id, options)
 
 
 def hopping(
@@ -252,6 +262,7 @@ def hopping(
     late: str,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
     offset: Duration = 0,
     id: str | None = None,
     **options: Any,
@@ -273,7 +284,7 @@ def hopping(
             f"every={every!r} is more than size={size!r}: messages between two windows would be in none.",
             "give every= at most the size.",
         )
-    return _fixed(inputs, output, size_us, every_us, time, reduce, late, key, delay, offset, id, options)
+    return _fixed(inputs, output, size_us, every_us, time, reduce, late, key, delay, idle, offset, id, options)
 
 
 def _fixed(
@@ -286,12 +297,13 @@ def _fixed(
     late: str,
     key: Key,
     delay: Any,
+    idle: Duration | None,
     offset: Duration,
     id: str | None,
     options: Mapping[str, Any],
 ) -> cues.Stream:
     offset_us = duration(offset, "offset", 0)
-    function = _Fixed(inputs, time, delay, key, reduce, size=size, every=every, offset=offset_us)
+    function = _Fixed(inputs, time, delay, idle, key, reduce, size=size, every=every, offset=offset_us)
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
@@ -305,6 +317,7 @@ def sessions(
     late: str,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
@@ -319,7 +332,7 @@ def sessions(
     Guarantee: exactly once: each session closes once, each message is in a session or on the late queue
     Mechanism: a row of state for each key with open sessions, and one for its first end, committed with the results
     """
-    function = _Sessions(inputs, time, delay, key, reduce, gap=duration(gap, "gap"))
+    function = _Sessions(inputs, time, delay, idle, key, reduce, gap=duration(gap, "gap"))
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
@@ -333,6 +346,7 @@ def counted(
     within: Duration | None = None,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
@@ -356,7 +370,9 @@ def counted(
         raise GraphError("within= needs event time.", "give time= the field of the event time.")
     timeout = None if within is None else duration(within, "within")
     event_time = _no_time if time is None else time
-    function = _Counted(inputs, event_time, delay, key, reduce, count=count, within=timeout, timed=time is not None)
+    function = _Counted(
+        inputs, event_time, delay, idle, key, reduce, count=count, within=timeout, timed=time is not None
+    )
     return stream(function, inputs, {"windows": output}, id, options)
 
 

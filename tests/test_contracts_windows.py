@@ -79,9 +79,7 @@ def crashes(case: WindowCase, wrap: Any = small_steps, count: int = 14) -> list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["hopping", "tumbling-of-two", "sessions", "counted-within", "as-of-tolerance", "interval-full"]
-)
+@pytest.mark.parametrize("name", ["tumbling-of-two", "sessions", "counted-within", "as-of-tolerance", "interval-full"])
 def test_a_crash_anywhere_changes_no_result(name: str) -> None:
     first, *others = crashes(WINDOWS[name])
     assert first[0] and all(other == first for other in others)
@@ -108,7 +106,7 @@ class Beside:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tumbling", "sessions", "interval-full"])
+@pytest.mark.parametrize("name", ["sessions"])
 def test_the_control_with_windows_in_memory_loses(name: str) -> None:
     """The open windows are not in the commit of the step."""
 
@@ -127,7 +125,7 @@ def test_the_control_with_windows_in_memory_loses(name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_random_messages_in_any_order(data: st.DataObject) -> None:
     case = WINDOWS[data.draw(st.sampled_from(list(WINDOWS)))]
