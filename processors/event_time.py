@@ -348,11 +348,15 @@ class EventTime:
         if call.due is None or call.due > mark:
             return
         rest = bytes(self.ROW_BYTES - 9)
-        first, reached, last = (self.KIND + at(moment_us) + rest for moment_us in (-END_US, mark + 1, END_US + 1))
-        while rows := call.state.range(first, reached):  # a row may open others that the watermark has reached too
-            for row, value in rows:
+        reached, last = (self.KIND + at(moment_us) + rest for moment_us in (mark + 1, END_US + 1))
+        due: int | None = call.due
+        while due is not None and due <= mark:
+            call.due = None
+            # From the first open row: those before it are in the table until the step is committed.
+            for row, value in call.state.range(self.KIND + at(due) + rest, reached):
                 del call.state[row]
                 self.complete(call, row, value)
+            due = call.due  # a row may open others that the watermark has reached too
         following = call.state.range(reached, last, 1)
         call.due = time_of(following[0][0][1:9]) if following else None
 

@@ -50,7 +50,8 @@ CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
 
 _RANGE_ROWS: Final = 256
-"""The rows that one read transaction of :meth:`StateTable.range` copies."""
+"""The most rows that one read transaction of :meth:`StateTable.range` copies. The first one copies four: most callers
+want few rows."""
 _RANGE_BYTES_MAX: Final = 190
 
 _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
@@ -220,19 +221,20 @@ class StateTable:
 
     def _stored(self, low: bytes, high: bytes) -> Iterator[bytes]:
         """The committed rows from ``low`` to before ``high``, in order, read in short transactions."""
-        found = self._open()
+        found, most = self._open(), 4
         while found:
             rows: list[bytes] = []
             with self._store._view() as txn:
                 cursor = txn.cursor(self._database)
                 found = cursor.set_range(low)
                 for key in cursor.iternext(values=False) if found else ():
-                    if key >= high or len(rows) == _RANGE_ROWS:
+                    if key >= high or len(rows) == most:
                         break
                     if key[-2:] == b"\0\0":
                         rows.append(key[:-2])
             yield from rows
-            found = len(rows) == _RANGE_ROWS
+            found = len(rows) == most
+            most = min(4 * most, _RANGE_ROWS)
             low = rows[-1] + b"\xff\xff" if rows else high
 
     def _open(self) -> bool:
@@ -339,7 +341,10 @@ class Layer:
     def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
         """The existing rows from ``low`` to before ``high``, in order, also those of this call and step."""
         mine = sorted(row for row in self._cells if low <= row < high)
-        stored = (row for row in self._table.range(low, high) if row not in self._cells)
+        rows = self._table.range(low, high)
+        if not mine:
+            return rows
+        stored = (row for row in rows if row not in self._cells)
         return heapq.merge(stored, [row for row in mine if self._cells[row][0] is not _ABSENT])
 
     def settle(self) -> None:
