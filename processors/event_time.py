@@ -149,7 +149,9 @@ def _field(name: str, message: Mapping[str, Any]) -> Any:
 class KeyOf:
     """The key of messages: its value, its digest for rows, and its fields in results."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, *, joins: bool = False) -> None:
+        """``joins``: a function must not return None, because messages without a key would belong together."""
+        self._joins = joins
         self._several = None if key is None or isinstance(key, str) or callable(key) else tuple(key)
         if self._several is not None and not all(isinstance(name, str) for name in self._several):
             raise GraphError(f"key={key!r} is not a list of names of fields.", "give key=['carrier', 'origin'].")
@@ -164,7 +166,15 @@ class KeyOf:
             return None
         if self._several is not None:
             return [self._required(name, message) for name in self._several]
-        return self._required(key, message) if isinstance(key, str) else key(message)
+        if isinstance(key, str):
+            return self._required(key, message)
+        value = key(message)
+        if value is None and self._joins:
+            raise InvalidArgument(
+                "The function of key= returned None, and a message without a key has no partner.",
+                "return a value for every message; or leave such messages out with where=.",
+            )
+        return value
 
     def _required(self, name: str, message: Mapping[str, Any]) -> Any:
         value = message.get(name)

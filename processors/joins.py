@@ -38,6 +38,7 @@ from typing import Any, Literal
 import cues
 from cues.errors import GraphError
 from cues.processors.event_time import (
+    WATERMARK,
     Call,
     Duration,
     EventTime,
@@ -97,6 +98,8 @@ class _Lookup:
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Change the table, or return the message with its row."""
+        if message.get("q/type") == WATERMARK:
+            return None
         binding = process.binding
         row = b"t" + digest(self._keys[binding](message))
         state = process.state
@@ -115,13 +118,13 @@ def _keys(key: Any, bindings: tuple[str, str]) -> dict[str, KeyOf]:
     if key is None:
         raise GraphError("A join has key=None.", "give the field that both messages have, or a dict by input.")
     if not isinstance(key, Mapping):
-        return dict.fromkeys(bindings, KeyOf(key))
+        return dict.fromkeys(bindings, KeyOf(key, joins=True))
     if set(key) != set(bindings):
         raise GraphError(
             f"key= has values for {', '.join(map(repr, key))}; the inputs are {', '.join(map(repr, bindings))}.",
             "give one value for each input, or one for both.",
         )
-    return {binding: KeyOf(each) for binding, each in key.items()}
+    return {binding: KeyOf(each, joins=True) for binding, each in key.items()}
 
 
 class _Join(EventTime):

@@ -433,6 +433,21 @@ def test_a_join_with_a_key_for_each_input_and_a_combination() -> None:
     assert two(stream, *given)[0] == [{"id": 1, "sum": 4}]
 
 
+def test_a_message_without_a_key_has_no_partner() -> None:
+    graph = cues.Graph("g", errors="errors")
+    graph.source("a")
+    graph.source("b")
+    graph.add(joins.lookup(AB, "out", key=lambda m: m.get("k"), how="left"))
+    with testing.temporary_store() as store:
+        store.queue("b").appender().write_many([{"x": 1}, {"k": 1}, windows.watermark(None)])
+        testing.run_until_idle(graph, store)
+        store.queue("a").appender().write_many([{"x": 2}, {"k": 1}, {"k": 2}, windows.watermark(None)])
+        testing.run_until_idle(graph, store)
+        assert [m["b"] for m in testing.messages(store, "out")] == [{"k": 1}, None]
+        problems = [m["err/cause"][0]["message"] for m in testing.messages(store, "errors")]
+        assert len(problems) == 2 and all("has no partner" in problem for problem in problems)
+
+
 def test_state_of_joins_is_bounded() -> None:
     for stream in (
         joins.interval(AB, "out", key="k", time="t", late="late", before=5, after=5),
