@@ -277,6 +277,8 @@ class WindowCase(NamedTuple):
     inputs: tuple[str, ...] = ("m",)
     ordered: bool = True
     """False if the order of results of one moment is not promised."""
+    stays: tuple[bytes, ...] = ()
+    """The kinds of rows that stay after the end of the inputs, one for each key."""
 
 
 TIMED: Mapping[str, Any] = {"time": "t", "key": "k", "delay": DELAY_S, "late": "late"}
@@ -298,7 +300,9 @@ WINDOWS = {
     "sessions": WindowCase(
         lambda: windows.sessions("m", "out", 6, reduce=REDUCE, **TIMED), session_model(6), ordered=False
     ),
-    "counted": WindowCase(lambda: windows.counted("m", "out", 3, time="t", key="k", reduce=REDUCE), counted_model(3)),
+    "counted": WindowCase(
+        lambda: windows.counted("m", "out", 3, time="t", key="k", reduce=REDUCE), counted_model(3), stays=(b"c",)
+    ),
     "counted-within": WindowCase(
         lambda: windows.counted("m", "out", 3, time="t", key="k", reduce=REDUCE, within=8, delay=DELAY_S),
         within_model(3, 8),
@@ -308,9 +312,13 @@ WINDOWS = {
         lambda: joins.lookup(TWO, "out", key="k", how="left", delete=lambda row: row["v"] is None),
         lookup_model,
         ("left", "right"),
+        stays=(b"t",),
     ),
     "as-of": WindowCase(
-        lambda: joins.as_of(TWO, "out", how="left", **TIMED), as_of_model(None, True), ("left", "right")
+        lambda: joins.as_of(TWO, "out", how="left", **TIMED),
+        as_of_model(None, True),
+        ("left", "right"),
+        stays=(b"t",),
     ),
     "as-of-tolerance": WindowCase(
         lambda: joins.as_of(TWO, "out", tolerance=7, **TIMED), as_of_model(7, False), ("left", "right")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import cues
 from cues import testing
+from cues.processors import windows
 
 
 @pytest.fixture(params=WINDOWS)
@@ -54,6 +55,19 @@ def test_results_are_those_of_a_naive_model(case: WindowCase, seed: int) -> None
 
 def small_steps(stream: cues.Stream) -> cues.Stream:
     return resized(stream, 3)
+
+
+def test_nothing_is_left_in_the_state_after_the_end(case: WindowCase) -> None:
+    """But the rows of tables, and of counted windows that are not full."""
+    with testing.temporary_store() as store:
+        filled(store, messages(4, 60, case.inputs))
+        graph = graph_of(case.stream(), case.inputs)
+        testing.run_until_idle(graph, store)
+        filled(store, {name: [windows.watermark(None)] for name in case.inputs})
+        testing.run_until_idle(graph, store)
+        rows = [field for field in testing.state(store, "g.out") if isinstance(field, bytes)]
+        assert {row[:1] for row in rows} <= set(case.stays)
+        assert len(rows) <= 2 * bool(case.stays)
 
 
 def crashes(case: WindowCase, wrap: Any = small_steps, count: int = 14) -> list[tuple[list[str], list[Any]]]:

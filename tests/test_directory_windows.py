@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,28 @@ def test_late_messages_are_those_of_the_embedded_engine(tmp_path: Path) -> None:
         store.queue("m").appender().write_many(given["m"])
         testing.run_until_idle(graph_of(case.stream(), case.inputs), store)
         assert driver.messages("late") == testing.messages(store, "late") != []
+
+
+def test_a_range_sees_the_parts_before_it_in_a_task(tmp_path: Path) -> None:
+    """A batch function is called for one part of a task after another."""
+    graph = cues.Graph("g")
+    graph.source("m")
+
+    @graph.stream("m", "out", batch=True, batch_size=3)
+    def look(messages: list[Any], process: cues.Process) -> list[Any]:
+        found = []
+        for message in messages:
+            field = message["n"].to_bytes(2, "big")
+            process.state[field] = message["n"]
+            if message["n"] % 4 == 3:
+                del process.state[(message["n"] - 2).to_bytes(2, "big")]
+            found.append({"fields": [value for _, value in process.state.range(bytes(2), field)]})
+        return found
+
+    given = [{"n": n} for n in range(20)]
+    driver = DriverRun(LocalFiles(str(tmp_path)), graph, 1).feed("m", given).claim().run()
+    gone = lambda n: {k for k in range(n) if k % 4 == 1 and k + 2 <= n}  # noqa: E731
+    assert driver.messages("out") == [{"fields": [k for k in range(n) if k not in gone(n)]} for n in range(20)]
 
 
 def test_idle_is_refused_by_name() -> None:

@@ -136,6 +136,13 @@ def test_a_message_that_missed_some_of_its_windows_is_in_the_others() -> None:
     assert [[pair[0].timestamp() for pair in m["windows"]] for m in found["late"]] == [[-20]]
 
 
+def test_a_session_that_ends_before_an_older_one_closes_before_it() -> None:
+    stream = windows.sessions("m", "out", 6, time="t", delay=5, late="late", reduce={"n": count()})
+    found = run(stream, {"t": 50}, {"t": 44}, {"t": 55.5}, {"t": 49})
+    assert [(m["start"].timestamp(), m["end"].timestamp()) for m in found["out"]] == [(44, 50)]
+    assert not found["late"]
+
+
 def test_a_watermark_message_closes_windows_and_is_in_none() -> None:
     found = run(minutes(delay="10s"), at(0), windows.watermark(at(60)["t"]), at(59), at(61), windows.watermark(None))
     assert [m["n"] for m in found["out"]] == [1, 1] and len(found["late"]) == 1
@@ -206,6 +213,8 @@ def test_a_silent_input_does_not_hold_the_watermark(monkeypatch: pytest.MonkeyPa
         assert take("a", 21, 1) == 1
         assert take("b", 3, 0) == 1  # b is late
         assert [m["input"] for m in testing.messages(store, "late")] == ["b"]
+        assert take("a", 5, 0) == 1  # the watermark does not go back
+        assert len(testing.messages(store, "late")) == 2
         assert take("a", 40, 10) == 1  # b has spoken
         assert take("a", 40, 30) == 2  # silent again, without a new time
         stream.fn._heard.clear()  # type: ignore[union-attr]  # as in another process
@@ -418,6 +427,13 @@ def test_an_as_of_join_takes_the_last_change_of_a_moment() -> None:
     given = [("b", {"k": 1, "t": 5, "v": n}) for n in (1, 2)] + [("a", {"k": 1, "t": 5}), ("a", {"k": 2, "t": 5})]
     found, late = two(stream, *given, ("a", {"k": 1, "t": 9}), ("b", {"k": 3, "t": 9}))
     assert [m["b"] and m["b"]["v"] for m in found] == [2, None] and not late
+
+
+def test_a_partner_at_the_watermark_is_not_late() -> None:
+    stream = joins.interval(AB, "out", key="k", time="t", late="late", after=5, how="left")
+    given = [("a", {"k": 1, "t": 0}), ("a", {"k": 2, "t": 5}), ("b", {"k": 2, "t": 5}), ("b", {"k": 1, "t": 5})]
+    found, late = two(stream, *given)
+    assert [(m["a"]["k"], m["b"]["k"]) for m in found] == [(2, 2), (1, 1)] and not late
 
 
 def test_a_join_with_a_key_for_each_input_and_a_combination() -> None:
