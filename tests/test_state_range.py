@@ -20,7 +20,7 @@ ACTIONS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(ACTIONS, st.sampled_from([1, 3, 1000]), st.sampled_from([4, 256]))
 def test_a_range_is_that_of_a_sorted_dict(actions: list[Any], size: int, rows: int) -> None:
     """Each call of a step sees the changes of the calls before it, and none of a call that failed."""
