@@ -115,6 +115,7 @@ class Options:
     across: str = "forwarded"
     isolation: Isolation = "uncommitted"
     renamed_from: str | None = None
+    timer: Function | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -167,6 +168,7 @@ class _Taking(_Common, total=False):
     side_effects: bool
     tailers: Queues | None
     isolation: Isolation
+    timer: Function | None
 
 
 class SourceOptions(_Common, total=False):
@@ -296,6 +298,8 @@ _TEXTS: Final = {
     " of the commits. It holds for all inputs and `tailers`.",
     "renamed_from": "The name that the processor had before. The next start gives it the positions, the state and the"
     " records of the processor of that name. Later starts ignore the option.",
+    "timer": "The function that is called when a timer of `process.timer(key, at)` is due. It gets the timer, a dict"
+    " of `key`, `name` and `at`, and returns what the function of the processor returns.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

@@ -18,6 +18,11 @@ run one after another, so the result does not depend on which call is faster.
 On disk: key = key part, field part, number of the piece (2 bytes); value = checksum, number of
 pieces (2 bytes), bytes. A part is its length and its msgpack, or 0xff and its 128-bit hash when it
 has more than 200 bytes (then the value begins with the field).
+
+Timers (timers.py) are rows of the state too. They begin with a byte that is no length of a key part:
+
+    0xfd, key part, part of the name                          the time of the timer, in ns
+    0xfe, time (8 bytes), key part, part of the name          [key, name]: the timers in the order of time
 """
 
 from __future__ import annotations
@@ -46,6 +51,9 @@ _PART_BYTES_MAX: Final = 200
 _HASHED: Final = 0xFF
 _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
+_TIMER: Final = b"\xfd"
+_ORDER: Final = b"\xfe"
+_AT: Final = struct.Struct(">Q")
 CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
 
@@ -160,6 +168,32 @@ class StateTable:
                 if row not in self._step:
                     insort(self._step_order, row)
         self._step.update(changes)
+
+    # --- timers ---
+
+    def first_due(self) -> int | None:
+        """The time of the first committed timer in nanoseconds; None without one. Safe in any thread."""
+        if not self._open():
+            return None
+        with self._store._view() as txn:
+            cursor = txn.cursor(self._database)
+            row = cursor.key() if cursor.set_range(_ORDER) else b""
+        return _AT.unpack_from(row, 1)[0] if row[:1] == _ORDER else None
+
+    def due(self, now_ns: int, count: int) -> list[tuple[bytes, Any, str | None, int]]:
+        """The first committed timers that are due: row in the order of time, key, name, time."""
+        if not self._open():
+            return []
+        with self._store._view() as txn:
+            cursor = txn.cursor(self._database)
+            rows: list[bytes] = []
+            if cursor.set_range(_ORDER):
+                for row in cursor.iternext(values=False):
+                    if row[:1] != _ORDER or _AT.unpack_from(row, 1)[0] > now_ns or len(rows) == count:
+                        break
+                    if row[-2:] == b"\0\0":  # the first piece of its value
+                        rows.append(bytes(row[:-2]))
+        return [(row, *codec.unpack(self.packed(row) or b""), _AT.unpack_from(row, 1)[0]) for row in rows]
 
     # --- for the step ---
 
@@ -295,15 +329,34 @@ class Layer:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
+        part = self._part_of(key)
+        if type(key) not in _FIXED_VALUES:
+            self._adopt(_part(codec.pack(key)), part)
+        return State(self, part)
+
+    def timer(self, key: Any, name: str | None) -> int | None:
+        """The time of a timer in nanoseconds; None if it is not set."""
+        at = self.get(_TIMER + self._part_of(key) + key_part(name))
+        return None if at is _ABSENT else at
+
+    def set_timer(self, key: Any, name: str | None, at_ns: int | None) -> None:
+        """Set a timer, or cancel it with None. It replaces the timer of this key and name."""
+        row = self._part_of(key) + key_part(name)
+        before = self.get(_TIMER + row)
+        if before is not _ABSENT:
+            self.set(_ORDER + _AT.pack(before) + row, _ABSENT)
+        self.set(_TIMER + row, _ABSENT if at_ns is None else at_ns)
+        if at_ns is not None:
+            self.set(_ORDER + _AT.pack(at_ns) + row, [key, name])
+
+    def _part_of(self, key: Any) -> bytes:
         part = key_part(key)
         if self._key is not None and part != self._key:
             raise CuesError(
                 f"The key {key!r} is not the key of the message; other calls may be using its state now.",
                 "use process.state, or concurrency=1.",
             )
-        if type(key) not in _FIXED_VALUES:
-            self._adopt(_part(codec.pack(key)), part)
-        return State(self, part)
+        return part
 
     def _adopt(self, former: bytes, part: bytes) -> None:
         """Move rows of an older version, whose key has the fields of its dicts in another order."""
@@ -450,7 +503,7 @@ def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tup
             keys = cursor.iternext(values=False) if found else iter(())
             rows = list(itertools.islice((key[:-2] for key in keys if key[-2:] == b"\0\0"), 100))
         for row in rows:
-            packed = table.packed(row)
+            packed = None if row[:1] in (_TIMER, _ORDER) else table.packed(row)
             if packed is not None:
                 key, rest = _unpacked_part(row)
                 field, _ = _unpacked_part(rest)
