@@ -8,16 +8,17 @@ A message happened at its *event time*, which is a field of the message. Message
     late                   a message that belongs to a time that the watermark has passed
 
 An input that has sent nothing yet holds the watermark back, because its first message may be old. With ``idle``, an
-input that has sent nothing for so long (of real time, while this process takes messages of other inputs) does not hold
-it back. When it speaks again, its messages before the watermark are late. A message of :func:`watermark` moves the
-watermark of its input without being counted; with ``watermark(None)`` the input has ended.
+input that has sent nothing for so long (of real time, while this process runs) does not hold it back. If all inputs
+are silent, event time follows the clock: the watermark is the greatest (top - delay), plus the time since the last
+message. A timer moves it. When an input speaks again, its messages before the watermark are late. A message of
+:func:`watermark` moves the watermark of its input without being counted; with ``watermark(None)`` it has ended.
 
 The watermark moves inside the call of the message that moves it, and all that becomes complete is written by this
 call. So without ``idle`` the results depend only on the messages and their order, not on steps, retries or restarts.
 
 Everything is in the state of the processor (one row for each item, ordered by time), and commits with the step:
 
-    0                                    tops, watermark, next due time, number of late messages
+    0                                    tops, watermark, next due time, counts, time of the timer
     kind (1 byte), time (8 bytes), …     open windows or kept messages, ordered by the time at which they end
 
 Not guaranteed: that a wrong time in the future does no harm. It moves the watermark, and all messages before it are
@@ -27,7 +28,6 @@ late. So check times where messages come in, if their writers' clocks may be wro
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -36,7 +36,7 @@ import xxhash
 
 import cues
 from cues import codec
-from cues.errors import GraphError, InvalidArgument, Unsupported
+from cues.errors import GraphError, InvalidArgument
 
 Field = str | Callable[[Any], Any]
 """The name of a field, or a function of a message."""
@@ -219,7 +219,7 @@ def time_of(part: bytes) -> int:
 class Call:
     """One call of the function: the row of the processor, and the messages that the call writes."""
 
-    __slots__ = ("binding", "due", "late", "lates", "number", "results", "state", "tops", "watermark")
+    __slots__ = ("binding", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark")
 
     def __init__(self, state: Any, binding: str) -> None:
         self.state = state
@@ -236,11 +236,14 @@ class Call:
         """The number of messages that a join has kept."""
         self.lates: int
         """The number of late messages."""
-        self.tops, self.watermark, self.due, self.number, self.lates = state.get(HEAD) or ({}, None, None, 0, 0)
+        self.wake: int | None
+        """When the timer of ``idle`` fires; None if it is not set."""
+        head: Any = state.get(HEAD) or ({}, None, None, 0, 0, None)
+        self.tops, self.watermark, self.due, self.number, self.lates, self.wake = head
 
     def end(self) -> None:
         """Write the row of the processor."""
-        self.state[HEAD] = [self.tops, self.watermark, self.due, self.number, self.lates]
+        self.state[HEAD] = [self.tops, self.watermark, self.due, self.number, self.lates, self.wake]
 
     def passed(self, time_us: int) -> bool:
         """Return whether the watermark has reached a time."""
@@ -275,14 +278,9 @@ class EventTime:
 
     def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
-        if idle is not None and not self._several:
-            raise GraphError(
-                f"idle={idle!r} is for several inputs, of which one is silent; here there is one.",
-                "leave idle= out; watermark(None) closes what is open.",
-            )
         self._idle_us = None if idle is None else duration(idle, "idle")
-        self._heard: dict[str, dict[str, float]] = {}
-        """By unit and input: when its last message came, on the monotonic clock of this process, in seconds."""
+        self._heard: dict[int, dict[str, int]] = {}
+        """By partition and input: when its last message came. In memory, because after a start all may have waited."""
         self._key = KeyOf(key)
         names = bindings if self._several else [""]
         self._inputs = {
@@ -296,7 +294,14 @@ class EventTime:
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Return the late message and the results that became complete, by binding."""
         call = Call(process.state, process.binding if self._several else "")
-        silent = self._silent(process.id, call.binding) if self._idle_us is not None else ()
+        silent: Sequence[str] = ()
+        if self._idle_us is not None:
+            now = microseconds(process.now)
+            heard = self._heard_of(process, now)
+            heard[call.binding] = now
+            silent = [name for name, last in heard.items() if now - last >= self._idle_us]
+            if call.wake is None:
+                self._wake(call, process, now + self._idle_us)
         time_of_message, delay = self._inputs[call.binding]
         if message.get("q/type") == WATERMARK:
             until = message.get("watermark")
@@ -310,10 +315,39 @@ class EventTime:
             self._move(call, silent)
         elif silent:
             self._move(call, silent)
+        return self._end(call)
+
+    def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
+        """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
+        assert self._idle_us is not None
+        call = Call(process.state, "")
+        call.wake = None
+        now = microseconds(process.now)
+        heard = self._heard_of(process, now)
+        speaking = [last + self._idle_us for last in heard.values() if now - last < self._idle_us]
+        if speaking:
+            self._move(call, [name for name, last in heard.items() if now - last >= self._idle_us])
+            self._wake(call, process, min(speaking))
+        elif call.tops:
+            marks = [top if top == END_US else top - self._inputs[name][1] for name, top in call.tops.items()]
+            mark = max(marks) + now - max(heard.values())
+            self._advance(call, mark)
+            if call.due is not None:
+                self._wake(call, process, now + call.due - mark)
+        return self._end(call)
+
+    def _end(self, call: Call) -> dict[str, Any] | None:
         call.end()
         if not (call.results or call.late):
             return None
         return {self.RESULTS: call.results} | ({"late": call.late} if call.late else {})
+
+    def _heard_of(self, process: cues.Process, now: int) -> dict[str, int]:
+        return self._heard.setdefault(process.partition, dict.fromkeys(self._inputs, now))
+
+    def _wake(self, call: Call, process: cues.Process, time_us: int) -> None:
+        call.wake = time_us
+        process.timer("idle", moment(time_us))
 
     def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
         """Take a message, or tell that it is late. An exception sends it to the error queue and changes nothing."""
@@ -323,35 +357,16 @@ class EventTime:
         """The watermark has reached the time of this row, which was removed from the state."""
         raise NotImplementedError
 
-    def _silent(self, unit: str, binding: str) -> Sequence[str]:
-        """Return the inputs that do not hold the watermark, while a message of ``binding`` is taken."""
-        assert self._idle_us is not None
-        now = time.monotonic()
-        heard = self._heard.get(unit)
-        if heard is None:  # a start: what was silent before may only have had no reader
-            heard = self._heard[unit] = dict.fromkeys(self._inputs, now)
-        heard[binding] = now
-        return [name for name, last in heard.items() if (now - last) * _SECOND_US >= self._idle_us]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Refuse to leave this process with ``idle``: each task of Spark would begin to wait anew."""
-        if self._idle_us is not None:
-            raise Unsupported(
-                "idle= needs the clock of one process, and Spark runs each step in another one",
-                "leave idle= out, or run the graph on the embedded engine.",
-            )
-        return self.__dict__
-
     def _move(self, call: Call, silent: Sequence[str]) -> None:
-        """Compute the watermark again; complete all rows that it has reached, in the order of their times.
-
-        ``silent``: the inputs that do not hold it back.
-        """
+        """Compute the watermark again; ``silent`` are the inputs that do not hold it back."""
         holding = [name for name in self._inputs if name not in silent] if silent else list(self._inputs)
         if any(name not in call.tops for name in holding):
             return
         tops = ((call.tops[name], self._inputs[name][1]) for name in holding)
-        mark = min(top if top == END_US else top - delay for top, delay in tops)
+        self._advance(call, min(top if top == END_US else top - delay for top, delay in tops))
+
+    def _advance(self, call: Call, mark: int) -> None:
+        """Move the watermark, and complete all rows that it has reached, in the order of their times."""
         if call.watermark is not None and mark <= call.watermark:
             return
         call.watermark = mark
@@ -387,7 +402,7 @@ def stream(
     function: Any, inputs: Any, outputs: Mapping[str, str], id: str | None, options: Mapping[str, Any]
 ) -> cues.Stream:
     """Return the stream of a function of this module; its id is the name of its first output if None is given."""
-    for name in ("batch", "concurrency", "key", "timeout_s", "tailers", "appenders"):
+    for name in ("batch", "concurrency", "key", "timeout_s", "tailers", "appenders", "timer"):
         if name in options:
             raise GraphError(
                 f"A processor of event time takes no option {name!r}: its calls run one after another.",
@@ -398,4 +413,7 @@ def stream(
             f"Results and late messages would both be on the queue {outputs['late']!r}.",
             "give late= the name of a queue of its own.",
         )
-    return cues.Stream(function, inputs, dict(outputs), **{"id": id or next(iter(outputs.values())), **options})
+    given = {"id": id or next(iter(outputs.values())), **options}
+    if getattr(function, "_idle_us", None) is not None:
+        given["timer"] = function.tick
+    return cues.Stream(function, inputs, dict(outputs), **given)

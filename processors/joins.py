@@ -27,7 +27,8 @@ State, for ``delay`` and inputs whose watermarks differ by at most d:
     as_of      the messages of delay + d, and a row for each key of the table; with ``tolerance``, those of that time
     interval   two rows for each message of before + after + delay + d
 
-Not guaranteed: that an outer result is written while no message arrives, because event time then stands still.
+Not guaranteed: that an outer result is written while no message arrives, because event time then stands still, except
+with ``idle``.
 """
 
 from __future__ import annotations

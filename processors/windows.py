@@ -26,9 +26,9 @@ State: a row for each open window, so at most (number of keys that were active w
 (size + delay) / every rows, each with the states of its reducers. Rows of closed windows are deleted. Nothing is
 kept for a key without an open window. The windows that close at once are in memory together.
 
-Not guaranteed: that a window closes while no message arrives, because event time then stands still. Windows are those
-of a unit: in a queue with partitions, each partition has its own watermark, and the key must be the key of the
-queue.
+Not guaranteed: that a window closes while no message arrives, because event time then stands still, except with
+``idle``. Windows are those of a unit: in a queue with partitions, each partition has its own watermark, and the key
+must be the key of the queue.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ def tumbling(
              ``number``; with several inputs ``input``
     key      a field, a function, or a list of fields; None: one window for all messages
     delay    how late messages may be: a window closes when a message of this much after its end has arrived
-    idle     with several inputs: one that is silent for so long does not hold the watermark back; None: it does
+    idle     an input that is silent for so long does not hold the watermark back; if all are, event time follows the
+             clock; None: it holds it, and windows stay open while no message comes
     id       the name of the processor; None: the name of ``output``
     options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …
 

@@ -16,11 +16,7 @@ from directory_steps import DriverRun
 
 import cues
 from cues import testing
-from cues.errors import GraphError
-from cues.processors import windows
-from cues.processors.reducers import count
 from cues.spark.cluster.files import LocalFiles
-from cues.spark.executor import require_travel
 
 
 @pytest.mark.parametrize("name", ["hopping", "sessions", "counted-within", "as-of-tolerance", "interval-full"])
@@ -78,18 +74,3 @@ def test_a_range_sees_the_parts_before_it_in_a_task(tmp_path: Path) -> None:
     driver = DriverRun(LocalFiles(str(tmp_path)), graph, 1).feed("m", given).claim().run()
     gone = lambda n: {k for k in range(n) if k % 4 == 1 and k + 2 <= n}  # noqa: E731
     assert driver.messages("out") == [{"fields": [k for k in range(n) if k not in gone(n)]} for n in range(20)]
-
-
-def test_idle_is_refused_by_name() -> None:
-    graph = cues.Graph("g")
-    graph.source("a")
-    graph.source("b")
-    graph.add(
-        windows.tumbling(
-            cues.AnyOf("a", "b"), "out", 10, time="t", late="late", idle="30s", reduce={"n": count()}
-        )
-    )  # fmt: skip
-    plan = graph.plan()
-    (node,) = [node for node in plan.nodes if node.kind == "stream"]
-    with pytest.raises(GraphError, match="idle= needs the clock of one process"):
-        require_travel(node, plan.system)

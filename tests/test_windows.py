@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 import random
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -13,7 +14,7 @@ import pytest
 
 import cues
 from cues import codec, testing
-from cues.errors import GraphError, InvalidArgument, Unsupported
+from cues.errors import GraphError, InvalidArgument
 from cues.processors import event_time, joins, reducers, windows
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, reducer, sum, top
 
@@ -191,43 +192,120 @@ def test_delay_and_time_by_input() -> None:
             both(delay=wrong)
 
 
-def test_a_silent_input_does_not_hold_the_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a start, an input counts as silent only when this process has waited for it."""
-    now = [1000.0]
-    monkeypatch.setattr(event_time.time, "monotonic", lambda: now[0])
-    stream = both(idle="30s")
-    graph = cues.Graph("g")
-    graph.source("a")
-    graph.source("b")
-    graph.add(stream)
-    with testing.temporary_store() as store:
+class Idling:
+    """A graph of two inputs with ``idle``, under a clock that the test sets."""
 
-        def take(queue: str, time: float, later: float) -> int:
-            now[0] += later
-            store.queue(queue).appender().write({"t": time})
-            testing.run_until_idle(graph, store)
-            return len(testing.messages(store, "out"))
+    def __init__(self, store: cues.Store, clock: testing.Clock, stream: cues.Stream) -> None:
+        self.store, self.clock, self.stream = store, clock, stream
 
-        assert take("a", 0, 0) == 0
-        assert take("a", 20, 29) == 0  # b holds it still
-        assert take("a", 21, 1) == 1
-        assert take("b", 3, 0) == 1  # b is late
+    def run(self) -> list[float]:
+        """Run until nothing is due; return the starts of all windows that have closed."""
+        graph = cues.Graph("g")
+        graph.source("a")
+        graph.source("b")
+        graph.add(self.stream)
+        testing.run_until_idle(graph, self.store)
+        return [m["start"].timestamp() for m in testing.messages(self.store, "out")]
+
+    def take(self, queue: str, time: float, later: float = 0) -> list[float]:
+        self.clock.advance(later)
+        self.store.queue(queue).appender().write({"t": time})
+        return self.run()
+
+    def wait(self, seconds: float) -> list[float]:
+        self.clock.advance(seconds)
+        return self.run()
+
+
+def test_a_silent_input_does_not_hold_the_watermark() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, both(idle="30s"))
+        assert it.take("a", 0) == []
+        assert it.take("a", 20, later=29) == []  # b holds it still
+        assert it.wait(1) == [0]  # by the timer, without a message
+        assert it.take("b", 3) == [0]  # b is late
         assert [m["input"] for m in testing.messages(store, "late")] == ["b"]
-        assert take("a", 5, 0) == 1  # the watermark does not go back
+        assert it.take("a", 5) == [0]  # the watermark does not go back
         assert len(testing.messages(store, "late")) == 2
-        assert take("a", 40, 10) == 1  # b has spoken
-        assert take("a", 40, 30) == 2  # silent again, without a new time
-        stream.fn._heard.clear()  # type: ignore[union-attr]  # as in another process
-        assert take("a", 90, 1000) == 2
-        assert take("a", 91, 30) == 3
+        assert it.take("a", 40, later=20) == [0]  # b has spoken
+        assert it.take("a", 40, later=10) == [0, 20]  # silent again, without a new time
 
 
-def test_idle_is_refused_for_one_input_and_on_other_machines() -> None:
-    with pytest.raises(GraphError, match="for several inputs"):
-        minutes(idle="1m")
-    pickle.loads(pickle.dumps(both().fn))
-    with pytest.raises(Unsupported, match="the clock of one process"):
-        pickle.dumps(both(idle="1m").fn)
+def test_when_all_inputs_are_silent_event_time_follows_the_clock() -> None:
+    stream = windows.tumbling(
+        "a", "out", 10, time="t", delay=5, late="late", idle="30s", reduce={"n": count()}
+    )  # fmt: skip
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, stream)
+        assert it.take("a", 100) == []
+        assert it.take("a", 200, later=1) == [100]
+        assert it.wait(14) == [100]
+        assert it.wait(15) == [100]  # 29 seconds of silence
+        assert it.wait(1) == [100, 200]  # 200 - 5 + 30 is after 210
+        assert it.take("a", 205, later=1000) == [100, 200]
+        assert [m["message"]["t"] for m in testing.messages(store, "late")] == [205]
+        assert it.take("a", 300) == [100, 200]
+        it.stream = windows.tumbling(
+            "a", "out", "1h", time="t", delay=5, late="late", idle="30s", reduce={"n": count()}
+        )
+
+
+def test_a_window_that_is_longer_than_the_silence_closes_at_its_time() -> None:
+    stream = windows.tumbling(
+        "a", "out", "1h", time="t", late="late", idle="30s", reduce={"n": count()}
+    )  # fmt: skip
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, stream)
+        it.take("a", NOON.timestamp() + 60)
+        assert it.wait(30) == []
+        assert it.wait(3600 - 60 - 31) == []
+        assert it.wait(1) == [NOON.timestamp()]
+        assert testing.state(store, "g.out")[0][5] is None  # no timer without an open window
+
+
+def test_after_a_start_an_input_is_silent_only_when_this_process_has_waited_for_it() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, both(idle="30s"))
+        it.take("a", 0)
+        it.take("b", 1)
+        it.stream = both(idle="30s")  # as in another process
+        assert it.wait(1000) == []
+        assert it.take("a", 20) == []
+        assert it.take("b", 2) == [] and not testing.messages(store, "late")
+        assert it.wait(29) == []
+        assert it.wait(1) == [0, 20]
+
+
+@pytest.mark.slow
+def test_a_crash_anywhere_does_not_change_what_closes_in_silence() -> None:
+    def run(store: cues.Store, start: datetime = NOON) -> None:
+        with testing.Clock(start) as clock:
+            it = Idling(store, clock, both(idle="30s"))
+            for _ in range(3):
+                it.wait(40)
+
+    given = {"a": [{"t": 1}, {"t": 12}], "b": [{"t": 3}]}
+
+    def filled() -> Any:
+        stack = contextlib.ExitStack()
+        store = stack.enter_context(testing.temporary_store())
+        for queue, some in given.items():
+            store.queue(queue).appender().write_many(some)
+        return stack, store
+
+    stack, store = filled()
+    with stack:
+        sites = testing.crash_sites(lambda: run(store))
+        assert testing.messages(store, "out")[0]["n"] == 2
+    assert {"timer.moving", "timer.moved", "timer.inside"} <= {point for point, _ in sites}
+    for point, hit in sites:
+        stack, store = filled()
+        with stack:
+            with testing.crash(point, hit, how="raise"), contextlib.suppress(testing.Crashed):
+                run(store)
+            run(store, NOON + timedelta(hours=1))
+            assert [m["n"] for m in testing.messages(store, "out")] == [2, 1], (point, hit)
+            assert not testing.messages(store, "late")
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -526,3 +604,15 @@ def test_wrong_arguments_are_refused_when_they_are_declared(make: Callable[[], A
     with pytest.raises(GraphError, match=problem) as raised:
         make()
     assert "Try:" in str(raised.value)
+
+
+def test_a_window_of_a_running_graph_closes_without_a_message() -> None:
+    graph = cues.Graph("g")
+    graph.source("m")
+    graph.add(minutes(size="100ms", idle="200ms"))
+    with testing.temporary_store() as store, graph.start(store=store) as running:
+        running.send("m", at(0))
+        limit = time.monotonic() + 60
+        while not running.messages("out") and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert [m["n"] for m in running.messages("out")] == [1]
