@@ -146,6 +146,16 @@ def _field(name: str, message: Mapping[str, Any]) -> Any:
     return message.get(name)
 
 
+def check_message(message: Any) -> None:
+    """Raise an error if a message could not be written."""
+    if not isinstance(message, dict):
+        raise TypeError(f"it returned {type(message).__name__}, and a message is a dict")
+    reserved = [name for name in message if str(name).startswith("q/") and name not in ("q/type", "q/topics")]
+    if reserved:
+        raise ValueError(f"the field {reserved[0]!r} is reserved")
+    codec.pack(message)
+
+
 class KeyOf:
     """The key of messages: its value, its digest for rows, and its fields in results."""
 
@@ -300,7 +310,7 @@ class EventTime:
             heard = self._heard_of(process, now)
             heard[call.binding] = now
             silent = [name for name, last in heard.items() if now - last >= self._idle_us]
-            if call.wake is None:
+            if call.wake is None or call.wake + self._idle_us < now:  # a timer that failed for good is gone
                 self._wake(call, process, now + self._idle_us)
         time_of_message, delay = self._inputs[call.binding]
         if message.get("q/type") == WATERMARK:

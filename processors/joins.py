@@ -47,6 +47,7 @@ from cues.processors.event_time import (
     Key,
     KeyOf,
     at,
+    check_message,
     digest,
     duration,
     stream,
@@ -72,6 +73,20 @@ class _Pairs:
             return [{self.left: left, self.right: right}]
         made = self._combine(left, right)
         return [] if made is None else [made]
+
+    def final(self, left: Any, right: Any) -> list[dict[str, Any]]:
+        """Return the result of messages that the watermark has passed.
+
+        If ``combine`` fails, the result is both messages with the reason in ``errors``. As a failure of the call, which
+        is another message's, it would fail again with each message that follows.
+        """
+        try:
+            made = self(left, right)
+            for result in made:
+                check_message(result)
+            return made
+        except Exception as error:
+            return [{self.left: left, self.right: right, "errors": {"combine": f"{type(error).__name__}: {error}"}}]
 
 
 def _two(inputs: Mapping[str, str]) -> tuple[str, str]:
@@ -178,7 +193,7 @@ class _AsOf(_Join):
             if known is not None and self._tolerance is not None and time_us - known[0] > self._tolerance:
                 known = None
             if known is not None or self._outer:
-                call.results += self._pairs(value, None if known is None else known[1])
+                call.results += self._pairs.final(value, None if known is None else known[1])
         elif known is not None and known[0] + (self._tolerance or 0) <= time_us:  # messages of later times may follow
             del call.state[entry]
 
@@ -216,7 +231,8 @@ class _Interval(_Join):
         message, matched = call.state[row]
         del call.state[row]
         if not matched and row[:1] in self._outer:
-            call.results += self._pairs(message, None) if row[:1] == b"l" else self._pairs(None, message)
+            pair = (message, None) if row[:1] == b"l" else (None, message)
+            call.results += self._pairs.final(*pair)
 
 
 def lookup(
@@ -236,7 +252,8 @@ def lookup(
     output   the queue of the results
     key      the field or function by which they belong together; a dict by input, if they differ
     how      ``"inner"``: a message without a row is dropped; ``"left"``: its row is None
-    combine  ``combine(message, row)`` returns the result, or None; default: both, in a dict by input
+    combine  ``combine(message, row)`` returns the result, or None; default: both, in a dict by input. If it raises for
+             messages that had to wait, the result is that dict, with the reason in ``errors``
     delete   a function of a change; if it returns true, the row of its key is removed
     id       the name of the processor; None: the name of ``output``
     options  those of :class:`cues.Stream`

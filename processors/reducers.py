@@ -426,6 +426,8 @@ class Reduction:
         if not isinstance(reduce, dict) or not reduce or not all(isinstance(each, Reducer) for each in reduce.values()):
             raise GraphError(f"reduce={reduce!r} is not a dict of reducers.", "give reduce={'n': count()}.")
         for name, each in reduce.items():
+            if not isinstance(name, str) or name.startswith("q/"):
+                raise GraphError(f"reduce= has a result {name!r}.", "give it a name that does not begin with 'q/'.")
             if name in taken:
                 raise GraphError(
                     f"reduce= has a result {name!r}, and the message of a window has a field of that name.",

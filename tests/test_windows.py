@@ -263,6 +263,20 @@ def test_a_window_that_is_longer_than_the_silence_closes_at_its_time() -> None:
         assert testing.state(store, "g.out")[0][5] is None  # no timer without an open window
 
 
+def test_a_timer_that_failed_for_good_is_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        options: Any = {"time": "t", "late": "late", "reduce": {"n": count()}}
+        it = Idling(store, clock, windows.tumbling("a", "out", 10, idle="30s", errors="bad", **options))
+        it.take("a", 0)
+        with monkeypatch.context() as broken:
+            broken.setattr(event_time.EventTime, "_advance", lambda *given: 1 / 0)
+            assert it.wait(30) == []
+        assert len(testing.messages(store, "bad")) == 1
+        assert it.wait(100) == []
+        assert it.take("a", 1) == []
+        assert it.wait(30) == [0]
+
+
 def test_after_a_start_an_input_is_silent_only_when_this_process_has_waited_for_it() -> None:
     with testing.Clock(NOON) as clock, testing.temporary_store() as store:
         it = Idling(store, clock, both(idle="30s"))
@@ -509,6 +523,25 @@ def test_an_as_of_join_takes_the_last_change_of_a_moment() -> None:
     assert [m["b"] and m["b"]["v"] for m in found] == [2, None] and not late
 
 
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [(lambda: 1 / 0, "ZeroDivisionError"), (lambda: 7, "returned int"), (lambda: {"x": object()}, "CodecError"),
+     (lambda: {"q/secret": 1}, "reserved")],
+)  # fmt: skip
+def test_a_combination_that_fails_does_not_hold_up_the_join(result: Callable[[], Any], problem: str) -> None:
+    """The messages have waited: the call in which they are complete is that of another message."""
+    combine = lambda a, b: result() if a["k"] == 1 else {"k": a["k"]}  # noqa: E731
+    given = [("b", {"k": 0, "t": 0}), ("a", {"k": 1, "t": 1}), ("a", {"k": 2, "t": 2}), ("a", {"k": 9, "t": 9})]
+    for stream in (
+        joins.as_of(AB, "out", key="k", time="t", late="late", how="left", combine=combine),
+        joins.interval(AB, "out", key="k", time="t", late="late", how="left", combine=combine),
+    ):
+        found, _ = two(stream, *given, ("b", {"k": 9, "t": 9}), ("a", {"k": 3, "t": 9.5}))
+        (failed,) = [message for message in found if "errors" in message]
+        assert problem in failed.pop("errors")["combine"]
+        assert failed == {"a": {"k": 1, "t": 1}, "b": None} and {"k": 2} in found
+
+
 def test_a_partner_at_the_watermark_is_not_late() -> None:
     stream = joins.interval(AB, "out", key="k", time="t", late="late", after=5, how="left")
     given = [("a", {"k": 1, "t": 0}), ("a", {"k": 2, "t": 5}), ("b", {"k": 2, "t": 5}), ("b", {"k": 1, "t": 5})]
@@ -576,6 +609,7 @@ def test_state_of_joins_is_bounded() -> None:
         (lambda: minutes(reduce={"n": len}), "not a dict of reducers"),
         (lambda: minutes(reduce={"start": count()}), "a field of that name"),
         (lambda: minutes(key="n"), "a field of that name"),
+        (lambda: minutes(reduce={"q/n": count()}), "does not begin with"),
         (lambda: minutes(key=[1]), "not a list of names"),
         (lambda: minutes(time=7), "names no field"),
         (lambda: minutes(concurrency=4), "takes no option 'concurrency'"),
