@@ -108,7 +108,8 @@ class Process:
     state                 mutable mapping, of the message's key (option ``key``) or of the processor
     delivery              :class:`Delivery`; ``delivery_hash`` for short
     connection            of a sink with ``checkpoint=``: the open transaction of this call in its target
-    now                   aware datetime, in UTC: the time at which this step began
+    now                   aware datetime, in UTC: the time of this step (with ``concurrency=``: of this call)
+    timer(key, at)        call ``timer=`` for a key at a time: :meth:`timer`
     tailers, appenders    by binding: the queues that an imperative function reads and writes itself
     stopping              True when the graph drains: a source that never ends should return
     """
@@ -150,7 +151,7 @@ class Process:
     def _begin(self, taken: Taken) -> None:
         """Set the current step."""
         self._taken, self._chosen, self._offset = taken, None, 0
-        self._now_ns = clock.now_ns()
+        self._now_ns = 0
 
     def _end(self) -> None:
         """Clear the current step."""
@@ -212,8 +213,9 @@ class Process:
 
     @property
     def now(self) -> datetime:
-        """The time at which this step began, in UTC."""
+        """The time of this step, in UTC: the clock when a call of the step first asks for it."""
         self._now()
+        self._now_ns = self._now_ns or clock.now_ns()
         return clock.to_datetime(self._now_ns)
 
     def timer(self, key: Any, at: datetime | float | None, name: str | None = None) -> None:
