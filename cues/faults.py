@@ -176,6 +176,14 @@ REDRIVE_POINTS: dict[str, str] = {
 }
 """Points of redrives, whose steps also reach the points of steps."""
 
+TIMER_POINTS: dict[str, str] = {
+    "timer.claimed": "the firer of a unit claimed, not recovered yet",
+    "timer.moving": "due timers moved to their queue, not committed",
+    "timer.moved": "due timers moved to their queue and committed, none fired",
+    "timer.inside": "a step of timers written and their messages removed, not committed",
+}
+"""Points of timers, whose steps also reach the points of steps."""
+
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
@@ -220,6 +228,7 @@ POINTS: dict[str, str] = {
     **SHARED_POINTS,
     **TRANSACTION_POINTS,
     **REDRIVE_POINTS,
+    **TIMER_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,
     **REPLAY_POINTS,

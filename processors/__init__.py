@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases and other systems.
+"""Ready-made sources and sinks for files, databases and other systems; windows and joins.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -8,6 +8,9 @@ says so, and loads it on first use.
     file_sink.py     files of lines, CSV, Parquet or Arrow as targets of sinks, exactly once
     shape.py         streams: dedupe, flat map, split, sample, merge
     sql.py           transactions of sinks in SQLite, which take every message exactly once
+    windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
+    joins.py         streams that join two queues by key and time
+    event_time.py    watermarks and late messages, the base of windows and joins
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 
 Processors are found by the entry points of the group ``cues.processors``, ours and those of other distributions alike

@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -187,3 +189,48 @@ def test_invoices(tmp_path: Path) -> None:
 def test_shared_work(tmp_path: Path) -> None:
     printed = run(sys.executable, str(EXAMPLES / "shared_work.py"), cwd=tmp_path)
     assert printed == "3000 of 3000 clicks, exit codes [1, 0, 0]: right\n"
+
+
+@pytest.mark.slow
+@cli
+def test_access_log(tmp_path: Path) -> None:
+    """The log grows, is rotated, and the run is killed: each line is in one minute, or late."""
+    log = tmp_path / "access.log"
+    shutil.copy(EXAMPLES / "access_log.py", tmp_path)
+
+    def lines(minute: int, count: int) -> str:
+        line = '1.2.3.4 - - [31/Jan/2026:12:{:02}:{:02} +0100] "GET /{} HTTP/1.1" 200 {}\n'
+        return "".join(line.format(minute, n % 60, n % 3, n) for n in range(count))
+
+    def per_minute() -> list[dict[str, Any]]:
+        found = run(*CUES, "tail", "data/access-log#per-minute", "-n", "all", cwd=tmp_path)
+        return [json.loads(line) for line in found.splitlines()]
+
+    def follow() -> None:
+        run(*CUES, "run", "access_log.py", "--idle-exit", "2", cwd=tmp_path)
+
+    log.write_text(lines(0, 50) + "not a line\n" + lines(1, 40))
+    follow()
+    assert [m["requests"] for m in per_minute()] == [50]
+    running = subprocess.Popen([*CUES, "run", "access_log.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        log.rename(f"{log}.1")
+        log.write_text(lines(2, 30) + lines(3, 60) + lines(0, 2))
+        limit = time.monotonic() + 60
+        while len(per_minute()) < 3 and time.monotonic() < limit:
+            time.sleep(0.1)
+    finally:
+        running.kill()
+        running.wait()
+    with log.open("a") as file:
+        file.write(lines(5, 1))
+    follow()
+    follow()
+    found = per_minute()
+    assert [m["requests"] for m in found] == [50, 40, 30, 60]
+    assert [m["paths"][0] for m in found] == [["/0", 17], ["/0", 14], ["/0", 10], ["/0", 20]]
+    assert [m["bytes"] for m in found] == [1225, 780, 435, 1770]
+    late = run(*CUES, "tail", "data/access-log#late", "-n", "all", cwd=tmp_path).splitlines()
+    assert [json.loads(line)["number"] for line in late] == [1, 2]
+    errors = run(*CUES, "tail", "data/access-log#errors", "-n", "all", cwd=tmp_path).splitlines()
+    assert len(errors) == 1 and "not a line of an access log" in errors[0]

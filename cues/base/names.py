@@ -129,6 +129,16 @@ def redrive_queue(unit: str, queue: str) -> str:
     return f"{redriver_id(unit)}.{queue}"
 
 
+def timer_id(unit: str) -> str:
+    """Return the id under which a unit takes its due timers, and the id of the try log of these steps."""
+    return f"{unit}.timer"
+
+
+def timer_queue(unit: str) -> str:
+    """Return the id of the queue of a unit's timers that are due."""
+    return f"{timer_id(unit)}.due"
+
+
 # --- keys in the store's unnamed database -------------------------------------------------------
 #
 # A commit rewrites the leaf of the unnamed database anyway, because it has the roots of the named

@@ -47,6 +47,7 @@ from cues.steps.pending import PendingStepper
 from cues.steps.redrive import redriver_of
 from cues.steps.runner import Pause, Runner
 from cues.steps.stepper import Stepper
+from cues.steps.timers import firer_of
 from cues.storage import transaction
 from cues.storage.transaction import StoreTransaction
 
@@ -154,6 +155,8 @@ def assemble(
             for node in nodes:
                 kind = SourceStepper if node.kind == "source" else delivery
                 more: dict[str, Any] = {} if node.kind == "source" else {"redriver": redriver_of}
+                if node.options.timer is not None:
+                    more["firer"] = firer_of
                 if node.pending:
                     kind, more = PendingStepper, {**more, "give_up": accept_topology}
                 else:

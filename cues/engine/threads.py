@@ -178,6 +178,8 @@ class Worker:
         delivery = self.delivery
         if self.finished:
             return True
+        if delivery.timers_wait():
+            return False
         if self.busy:  # at most once: positions move before the function runs
             return False
         if isinstance(delivery, SourceStepper):

@@ -188,6 +188,15 @@ class Processor:
         except InvalidArgument as error:
             raise self._wrong(f"{here}: {error.message}", error.hint) from None
 
+    def set_timer(self, fn: Function) -> None:
+        """Declare the function of its timers (:meth:`Graph.timer`)."""
+        before, self.options = self.options, replace(self.options, timer=fn)
+        try:
+            _check_timer(self)
+        except BaseException:
+            self.options = before
+            raise
+
     def __repr__(self) -> str:
         return f"<cues.{type(self).__name__} {self.id}>"
 
@@ -288,6 +297,7 @@ class Stream(Processor):
         _check_imperative(self, fn)
         _check_frame(self)
         self._check_schema()
+        _check_timer(self)
 
 
 @lists_options(SinkOptions)
@@ -314,6 +324,7 @@ class Sink(Processor):
         _check_imperative(self, fn)
         _check_checkpoint(self, fn)
         self._check_schema()
+        _check_timer(self)
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -592,6 +603,35 @@ def _check_checkpoint(processor: Processor, fn: Function) -> None:
             f"{here}, but its function has no parameter 'process', through which it uses the transaction.",
             f"write {_def(fn, '…, process', 'process.connection.execute(…).')}",
         )
+
+
+def _check_timer(processor: Processor) -> None:
+    """Refuse a function that is not one for timers, and options with which timers are not exactly-once."""
+    options, fn = processor.options, processor.options.timer
+    if fn is None:
+        return
+    here = f"The {processor.kind} {processor.id!r} has timer="
+    if processor.kind == "source":
+        raise processor._wrong(f"{here}, and is a source.", "set timers in a stream that reads its queue.")
+    if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise processor._wrong(f"{here}{fn!r}.", "give a function of a timer, which returns messages.")
+    parameters = parameters_of(fn)
+    if parameters is not None and (not parameters or _required_after_first(processor, fn, parameters)):
+        raise processor._wrong(
+            f"{here}{getattr(fn, '__name__', fn)!r}, whose parameters are not a timer and `process`.",
+            f"write {_def(fn, 'timer, process')}",
+        )
+    for name, hint in (("checkpoint", "set the timers in a stream before it."), *_WITHOUT_TIMERS):
+        if name in options.given() and not (name == "batch" and options.batch is True):
+            raise processor._wrong(f"{here} and {name}={getattr(options, name)!r}.", hint)
+
+
+_WITHOUT_TIMERS = (
+    ("tailers", "declare the queues as inputs."),
+    ("appenders", "declare the queues as outputs."),
+    ("across", "leave across= out."),
+    ("batch", "declare a stream beside the frame, and set the timers there."),
+)
 
 
 def _check_filters(processor: Processor) -> None:

@@ -179,6 +179,28 @@ class Graph:
         """Declare the function below as a sink; see :class:`Sink`."""
         return self._declares(lambda fn: Sink(fn, inputs, **options))
 
+    def timer(self, processor: str) -> Callable[[F], F]:
+        """Declare the function below as the ``timer=`` of a stream or sink that was declared before.
+
+        It is called when a timer that ``process.timer(key, at)`` set is due, with the timer: a dict of ``key``,
+        ``name`` and ``at`` (an aware datetime). It returns what the processor's function returns.
+        """
+        declared = self.processors.get(processor)
+        if declared is None:
+            raise self._unknown("processor", processor, self.processors)
+        if declared.options.timer is not None:
+            raise GraphError(
+                f"The processor {processor!r} has a timer function already ({function_name(declared.options.timer)}).",
+                "use one function, which reads timer['name'].",
+                processor=processor,
+            )
+
+        def declare(fn: F) -> F:
+            declared.set_timer(fn)
+            return fn
+
+        return declare
+
     def _declares(self, make: Callable[[Function], Processor]) -> Callable[[F], F]:
         def declare(fn: F) -> F:
             self.add(make(fn))
@@ -568,7 +590,7 @@ def _processor(data: Mapping[str, Any]) -> Processor:
             kinds = [retries["on"]] if isinstance(retries["on"], str) else retries["on"]
             retries["on"] = tuple(_function(error) for error in kinds)
         rest["retries"] = Retry(**retries)
-    for name in ("where", "key"):
+    for name in ("where", "key", "timer"):
         value = rest.get(name)
         if isinstance(value, str) and ":" in value:
             rest[name] = _function(value)

@@ -118,6 +118,7 @@ class Options:
     isolation: Isolation = "uncommitted"
     renamed_from: str | None = None
     schema: Any = None
+    timer: Function | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -171,6 +172,7 @@ class _Taking(_Common, total=False):
     side_effects: bool
     tailers: Queues | None
     isolation: Isolation
+    timer: Function | None
 
 
 class SourceOptions(_Common, total=False):
@@ -307,6 +309,8 @@ _TEXTS: Final = {
     " message that does not fit fails, with the path of the offence. A function gets objects of the class. None: the"
     ' classes in the annotations of its parameters. With `batch="arrow"` and the like: the columns of the table, as for'
     " `cues.QueueOptions(schema=…)`.",
+    "timer": "The function that is called when a timer of `process.timer(key, at)` is due. It gets the timer, a dict"
+    " of `key`, `name` and `at`, and returns what the function of the processor returns.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

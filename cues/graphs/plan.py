@@ -242,6 +242,12 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
     mode: Mode = "alts" if isinstance(inputs, AnyOf) else "join" if isinstance(inputs, dict) else "one"
     strategy = options.strategy or strategy
     check_retries(processor.id, processor.kind, strategy, options)
+    if options.timer is not None and strategy == "at-most-once":
+        raise GraphError(
+            f"{names.processor_id(graph, processor.id)} has timer= and is at-most-once, and timers are exactly-once.",
+            "set strategy='exactly-once'.",
+            processor=processor.id,
+        )
     node = Node(
         id=names.processor_id(graph, processor.id),
         kind=processor.kind,

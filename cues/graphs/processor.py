@@ -197,6 +197,77 @@ class RedriveNode(Node):
         return self.redrives.config()
 
 
+@dataclass(frozen=True)
+class TimerNode(Node):
+    """A unit that takes its due timers: the function is ``timer=``, the outputs are the same (steps/timers.py)."""
+
+    timers_of: Node | None = None
+    """The unit whose timers it takes."""
+
+    @staticmethod
+    def of(node: Node) -> TimerNode:
+        """Return the node for the timers of a unit."""
+        shared = {field.name: getattr(node, field.name) for field in fields(Node)}
+        options = node.options
+        assert options.timer is not None
+        own = {
+            "id": names.timer_id(node.key),
+            "first_id": None,
+            "fn": _firing(options.timer),
+            "mode": "one",
+            "inputs": (Port("timer", names.timer_queue(node.key)),),
+            "options": replace(
+                options,
+                types=None,
+                topics=None,
+                where=None,
+                isolation="uncommitted",
+                linger_s=0,
+                batch=False,
+                concurrency=1,
+                key=None if options.key is None else _key_of_timer,
+            ),
+            "timers_of": node,
+        }
+        return TimerNode(**shared | own)
+
+    @property
+    def input_partition(self) -> int:
+        """0: each unit has a queue of its own for due timers."""
+        return 0
+
+    def tailer(self, queue: str) -> str:
+        """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
+        return queue
+
+    def config(self) -> dict[str, Any]:
+        """Return the processor whose timer failed, with the function of its timers."""
+        assert self.timers_of is not None
+        return self.timers_of.config() | {"timer": function_name(self.timers_of.options.timer)}
+
+
+def _key_of_timer(timer: dict[str, Any]) -> Any:
+    return timer["key"]
+
+
+def _firing(fn: Function) -> Function:
+    """Return a function that takes a due timer, and calls ``fn`` unless it was cancelled or replaced meanwhile."""
+    given = wants_process(fn)
+
+    def fire(timer: dict[str, Any], process: Any) -> Any:
+        if process._fires(timer):
+            return fn(timer, process=process) if given else fn(timer)
+        return None
+
+    async def fire_async(timer: dict[str, Any], process: Any) -> Any:
+        if process._fires(timer):
+            return await (fn(timer, process=process) if given else fn(timer))
+        return None
+
+    called = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    return fire_async if inspect.iscoroutinefunction(called) else fire
+
+
 def function_name(fn: Function | None) -> str | None:
     """``module:qualname``, the form in which graphs as plain data hold functions."""
     if fn is None:

@@ -113,6 +113,12 @@ def check(plan: Plan) -> None:
                 "use the embedded engine; or read the queue in Spark with option('isolation', 'committed').",
                 processor=node.name,
             )
+        if node.options.timer is not None:
+            raise GraphError(
+                f"{node.id} has timer=, which only the embedded engine does.",
+                "use the embedded engine.",
+                processor=node.name,
+            )
         if node.imperative:
             raise GraphError(
                 f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"

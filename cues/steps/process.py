@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Hashable
+from datetime import datetime
 from typing import Any
 
-from cues.base import names
+from cues.base import clock, names
+from cues.base.checks import is_number
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import Node
 from cues.steps.hashes import Hasher
@@ -80,6 +82,18 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
     return value
 
 
+def _instant_ns(at: datetime | float) -> int:
+    """Return a time in nanoseconds since the epoch, in whole microseconds, as messages keep it."""
+    if not is_number(at):
+        return clock.to_ns(at)  # type: ignore[arg-type]
+    if not 0 <= at < 253_402_300_800:  # type: ignore[operator]
+        raise InvalidArgument(
+            f"The time of a timer is {at!r} seconds since the epoch.",
+            "give a number from 0 to the year 9999, such as process.now.timestamp() + 60; or an aware datetime.",
+        )
+    return round(at * 1e6) * 1000  # type: ignore[operator]
+
+
 class Process:
     """The argument ``process`` of a function.
 
@@ -94,6 +108,8 @@ class Process:
     state                 mutable mapping, of the message's key (option ``key``) or of the processor
     delivery              :class:`Delivery`; ``delivery_hash`` for short
     connection            of a sink with ``checkpoint=``: the open transaction of this call in its target
+    now                   aware datetime, in UTC: the time of this step (with ``concurrency=``: of this call)
+    timer(key, at)        call ``timer=`` for a key at a time: :meth:`timer`
     tailers, appenders    by binding: the queues that an imperative function reads and writes itself
     stopping              True when the graph drains: a source that never ends should return
     """
@@ -125,6 +141,7 @@ class Process:
         self._offset = 0
         self._chosen: list[int] | None = None
         self._connection: Any = None
+        self._now_ns = 0
 
     def _renew(self, hasher: Hasher, epoch: int) -> None:
         """Follow a new generation or epoch, after a seek."""
@@ -134,6 +151,7 @@ class Process:
     def _begin(self, taken: Taken) -> None:
         """Set the current step."""
         self._taken, self._chosen, self._offset = taken, None, 0
+        self._now_ns = 0
 
     def _end(self) -> None:
         """Clear the current step."""
@@ -192,6 +210,38 @@ class Process:
     def state_of(self, key: Any) -> State:
         """Return the state of one key."""
         return self._states().view(key)
+
+    @property
+    def now(self) -> datetime:
+        """The time of this step, in UTC: the clock when a call of the step first asks for it."""
+        self._now()
+        self._now_ns = self._now_ns or clock.now_ns()
+        return clock.to_datetime(self._now_ns)
+
+    def timer(self, key: Any, at: datetime | float | None, name: str | None = None) -> None:
+        """Call the function ``timer=`` of this processor for ``key``, once, at the time ``at`` or soon after it.
+
+        ``at`` is an aware datetime, or seconds since the epoch; None cancels. A key has one timer of each ``name``, so
+        a second call replaces the first. A timer is a change of the state: it is written with the step or not at all,
+        and a timer in the past fires after this step. Raises :class:`CuesError` without ``timer=``, and
+        :class:`InvalidArgument` for a time that is not an instant.
+        """
+        if self._node.options.timer is None:
+            raise CuesError(
+                f"{self.id} sets a timer, and has no function for it.",
+                f"declare one: @graph.timer({self._node.options.id!r}), def fire(timer, process): …",
+            )
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgument(f"The name of a timer is {name!r}.", "give a text, or None.")
+        self._states().set_timer(key, name, None if at is None else _instant_ns(at))
+
+    def _fires(self, timer: dict[str, Any]) -> bool:
+        """Return whether a due timer is still set, and delete it."""
+        states = self._states()
+        if states.timer(timer["key"], timer["name"]) != clock.to_ns(timer["at"]):
+            return False
+        states.set_timer(timer["key"], timer["name"], None)
+        return True
 
     @property
     def delivery(self) -> Delivery:

@@ -67,6 +67,8 @@ def refusal(home: BaseStore, record: ErrorRecord, nodes: Mapping[str, Node] | No
         return "it holds no messages of a processor"
     if record.message.get(names.ERR_ABRIDGED):
         return "its input was nested too deeply for an error message, which has only the beginning of its text"
+    if "timer" in record.config:
+        return "it was a timer, which is not redriven: set it again by a message of its key"
     unit = record.processor
     with home._view() as txn:
         topology = read_topology(txn, unit)
@@ -399,32 +401,17 @@ def refuse_waiting(main: Stepper, rows: ErrorRows, why: str) -> None:
         main._emit(events.Event(unit, text, logging.WARNING))
 
 
-def redriver_of(main: Stepper) -> Redriver | None:
-    """Claim the redriver of a unit that this process owns, and recover it.
+def claim_beside(main: Stepper, node: Node, id: str, logs: dict[str, Log]) -> ProcessorRow:
+    """Claim a second row of a unit that ``main`` owns, for other steps of it (redrive.py, timers.py): under ``id``.
 
-    None if the unit takes no redriven messages; then those that wait are refused. Raises :class:`Fenced` if this
-    process does not own the unit any more.
+    ``logs``: the logs that it reads, by tailer id. Raises :class:`Fenced` if this process lost the unit.
     """
-    store, unit, key = main.store, main.node.id, main.node.key
-    why = unable(main.node)
-    if why:
-        refuse_waiting(main, ErrorRows(store), why)
-        return None
-    node = RedriveNode.of(main.node)
-    wanted = {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG}
-
-    def create(txn: StoreTransaction) -> None:
-        for id, options in wanted.items():
-            create_queue(txn, store, id, options)
-
-    store._commit(create)
-    logs = {port.queue: Log(store, port.queue) for port in node.inputs}
 
     def claim(txn: StoreTransaction) -> ProcessorRow:
         stored = txn.get(main._row_key)
         if stored != main._expected:
-            raise fenced(unit, main._expected, stored)
-        raw, raw_inputs = txn.get(names.redriver_key(key)), txn.get(names.redriver_inputs_key(key))
+            raise fenced(main.node.id, main._expected, stored)
+        raw, raw_inputs = txn.get(names.redriver_key(id)), txn.get(names.redriver_inputs_key(id))
         old = None if raw is None else ProcessorRow.unpack(raw, node.id)
         before = () if raw_inputs is None else ProcessorInputs.unpack(raw_inputs, node.id).tailers
         known = dict(zip(before, old.positions)) if old is not None else {}
@@ -444,11 +431,34 @@ def redriver_of(main: Stepper) -> Redriver | None:
             tuple(positions),
         )
         inputs = ProcessorInputs(node.kind, tuple(sorted(logs)), tuple(sorted(logs)), (b"",) * len(logs))
-        txn.put(names.redriver_key(key), row.pack())
-        txn.put(names.redriver_inputs_key(key), inputs.pack())
+        txn.put(names.redriver_key(id), row.pack())
+        txn.put(names.redriver_inputs_key(id), inputs.pack())
         return row
 
-    redriver = Redriver(main, node, store._commit(claim))
+    return main.store._commit(claim)
+
+
+def redriver_of(main: Stepper) -> Redriver | None:
+    """Claim the redriver of a unit that this process owns, and recover it.
+
+    None if the unit takes no redriven messages; then those that wait are refused. Raises :class:`Fenced` if this
+    process does not own the unit any more.
+    """
+    store, key = main.store, main.node.key
+    why = unable(main.node)
+    if why:
+        refuse_waiting(main, ErrorRows(store), why)
+        return None
+    node = RedriveNode.of(main.node)
+    wanted = {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG}
+
+    def create(txn: StoreTransaction) -> None:
+        for id, options in wanted.items():
+            create_queue(txn, store, id, options)
+
+    store._commit(create)
+    logs = {port.queue: Log(store, port.queue) for port in node.inputs}
+    redriver = Redriver(main, node, claim_beside(main, node, key, logs))
     faults.point("redrive.claimed")
     redriver.recover()
     return redriver

@@ -18,14 +18,21 @@ run one after another, so the result does not depend on which call is faster.
 On disk: key = key part, field part, number of the piece (2 bytes); value = checksum, number of
 pieces (2 bytes), bytes. A part is its length and its msgpack, or 0xff and its 128-bit hash when it
 has more than 200 bytes (then the value begins with the field).
+
+Timers (timers.py) are rows of the state too. They begin with a byte that is no length of a key part:
+
+    0xfd, key part, part of the name                          the time of the timer, in ns
+    0xfe, time (8 bytes), key part, part of the name          [key, name]: the timers in the order of time
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import struct
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +40,7 @@ import xxhash
 
 from cues import codec
 from cues.base import names
-from cues.errors import CuesError, QueueNotFound, StoreDamaged
+from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.records import batch
 
 if TYPE_CHECKING:
@@ -44,8 +51,16 @@ _PART_BYTES_MAX: Final = 200
 _HASHED: Final = 0xFF
 _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
+_TIMER: Final = b"\xfd"
+_ORDER: Final = b"\xfe"
+_AT: Final = struct.Struct(">Q")
 CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
+
+_RANGE_ROWS: Final = 256
+"""The most rows that one read transaction of :meth:`StateTable.range` copies. The first one copies four: most callers
+want few rows."""
+_RANGE_BYTES_MAX: Final = 190
 
 _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
 """Types whose values cannot be changed in place."""
@@ -72,6 +87,8 @@ class StateTable:
         self._cache: Changes = {}
         self._cache_bytes = 0
         self._step: Changes = {}
+        self._step_order: list[bytes] | None = None
+        """The rows of the step in their order, from the first :meth:`range` of a step on."""
         self._shared = _Shared(self)
         self.call = Layer(self)
         """The layer of calls that run one at a time."""
@@ -133,22 +150,63 @@ class StateTable:
                 exists[row] = packed is not None
         return exists
 
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """The existing rows from ``low`` to before ``high``, in order, without the changes of running calls."""
+        if self._step_order is None:
+            self._step_order = sorted(self._step)
+        order = self._step_order
+        changed = order[bisect_left(order, low) : bisect_left(order, high)]
+        if not changed:
+            return self._stored(low, high)
+        stored = (row for row in self._stored(low, high) if row not in self._step)
+        return heapq.merge(stored, [row for row in changed if self._step[row] is not None])
+
     def settle(self, changes: Changes) -> None:
         """Keep the changes of a call."""
+        if self._step_order is not None:
+            for row in changes:
+                if row not in self._step:
+                    insort(self._step_order, row)
         self._step.update(changes)
+
+    # --- timers ---
+
+    def first_due(self) -> int | None:
+        """The time of the first committed timer in nanoseconds; None without one. Safe in any thread."""
+        if not self._open():
+            return None
+        with self._store._view() as txn:
+            cursor = txn.cursor(self._database)
+            row = cursor.key() if cursor.set_range(_ORDER) else b""
+        return _AT.unpack_from(row, 1)[0] if row[:1] == _ORDER else None
+
+    def due(self, now_ns: int, count: int) -> list[tuple[bytes, Any, str | None, int]]:
+        """The first committed timers that are due: row in the order of time, key, name, time."""
+        if not self._open():
+            return []
+        with self._store._view() as txn:
+            cursor = txn.cursor(self._database)
+            rows: list[bytes] = []
+            if cursor.set_range(_ORDER):
+                for row in cursor.iternext(values=False):
+                    if row[:1] != _ORDER or _AT.unpack_from(row, 1)[0] > now_ns or len(rows) == count:
+                        break
+                    if row[-2:] == b"\0\0":  # the first piece of its value
+                        rows.append(bytes(row[:-2]))
+        return [(row, *codec.unpack(self.packed(row) or b""), _AT.unpack_from(row, 1)[0]) for row in rows]
 
     # --- for the step ---
 
     def only(self, changes: Iterable[Changes]) -> None:
         """Keep these changes of the step, in this order, and drop the others: the step was cut before them."""
-        self._step.clear()
+        self._drop_step()
         for some in changes:
             self._step.update(some)
 
     def forget(self) -> None:
         """Drop all values in memory: the step is void, or another owner may have written."""
         self.call.discard()
-        self._step.clear()
+        self._drop_step()
         self._cache.clear()
         self._cache_bytes = 0
 
@@ -184,12 +242,34 @@ class StateTable:
             return
         for row, packed in self._step.items():
             self._remember(row, packed)
-        self._step.clear()
+        self._drop_step()
         if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
             self._cache.clear()
             self._cache_bytes = 0
 
     # --- inside ---
+
+    def _drop_step(self) -> None:
+        self._step.clear()
+        self._step_order = None
+
+    def _stored(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """The committed rows from ``low`` to before ``high``, in order, read in short transactions."""
+        found, most = self._open(), 4
+        while found:
+            rows: list[bytes] = []
+            with self._store._view() as txn:
+                cursor = txn.cursor(self._database)
+                found = cursor.set_range(low)
+                for key in cursor.iternext(values=False) if found else ():
+                    if key >= high or len(rows) == most:
+                        break
+                    if key[-2:] == b"\0\0":
+                        rows.append(key[:-2])
+            yield from rows
+            found = len(rows) == most
+            most = min(4 * most, _RANGE_ROWS)
+            low = rows[-1] + b"\xff\xff" if rows else high
 
     def _open(self) -> bool:
         if self._database is None and not self._missing:
@@ -219,6 +299,10 @@ class _Shared:
         with self._lock:
             return self._table.rows(prefix)
 
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        with self._lock:
+            return iter(list(self._table.range(low, high)))
+
     def settle(self, changes: Changes) -> None:
         with self._lock:
             self._table.settle(changes)
@@ -245,15 +329,34 @@ class Layer:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
+        part = self._part_of(key)
+        if type(key) not in _FIXED_VALUES:
+            self._adopt(_part(codec.pack(key)), part)
+        return State(self, part)
+
+    def timer(self, key: Any, name: str | None) -> int | None:
+        """The time of a timer in nanoseconds; None if it is not set."""
+        at = self.get(_TIMER + self._part_of(key) + key_part(name))
+        return None if at is _ABSENT else at
+
+    def set_timer(self, key: Any, name: str | None, at_ns: int | None) -> None:
+        """Set a timer, or cancel it with None. It replaces the timer of this key and name."""
+        row = self._part_of(key) + key_part(name)
+        before = self.get(_TIMER + row)
+        if before is not _ABSENT:
+            self.set(_ORDER + _AT.pack(before) + row, _ABSENT)
+        self.set(_TIMER + row, _ABSENT if at_ns is None else at_ns)
+        if at_ns is not None:
+            self.set(_ORDER + _AT.pack(at_ns) + row, [key, name])
+
+    def _part_of(self, key: Any) -> bytes:
         part = key_part(key)
         if self._key is not None and part != self._key:
             raise CuesError(
                 f"The key {key!r} is not the key of the message; other calls may be using its state now.",
                 "use process.state, or concurrency=1.",
             )
-        if type(key) not in _FIXED_VALUES:
-            self._adopt(_part(codec.pack(key)), part)
-        return State(self, part)
+        return part
 
     def _adopt(self, former: bytes, part: bytes) -> None:
         """Move rows of an older version, whose key has the fields of its dicts in another order."""
@@ -287,6 +390,15 @@ class Layer:
             if row.startswith(prefix):
                 exists[row] = cell[0] is not _ABSENT
         return sorted(row for row in exists if exists[row])
+
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """The existing rows from ``low`` to before ``high``, in order, also those of this call and step."""
+        mine = sorted(row for row in self._cells if low <= row < high)
+        rows = self._table.range(low, high)
+        if not mine:
+            return rows
+        stored = (row for row in rows if row not in self._cells)
+        return heapq.merge(stored, [row for row in mine if self._cells[row][0] is not _ABSENT])
 
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
@@ -354,6 +466,23 @@ class State(MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._layer.rows(self._prefix))
 
+    def range(self, low: bytes, high: bytes, limit: int | None = None) -> list[tuple[bytes, Any]]:
+        """Return the fields from ``low`` to before ``high`` with their values, in order; at most ``limit`` of them.
+
+        For fields that are bytes of one length, such as times as 8 big-endian bytes. ``low`` and ``high`` have that
+        length too, at most 190 bytes; fields of other lengths are not returned. Only the rows that are returned are
+        read, so the cost does not depend on the size of the state. Raises :class:`InvalidArgument` for other bounds.
+        """
+        if not (type(low) is type(high) is bytes and len(low) == len(high) <= _RANGE_BYTES_MAX):
+            raise InvalidArgument(
+                f"state.range was called with {low!r} and {high!r}.",
+                f"give two bytes objects of the length of the fields, at most {_RANGE_BYTES_MAX} bytes.",
+            )
+        at = len(self._prefix)
+        parts = (self._prefix + key_part(low), self._prefix + key_part(high))
+        rows = list(itertools.islice(self._layer.range(*parts), limit))
+        return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
+
     def __repr__(self) -> str:
         return f"<cues.State {dict(self)!r}>"
 
@@ -374,7 +503,7 @@ def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tup
             keys = cursor.iternext(values=False) if found else iter(())
             rows = list(itertools.islice((key[:-2] for key in keys if key[-2:] == b"\0\0"), 100))
         for row in rows:
-            packed = table.packed(row)
+            packed = None if row[:1] in (_TIMER, _ORDER) else table.packed(row)
             if packed is not None:
                 key, rest = _unpacked_part(row)
                 field, _ = _unpacked_part(rest)

@@ -45,6 +45,16 @@ class Redriving(Protocol):
         """Give up the redrives that wait: their messages do not fit the inputs of the processor."""
 
 
+class Firing(Protocol):
+    """The firer of a unit, as its stepper uses it."""
+
+    waiting: bool
+
+    def step(self) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
 class Stepper(Recovery):
     """One processor that this process owns. Used by one thread at a time."""
 
@@ -53,9 +63,16 @@ class Stepper(Recovery):
     _redrove = False
     """True if the last step was one of the redriver: they take turns."""
 
+    firer: Firing | None = None
+    """Takes the due timers of this unit (timers.py). It is made by the first step of a processor with ``timer=``."""
+    _fired = False
+    """True if the last step was one of the firer: they take turns."""
+
     def close(self) -> None:
         """Close the runner's threads and event loop."""
         self.gate.clear()
+        if self.firer is not None:
+            self.firer.close()
         if self.runner is not None:
             self.runner.close()
 
@@ -67,7 +84,7 @@ class Stepper(Recovery):
             if self._something_to_take():
                 self._hold()
             return False
-        if self._pending is not None or self._redrives_wait():
+        if self._pending is not None or self._redrives_wait() or self.timers_wait():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
         if any(self._count(inputs, size) for _, inputs in self._choices()):
@@ -96,6 +113,9 @@ class Stepper(Recovery):
         self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
         if self._redrove:
             return "committed"
+        self._fired = not self._fired and self.timers_wait() and self._fire()
+        if self._fired:
+            return "committed"
         self._room = self.gate.room()
         if not self._room and self._something_to_take():
             return self._wait_for_readers()
@@ -110,7 +130,8 @@ class Stepper(Recovery):
             self.check_fence()  # nor one that would notice a seek or a takeover
             for mark in self.marks.values():
                 mark.release()
-            return "committed" if self._redrives_wait() and self._redrive() else "idle"
+            more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
+            return "committed" if more else "idle"
         if faults.active:
             faults.point("take.after")
         assert self.runner is not None
@@ -179,6 +200,31 @@ class Stepper(Recovery):
         self.redriver = redriver
         return outcome != "blocked"
 
+    def timers_wait(self) -> bool:
+        """Return whether a timer is due, or may have been moved to the queue of due timers. Safe in any thread."""
+        if self._firer_of is None:
+            return False
+        firer = self.firer
+        if firer is None or firer.waiting:
+            return True
+        first = self.state.first_due()
+        return first is not None and first <= clock.now_ns()
+
+    def _fire(self) -> bool:
+        assert self._firer_of is not None
+        self.check_fence()
+        firer, self.firer = self.firer, None  # after an error it is recovered, as after a start
+        try:
+            if firer is None:
+                firer = self._firer_of(self)
+            outcome = firer.step()
+        except BaseException:
+            if firer is not None:
+                firer.close()
+            raise
+        self.firer = firer
+        return outcome == "committed"
+
     # 1. Take.
 
     def _take(self) -> Taken | None:
@@ -221,10 +267,11 @@ class Stepper(Recovery):
 
     @property
     def lingers_s(self) -> float | None:
-        """Seconds until the first wait for more messages ends; None without a wait."""
-        if not self._lingering:
-            return None
-        return max(0.0, (min(self._lingering.values()) - clock.monotonic_ns()) / 1e9)
+        """Seconds until the first wait for more messages ends, or the next timer is due; None without both."""
+        ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
+        if self._firer_of is not None and (first := self.state.first_due()) is not None:
+            ends.append(first - clock.now_ns())
+        return max(0.0, min(ends) / 1e9) if ends else None
 
     def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
         """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""

@@ -66,12 +66,13 @@ class StepperBase:
         runner: Callable[..., Runner] = Runner,
         shares: StepperBase | None = None,
         redriver: Callable[[Any], Any] | None = None,
+        firer: Callable[[Any], Any] | None = None,
     ) -> None:
         """``queues``: handles by name, needed for queues of other stores. ``marks``: the low-water marks there, by
         tailer id. ``may_linger``: whether a step may wait for more messages, as ``linger_s`` asks. ``runner``: makes
         the runner from the arguments of :class:`Runner`. ``shares``: the stepper of the same thread whose state,
         counters, appenders and fork queues this one uses too. ``redriver``: makes the stepper of its redriven
-        messages (redrive.py)."""
+        messages (redrive.py). ``firer``: makes the stepper of its due timers (timers.py)."""
         self.store = store
         self.given: dict[str, Any] = {"queues": queues, "system": system, "pause": pause, "stopping": stopping}
         """Arguments with which another stepper of the same processor is made."""
@@ -94,6 +95,7 @@ class StepperBase:
         self._row_key = self._key_of_row()
         self._redrives_key = names.redrives_key(node.key)
         self._redriver_of = redriver
+        self._firer_of = firer
         self._redrives: bytes | None = None
         """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
         self.try_log = store.queue(node.key)

@@ -18,6 +18,7 @@ if a key decides the part, its own source message only.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -139,6 +140,7 @@ class CarriedState(StateTable):
         self._missing = True  # no store is below these rows
         self._sees = sees
         self.carried: dict[bytes, bytes] = {}
+        self._carried_order: list[bytes] | None = None
         self.keys: set[bytes] = set()
         self.changes: Changes = {}
 
@@ -151,15 +153,26 @@ class CarriedState(StateTable):
         rows = {row: True for row in self.carried if row.startswith(prefix)}
         return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
 
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        self._check(low)
+        return super().range(low, high)
+
+    def _stored(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        if self._carried_order is None:
+            self._carried_order = sorted(self.carried)
+        order = self._carried_order
+        return iter(order[bisect_left(order, low) : bisect_left(order, high)])
+
     def committed(self) -> None:
         """End a part. The next part sees its changes."""
+        self._carried_order = None
         for row, packed in self._step.items():
             self.changes[row] = packed
             if packed is None:
                 self.carried.pop(row, None)
             else:
                 self.carried[row] = packed
-        self._step.clear()
+        self._drop_step()
 
     def _check(self, row: bytes) -> None:
         if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self.keys):

@@ -1,0 +1,149 @@
+"""Timers: a processor's function is called at a time that it chose, without a new message.
+
+    1. set      ``process.timer(key, at)`` changes the state: the row of the timer, and its row in the order of time.
+                So it is committed with its step, dropped with a failed call, and reset with the state
+    2. move     when a timer is due, one commit deletes its row in the order of time and appends a message
+                ``{"key", "name", "at"}`` to the queue of the unit's due timers
+    3. fire     the firer of the unit takes these messages, by the protocol of every step (stepper.py). A call deletes
+                the row of its timer; a timer that was cancelled or replaced after 2 has another row, and is skipped
+
+The row that 3 deletes is committed with the outputs, so a timer fires once, and a crash between any two commits
+leaves a timer that is due, or a message that is taken. A :class:`Firer` is a stepper of its own, as the redriver is
+(redrive.py): it has its own row, epoch, positions and try log, under the id ``graph.processor.timer``. It shares the
+state and the fork queues of the unit's stepper, and runs in its thread; its commits compare the row of the unit too.
+
+Not guaranteed: that a timer fires at its time. It fires after it, when its processor runs. A timer that fails for
+good is an error message, and is not set any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import faults
+from cues.base import clock, events, names
+from cues.graphs.processor import TimerNode
+from cues.queues.log import Log
+from cues.queues.options import QueueOptions
+from cues.queues.queue import create_queue
+from cues.records import batch as batches
+from cues.steps.hashes import Hasher, Range
+from cues.steps.ownership import fenced
+from cues.steps.redrive import claim_beside
+from cues.steps.stepper import Outcome, Stepper
+
+if TYPE_CHECKING:
+    from cues.queues.processor_rows import ProcessorRow
+    from cues.records.batch import Page
+    from cues.steps.parts import Part
+    from cues.steps.taking import Taken
+    from cues.storage.transaction import StoreTransaction
+
+MOVED_AT_ONCE: Final = 1000
+"""Timers that one commit moves to the queue of due timers."""
+
+
+class TimerHasher(Hasher):
+    """Delivery hashes of the steps of due timers: over their messages, and ``["timer", time, …]`` in nanoseconds."""
+
+    times: dict[int, int]
+    """The time of each taken message, by its index."""
+
+    def digest(self, ranges: Sequence[Range], extra: Sequence[Any] | None = None) -> bytes:
+        _, _, start, stop = ranges[0]
+        return super().digest(ranges, ["timer", *[self.times[index] for index in range(start, stop)]])
+
+
+class Firer(Stepper):
+    """Moves the due timers of one unit, and takes them. Used by the thread of the unit's stepper."""
+
+    def __init__(self, main: Stepper, node: TimerNode, row: ProcessorRow) -> None:
+        self.main = main
+        self.waiting = True
+        """False after a look that found no message of a due timer."""
+        super().__init__(main.store, node, row, **main.given, emit=self._emit_for_main, shares=main)
+        self.hasher = TimerHasher(node.key, row.generation)
+        self.process._renew(self.hasher, row.epoch)
+
+    def _emit_for_main(self, event: events.Event) -> None:
+        if not isinstance(event, events.Recovered):
+            self.main._emit(replace(event, processor=self.main.node.id))
+
+    def _key_of_row(self) -> bytes:
+        return names.redriver_key(names.timer_id(self.main.node.key))
+
+    def _fence(self, txn: StoreTransaction) -> None:
+        """Raise :class:`Fenced` also if another process, or a seek, wrote the row of the unit: it shares its state."""
+        super()._fence(txn)
+        stored = txn.get(self.main._row_key)
+        if stored != self.main._expected:
+            raise fenced(self.main.node.id, self.main._expected, stored)
+
+    def step(self) -> Outcome:
+        self.waiting = True
+        outcome = super().step()
+        if outcome == "idle":
+            if self._move():
+                return super().step()
+            self.waiting = False
+        return outcome
+
+    def _move(self) -> int:
+        """Move timers that are due to the queue, in one commit; return their number."""
+        timers = self.state.due(clock.now_ns(), MOVED_AT_ONCE)
+        if not timers:
+            return 0
+        messages = [{"key": key, "name": name, "at": clock.to_datetime(at)} for _, key, name, at in timers]
+        pages = batches.build(messages, batches.OWN_BYTES_MAX, None, reserved=True)
+        self.state.settle({row: None for row, *_ in timers})
+        try:
+            room = sum(1 + len(page.pieces) for page in pages) + len(timers)
+            self._patiently(self.store._commit, self._write_moved, pages, pages=room)
+        except BaseException:
+            self.state.forget()
+            raise
+        self.state.committed()
+        faults.point("timer.moved")
+        return len(timers)
+
+    def _write_moved(self, txn: StoreTransaction, pages: list[Page]) -> None:
+        self._fence(txn)
+        self.inputs[0].log.append(txn, pages)
+        self.state.write(txn)
+        faults.point("timer.moving")
+
+    def _take(self) -> Taken | None:
+        taken = super()._take()
+        if taken is not None:
+            piece = taken.slices[0]
+            at = (clock.to_ns(piece.pristine(offset)["at"]) for offset in range(taken.count))
+            self.hasher.times = dict(enumerate(at, piece.start))  # type: ignore[attr-defined]
+        return taken
+
+    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
+        super()._write_step(txn, parts, row)
+        input = self.inputs[0]  # its messages are of no use after the commit
+        log_row = input.log.row(txn)
+        _, front = input.log.delete_before(txn, log_row, parts[-1].taking.ends[0])
+        input.log.move_front(txn, log_row, front)
+        faults.point("timer.inside")
+
+
+def firer_of(main: Stepper) -> Firer:
+    """Claim the firer of a unit that this process owns, and recover it. Raises :class:`Fenced` if it lost the unit."""
+    store = main.store
+    node = TimerNode.of(main.node)
+    (port,) = node.inputs
+
+    def create(txn: StoreTransaction) -> None:
+        for id in (port.queue, node.id):
+            create_queue(txn, store, id, QueueOptions(metadata=False))
+
+    store._commit(create)
+    own = names.timer_id(main.node.key)
+    firer = Firer(main, node, claim_beside(main, node, own, {port.queue: Log(store, port.queue)}))
+    faults.point("timer.claimed")
+    firer.recover()
+    return firer

@@ -1,0 +1,429 @@
+"""Event time: watermarks, late messages, and the base of windows and joins.
+
+A message happened at its *event time*, which is a field of the message. Messages may arrive in another order. The
+*watermark* of a unit says that earlier times are complete, as far as this unit knows:
+
+    top of an input        the greatest event time that came from it
+    watermark              the smallest of (top - delay), over all inputs; it never goes back
+    late                   a message that belongs to a time that the watermark has passed
+
+An input that has sent nothing yet holds the watermark back, because its first message may be old. With ``idle``, an
+input that has sent nothing for so long (of real time, while this process runs) does not hold it back. If all inputs
+are silent, event time follows the clock: the watermark is the greatest (top - delay), plus the time since the last
+message. A timer moves it. When an input speaks again, its messages before the watermark are late. A message of
+:func:`watermark` moves the watermark of its input without being counted; with ``watermark(None)`` it has ended.
+
+The watermark moves inside the call of the message that moves it, and all that becomes complete is written by this
+call. So without ``idle`` the results depend only on the messages and their order, not on steps, retries or restarts.
+
+Everything is in the state of the processor (one row for each item, ordered by time), and commits with the step:
+
+    0                                    tops, watermark, next due time, counts, time of the timer
+    kind (1 byte), time (8 bytes), …     open windows or kept messages, ordered by the time at which they end
+
+Not guaranteed: that a wrong time in the future does no harm. It moves the watermark, and all messages before it are
+late. So check times where messages come in, if their writers' clocks may be wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import xxhash
+
+import cues
+from cues import codec
+from cues.errors import GraphError, InvalidArgument
+
+Field = str | Callable[[Any], Any]
+"""The name of a field, or a function of a message."""
+Key = Field | Sequence[str] | None
+"""A field, a function, several fields, or None: one group for all messages."""
+Duration = str | float | timedelta
+"""``"90s"``, ``"1m"``, ``"1.5h"``, ``"250ms"``, ``"2d"``; a number of seconds; or a timedelta."""
+
+WATERMARK: Final = "q.type.time/watermark"
+"""The type of the messages of :func:`watermark`."""
+
+_UNITS_US: Final = {"ms": 1_000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_US: Final = 10**6
+_FIRST_US: Final = -62_135_596_800 * _SECOND_US
+_LAST_US: Final = 253_402_300_799 * _SECOND_US
+"""The years 1 and 9999, between which a datetime can be."""
+END_US: Final = 1 << 62
+"""The watermark of an input that has ended: after every time."""
+HEAD: Final = 0
+"""The field of the processor's own row."""
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def microseconds(value: Any) -> int:
+    """Return a time as microseconds since 1970: of unix seconds, a datetime, or a text in ISO 8601.
+
+    A time without a zone is taken as UTC. Raises :class:`cues.errors.InvalidArgument` for anything else, and for times
+    outside of the years 1 to 9999.
+    """
+    kind = type(value)
+    if kind is int or kind is float:
+        if not _FIRST_US <= value * _SECOND_US <= _LAST_US:
+            raise InvalidArgument(
+                f"The time {value!r} is not a number of seconds since 1970 before the year 10000.",
+                "give seconds; divide milliseconds by 1000: time=lambda message: message['ts'] / 1000.",
+            )
+        rounded: int = round(value * _SECOND_US)
+        return rounded
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidArgument(
+                f"The time {value[:100]!r} is not a text in ISO 8601.",
+                "write it as '2026-01-31T12:00:00Z'; or give time= a function that reads it.",
+            ) from None
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return int((aware - _EPOCH) // timedelta(microseconds=1))
+    raise InvalidArgument(
+        f"The time of the message is {value!r}, a {kind.__name__}.",
+        "give unix seconds, a datetime, or a text in ISO 8601.",
+    )
+
+
+def moment(microseconds: int) -> datetime:
+    """Return the time as an aware datetime in UTC, at the first or the last one that there is if it is outside."""
+    return _EPOCH + timedelta(microseconds=min(max(microseconds, _FIRST_US), _LAST_US))
+
+
+def duration(value: Duration, name: str, least: int = 1) -> int:
+    """Return a duration as microseconds. Raises :class:`cues.errors.GraphError` if it is wrong or too short."""
+    result: float | None = None
+    if isinstance(value, timedelta):
+        result = value // timedelta(microseconds=1)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        result = value * _SECOND_US
+    elif isinstance(value, str):
+        number = value.rstrip("mshd")
+        try:
+            result = float(number) * _UNITS_US[value[len(number) :]]
+        except (ValueError, KeyError):
+            result = None
+    if result is None or not least <= result < END_US:
+        more = "0" if least == 0 else "more than 0"
+        raise GraphError(f"{name}={value!r} is not a duration of {more}.", "give '90s', '1m', '1.5h' or seconds.")
+    return round(result)
+
+
+def watermark(until: Any) -> dict[str, Any]:
+    """Return a message that says: its input has no more messages with times before ``until``; None: it has ended.
+
+    ``running.send("clicks", watermark(None))`` closes all open windows. Messages that follow are late. The message is
+    for one input; in a queue with partitions each partition needs it.
+    """
+    if until is not None:
+        microseconds(until)
+    return {"q/type": WATERMARK, "watermark": until}
+
+
+# --- fields and keys ------------------------------------------------------------------------------
+
+
+def getter(field: Field, name: str) -> Callable[[Any], Any]:
+    """Return a function that reads a field; a missing one is None. Raises :class:`cues.errors.GraphError`."""
+    if isinstance(field, str):
+        return functools.partial(_field, field)
+    if callable(field):
+        return field
+    raise GraphError(f"{name}={field!r} names no field.", "give the name of a field, or a function of a message.")
+
+
+def _field(name: str, message: Mapping[str, Any]) -> Any:
+    return message.get(name)
+
+
+def check_message(message: Any) -> None:
+    """Raise an error if a message could not be written."""
+    if not isinstance(message, dict):
+        raise TypeError(f"it returned {type(message).__name__}, and a message is a dict")
+    reserved = [name for name in message if str(name).startswith("q/") and name not in ("q/type", "q/topics")]
+    if reserved:
+        raise ValueError(f"the field {reserved[0]!r} is reserved")
+    codec.pack(message)
+
+
+class KeyOf:
+    """The key of messages: its value, its digest for rows, and its fields in results."""
+
+    def __init__(self, key: Key, *, joins: bool = False) -> None:
+        """``joins``: a function must not return None, because messages without a key would belong together."""
+        self._joins = joins
+        self._several = None if key is None or isinstance(key, str) or callable(key) else tuple(key)
+        if self._several is not None and not all(isinstance(name, str) for name in self._several):
+            raise GraphError(f"key={key!r} is not a list of names of fields.", "give key=['carrier', 'origin'].")
+        self._key: Any = key
+        self.names = self._several or ((key if isinstance(key, str) else "key",) if key is not None else ())
+        """The fields of a result that hold the key."""
+
+    def __call__(self, message: Mapping[str, Any]) -> Any:
+        """Return the key. Raises :class:`cues.errors.InvalidArgument` if a field is missing or None."""
+        key = self._key
+        if key is None:
+            return None
+        if self._several is not None:
+            return [self._required(name, message) for name in self._several]
+        if isinstance(key, str):
+            return self._required(key, message)
+        value = key(message)
+        if value is None and self._joins:
+            raise InvalidArgument(
+                "The function of key= returned None, and a message without a key has no partner.",
+                "return a value for every message; or leave such messages out with where=.",
+            )
+        return value
+
+    def _required(self, name: str, message: Mapping[str, Any]) -> Any:
+        value = message.get(name)
+        if value is None:
+            there = "it is None" if name in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
+            raise InvalidArgument(
+                f"The message has no {name!r}, which is its key; {there}.",
+                f"add {name!r} to every message, or give key= a function of a message.",
+            )
+        return value
+
+    def fields(self, key: Any) -> dict[str, Any]:
+        """Return the fields of a result that hold the key."""
+        if self._several is not None:
+            return dict(zip(self.names, key))
+        return dict.fromkeys(self.names, key)
+
+
+def digest(key: Any) -> bytes:
+    """Return 16 bytes that identify a key in the fields of rows."""
+    return _text_digest(key) if type(key) is str else xxhash.xxh3_128_digest(codec.pack_key(key))
+
+
+@functools.lru_cache(10_000)
+def _text_digest(key: str) -> bytes:
+    return xxhash.xxh3_128_digest(codec.pack_key(key))
+
+
+def at(time_us: int) -> bytes:
+    """Return a time as 8 bytes, in the order of times."""
+    return (time_us + (1 << 63)).to_bytes(8, "big")
+
+
+def time_of(part: bytes) -> int:
+    """Return the time that :func:`at` has packed."""
+    return int.from_bytes(part, "big") - (1 << 63)
+
+
+# --- the function of a stream ---------------------------------------------------------------------
+
+
+class Call:
+    """One call of the function: the row of the processor, and the messages that the call writes."""
+
+    __slots__ = ("binding", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark")
+
+    def __init__(self, state: Any, binding: str) -> None:
+        self.state = state
+        self.binding = binding
+        self.results: list[dict[str, Any]] = []
+        self.late: list[dict[str, Any]] = []
+        self.tops: dict[str, int]
+        """By input: its greatest event time."""
+        self.watermark: int | None
+        """None until every input has sent a message."""
+        self.due: int | None
+        """Nothing becomes complete before this watermark; None if nothing is open."""
+        self.number: int
+        """The number of messages that a join has kept."""
+        self.lates: int
+        """The number of late messages."""
+        self.wake: int | None
+        """When the timer of ``idle`` fires; None if it is not set."""
+        head: Any = state.get(HEAD) or ({}, None, None, 0, 0, None)
+        self.tops, self.watermark, self.due, self.number, self.lates, self.wake = head
+
+    def end(self) -> None:
+        """Write the row of the processor."""
+        self.state[HEAD] = [self.tops, self.watermark, self.due, self.number, self.lates, self.wake]
+
+    def passed(self, time_us: int) -> bool:
+        """Return whether the watermark has reached a time."""
+        return self.watermark is not None and time_us <= self.watermark
+
+    def open(self, row: bytes, value: Any) -> None:
+        """Add a row that is complete when the watermark reaches the time after its first byte."""
+        due = time_of(row[1:9])
+        self.state[row] = value
+        if self.due is None or due < self.due:
+            self.due = due
+
+    def tell_late(self, message: dict[str, Any], time_us: int, **facts: Any) -> None:
+        """Write a message to the queue of late messages."""
+        assert self.watermark is not None
+        self.lates += 1
+        late = {"message": message, "time": moment(time_us), "watermark": moment(self.watermark), "number": self.lates}
+        self.late.append(late | ({"input": self.binding} if self.binding else {}) | facts)
+
+
+class EventTime:
+    """The function of a stream that follows event time; the base of windows and joins.
+
+    A subclass says what a message does (:meth:`accept`), and what happens to a row that the watermark has reached
+    (:meth:`complete`). Its rows begin with :attr:`KIND` and the time, and have :attr:`ROW_BYTES` bytes.
+    """
+
+    KIND: bytes = b"w"
+    ROW_BYTES: int = 25
+    RESULTS: str = "windows"
+    """The output binding of the results."""
+
+    def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
+        self._several = len(bindings) > 1
+        self._idle_us = None if idle is None else duration(idle, "idle")
+        self._heard: dict[int, dict[str, int]] = {}
+        """By partition and input: when its last message came. In memory, because after a start all may have waited."""
+        self._key = KeyOf(key)
+        names = bindings if self._several else [""]
+        self._inputs = {
+            name: (getter(each, "time"), duration(late, "delay", 0))
+            for name, each, late in zip(
+                names, _by_input(bindings, event_time, "time"), _by_input(bindings, delay, "delay")
+            )
+        }
+        """By input: the function that reads the time, and its delay."""
+
+    def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
+        """Return the late message and the results that became complete, by binding."""
+        call = Call(process.state, process.binding if self._several else "")
+        silent: Sequence[str] = ()
+        if self._idle_us is not None:
+            now = microseconds(process.now)
+            heard = self._heard_of(process, now)
+            heard[call.binding] = now
+            silent = [name for name, last in heard.items() if now - last >= self._idle_us]
+            if call.wake is None or call.wake + self._idle_us < now:  # a timer that failed for good is gone
+                self._wake(call, process, now + self._idle_us)
+        time_of_message, delay = self._inputs[call.binding]
+        if message.get("q/type") == WATERMARK:
+            until = message.get("watermark")
+            top = END_US if until is None else microseconds(until) + delay
+        else:
+            top = microseconds(time_of_message(message))
+            self.accept(call, message, top)
+        before = call.tops.get(call.binding)
+        if before is None or top > before:
+            call.tops[call.binding] = top
+            self._move(call, silent)
+        elif silent:
+            self._move(call, silent)
+        return self._end(call)
+
+    def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
+        """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
+        assert self._idle_us is not None
+        call = Call(process.state, "")
+        call.wake = None
+        now = microseconds(process.now)
+        heard = self._heard_of(process, now)
+        speaking = [last + self._idle_us for last in heard.values() if now - last < self._idle_us]
+        if speaking:
+            self._move(call, [name for name, last in heard.items() if now - last >= self._idle_us])
+            self._wake(call, process, min(speaking))
+        elif call.tops:
+            marks = [top if top == END_US else top - self._inputs[name][1] for name, top in call.tops.items()]
+            mark = max(marks) + now - max(heard.values())
+            self._advance(call, mark)
+            if call.due is not None:
+                self._wake(call, process, now + call.due - mark)
+        return self._end(call)
+
+    def _end(self, call: Call) -> dict[str, Any] | None:
+        call.end()
+        if not (call.results or call.late):
+            return None
+        return {self.RESULTS: call.results} | ({"late": call.late} if call.late else {})
+
+    def _heard_of(self, process: cues.Process, now: int) -> dict[str, int]:
+        return self._heard.setdefault(process.partition, dict.fromkeys(self._inputs, now))
+
+    def _wake(self, call: Call, process: cues.Process, time_us: int) -> None:
+        call.wake = time_us
+        process.timer("idle", moment(time_us))
+
+    def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
+        """Take a message, or tell that it is late. An exception sends it to the error queue and changes nothing."""
+        raise NotImplementedError
+
+    def complete(self, call: Call, row: bytes, value: Any) -> None:
+        """The watermark has reached the time of this row, which was removed from the state."""
+        raise NotImplementedError
+
+    def _move(self, call: Call, silent: Sequence[str]) -> None:
+        """Compute the watermark again; ``silent`` are the inputs that do not hold it back."""
+        holding = [name for name in self._inputs if name not in silent] if silent else list(self._inputs)
+        if any(name not in call.tops for name in holding):
+            return
+        tops = ((call.tops[name], self._inputs[name][1]) for name in holding)
+        self._advance(call, min(top if top == END_US else top - delay for top, delay in tops))
+
+    def _advance(self, call: Call, mark: int) -> None:
+        """Move the watermark, and complete all rows that it has reached, in the order of their times."""
+        if call.watermark is not None and mark <= call.watermark:
+            return
+        call.watermark = mark
+        if call.due is None or call.due > mark:
+            return
+        rest = bytes(self.ROW_BYTES - 9)
+        reached, last = (self.KIND + at(moment_us) + rest for moment_us in (mark + 1, END_US + 1))
+        due: int | None = call.due
+        while due is not None and due <= mark:
+            call.due = None
+            # From the first open row: those before it are in the table until the step is committed.
+            for row, value in call.state.range(self.KIND + at(due) + rest, reached):
+                del call.state[row]
+                self.complete(call, row, value)
+            due = call.due  # a row may open others that the watermark has reached too
+        following = call.state.range(reached, last, 1)
+        call.due = time_of(following[0][0][1:9]) if following else None
+
+
+def _by_input(bindings: Sequence[str], value: Any, name: str) -> list[Any]:
+    """Return the value of an option for each input: one for all, or a dict by binding."""
+    if not isinstance(value, Mapping):
+        return [value] * len(bindings)
+    if set(value) != set(bindings):
+        raise GraphError(
+            f"{name}= has values for {', '.join(map(repr, value))}; the inputs are {', '.join(map(repr, bindings))}.",
+            "give one value for each input, or one for all.",
+        )
+    return [value[binding] for binding in bindings]
+
+
+def stream(
+    function: Any, inputs: Any, outputs: Mapping[str, str], id: str | None, options: Mapping[str, Any]
+) -> cues.Stream:
+    """Return the stream of a function of this module; its id is the name of its first output if None is given."""
+    for name in ("batch", "concurrency", "key", "timeout_s", "tailers", "appenders", "timer"):
+        if name in options:
+            raise GraphError(
+                f"A processor of event time takes no option {name!r}: its calls run one after another.",
+                f"leave {name}= out.",
+            )
+    if len(set(outputs.values())) < len(outputs):
+        raise GraphError(
+            f"Results and late messages would both be on the queue {outputs['late']!r}.",
+            "give late= the name of a queue of its own.",
+        )
+    given = {"id": id or next(iter(outputs.values())), **options}
+    if getattr(function, "_idle_us", None) is not None:
+        given["timer"] = function.tick
+    return cues.Stream(function, inputs, dict(outputs), **given)

@@ -1,0 +1,381 @@
+"""Windows of event time: each closes once, and late messages are written to a queue of their own.
+
+    from cues.processors import windows
+    from cues.processors.reducers import count, mean, quantiles
+
+    graph.add(
+        windows.tumbling(
+            "requests", "per-minute", "1m", time="time", key="path", delay="10s", late="late",
+            reduce={"n": count(), "ms": mean("ms"), "p": quantiles("ms", at=(0.5, 0.99))},
+        )
+    )
+
+writes messages such as ``{"path": "/", "start": 12:00, "end": 12:01, "n": 7, "ms": 3.5, "p": [2.0, 40.0]}``:
+
+    tumbling   windows of one size, one after another
+    hopping    windows of one size that begin every ``every``; a message is in several of them
+    sessions   windows of one key that end when the key is silent for ``gap``
+    counted    windows of one key and a number of messages
+
+A window has the messages with start <= time < end. It closes when the watermark reaches its end
+(:mod:`cues.processors.event_time`): the greatest time of all messages so far, less ``delay``. Its message is written by
+the step that closes it, once. A message whose window has closed is written to ``late``, with its number among the late
+messages; it changes no window.
+
+State: a row for each open window, so at most (number of keys that were active within size + delay) x
+(size + delay) / every rows, each with the states of its reducers. Rows of closed windows are deleted. Nothing is
+kept for a key without an open window. The windows that close at once are in memory together.
+
+Not guaranteed: that a window closes while no message arrives, because event time then stands still, except with
+``idle``. Windows are those of a unit: in a queue with partitions, each partition has its own watermark, and the key
+must be the key of the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cues
+from cues.errors import GraphError
+from cues.processors.event_time import (
+    Call,
+    Duration,
+    EventTime,
+    Field,
+    Key,
+    at,
+    digest,
+    duration,
+    moment,
+    stream,
+    time_of,
+)
+from cues.processors.event_time import watermark as watermark
+from cues.processors.reducers import Reducer, Reduction
+
+Inputs = str | cues.AnyOf
+
+
+class _Windows(EventTime):
+    def __init__(
+        self,
+        inputs: Inputs,
+        time: Any,
+        delay: Any,
+        idle: Duration | None,
+        key: Key,
+        reduce: Mapping[str, Reducer],
+        *,
+        merges: bool = False,
+    ) -> None:
+        if not isinstance(inputs, (str, cues.AnyOf)):
+            raise GraphError(f"The inputs of a window are {inputs!r}.", "give a queue, or cues.AnyOf('a', 'b').")
+        super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key)
+        self._reduction = Reduction(reduce, [*self._key.names, "start", "end", "errors"], merges)
+
+    def close(self, call: Call, key: Any, start: int, end: int, states: dict[str, Any]) -> None:
+        """Write the message of a window."""
+        times = {"start": moment(start), "end": moment(end)}
+        call.results.append(self._key.fields(key) | times | self._reduction.results(states))
+
+
+class _Fixed(_Windows):
+    """Rows: ``w``, end, digest of the key: [key, states]."""
+
+    def __init__(self, *given: Any, size: int, every: int, offset: int) -> None:
+        super().__init__(*given)
+        self._size, self._every, self._offset = size, every, offset
+
+    def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
+        key = self._key(message)
+        tail = digest(key)
+        start = time_us - (time_us - self._offset) % self._every
+        missed = []
+        while start > time_us - self._size:
+            end = start + self._size
+            if call.passed(end):
+                missed.append([moment(start), moment(end)])
+            else:
+                row = b"w" + at(end) + tail
+                window = call.state.get(row)
+                if window is None:
+                    window = [key, {}]
+                    call.open(row, window)
+                self._reduction.add(window[1], message)
+            start -= self._every
+        if missed:
+            call.tell_late(message, time_us, windows=missed[::-1])
+
+    def complete(self, call: Call, row: bytes, value: Any) -> None:
+        end = time_of(row[1:9])
+        self.close(call, value[0], end - self._size, end, value[1])
+
+
+class _Sessions(_Windows):
+    """Rows: ``s``, digest of the key: [key, due, sessions of [start, end, states]]; ``w``, due, digest: True.
+
+    Only the first end of a key has a row ``w``. A message that makes a session longer does not move it: when the
+    watermark reaches it, it is put to the new end.
+    """
+
+    def __init__(self, *given: Any, gap: int) -> None:
+        super().__init__(*given, merges=True)
+        self._gap = gap
+
+    def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
+        key = self._key(message)
+        row = b"s" + digest(key)
+        _, due, sessions = call.state.get(row) or (key, None, [])
+        start, end = time_us, time_us + self._gap
+        states: dict[str, Any] = {}
+        apart = []
+        for session in sessions:
+            if session[0] < end and start < session[1]:
+                states = self._reduction.merge(session[2], states)
+                start, end = min(start, session[0]), max(end, session[1])
+            else:
+                apart.append(session)
+        if call.passed(end):
+            call.tell_late(message, time_us, windows=[[moment(start), moment(end)]])
+            return
+        self._reduction.add(states, message)
+        apart.append([start, end, states])
+        apart.sort(key=lambda session: session[0])
+        self._put(call, row, key, due, apart)
+
+    def complete(self, call: Call, row: bytes, value: Any) -> None:
+        row = b"s" + row[9:]
+        key, _, sessions = call.state[row]
+        for start, end, states in sessions:
+            if call.passed(end):
+                self.close(call, key, start, end, states)
+        open = [session for session in sessions if not call.passed(session[1])]
+        if open:
+            self._put(call, row, key, None, open)
+        else:
+            del call.state[row]
+
+    def _put(self, call: Call, row: bytes, key: Any, due: int | None, sessions: list[Any]) -> None:
+        first = min(session[1] for session in sessions)
+        if due is None or first < due:
+            if due is not None:
+                del call.state[b"w" + at(due) + row[1:]]
+            due = first
+            call.open(b"w" + at(due) + row[1:], True)
+        call.state[row] = [key, due, sessions]
+
+
+class _Counted(_Windows):
+    """Rows: ``c``, digest of the key: [key, count, first time, last time, due, states]; ``w``, due, digest: True."""
+
+    def __init__(self, *given: Any, count: int, within: int | None, timed: bool) -> None:
+        super().__init__(*given)
+        self._count, self._within, self._timed = count, within, timed
+
+    def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
+        key = self._key(message)
+        row = b"c" + digest(key)
+        window = call.state.get(row)
+        if window is None:
+            window = [key, 0, time_us, time_us, None, {}]
+            if self._within is not None:
+                # A message that is older than the watermark does not wait in vain.
+                window[4] = max(time_us, call.watermark if call.watermark is not None else time_us) + self._within
+                call.open(b"w" + at(window[4]) + row[1:], True)
+        window[1] += 1
+        window[2], window[3] = min(window[2], time_us), max(window[3], time_us)
+        self._reduction.add(window[5], message)
+        if window[1] < self._count:
+            call.state[row] = window
+            return
+        if row in call.state:
+            del call.state[row]
+        if window[4] is not None:
+            del call.state[b"w" + at(window[4]) + row[1:]]
+        self._finish(call, window)
+
+    def complete(self, call: Call, row: bytes, value: Any) -> None:
+        row = b"c" + row[9:]
+        window = call.state[row]
+        del call.state[row]
+        self._finish(call, window)
+
+    def _finish(self, call: Call, window: list[Any]) -> None:
+        key, _, first, last, _, states = window
+        if self._timed:
+            self.close(call, key, first, last, states)
+        else:
+            call.results.append(self._key.fields(key) | self._reduction.results(states))
+
+
+def tumbling(
+    inputs: Inputs,
+    output: str,
+    size: Duration,
+    *,
+    time: Field | Mapping[str, Field],
+    reduce: Mapping[str, Reducer],
+    late: str,
+    key: Key = None,
+    delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
+    offset: Duration = 0,
+    id: str | None = None,
+    **options: Any,
+) -> cues.Stream:
+    """Return a stream that reduces the messages of each key in windows of one size, one after another.
+
+    inputs   a queue, or ``cues.AnyOf(…)``; the watermark is the smallest of the inputs
+    output   the queue of the results: key, ``start``, ``end`` (datetimes in UTC), and the results of ``reduce``
+    size     ``"1m"``, ``"1.5h"``, seconds, or a timedelta; windows begin at multiples of it since 1970, plus ``offset``
+    time     the event time: a field or a function of a message; unix seconds, datetime or ISO text (without a zone:
+             UTC). A time that cannot be read sends the message to the error queue. A dict by input, if they differ
+    reduce   the results by name (:mod:`cues.processors.reducers`)
+    late     the queue of late messages: ``message``, ``time``, ``watermark``, ``windows`` that it missed, and its
+             ``number``; with several inputs ``input``
+    key      a field, a function, or a list of fields; None: one window for all messages
+    delay    how late messages may be: a window closes when a message of this much after its end has arrived
+    idle     an input that is silent for so long does not hold the watermark back; if all are, event time follows the
+             clock; None: it holds it, and windows stay open while no message comes
+    id       the name of the processor; None: the name of ``output``
+    options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …
+
+    Raises :class:`cues.errors.GraphError` for arguments that do not fit.
+
+    Kind: stream
+    Needs: nothing; extra `windows` for `quantiles` and `distinct`
+    Guarantee: exactly once: each window closes once, each message is in its window or on the late queue
+    Mechanism: a row of state for each open window, ordered by its end, committed with the results
+    """
+    size_us = duration(size, "size")
+    return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, idle, offset, id, options)
+
+
+def hopping(
+    inputs: Inputs,
+    output: str,
+    size: Duration,
+    every: Duration,
+    *,
+    time: Field | Mapping[str, Field],
+    reduce: Mapping[str, Reducer],
+    late: str,
+    key: Key = None,
+    delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
+    offset: Duration = 0,
+    id: str | None = None,
+    **options: Any,
+) -> cues.Stream:
+    """Return a stream that reduces the messages of each key in windows that begin every ``every``, and overlap.
+
+    A message is in about size / every windows, and costs as much as so many messages. If some of its windows have
+    closed, it is counted in the others, and is also written to ``late``. The other arguments are those of
+    :func:`tumbling`.
+
+    Kind: stream
+    Needs: nothing; extra `windows` for `quantiles` and `distinct`
+    Guarantee: exactly once: each window closes once, each message is in its windows or on the late queue
+    Mechanism: a row of state for each open window, ordered by its end, committed with the results
+    """
+    size_us, every_us = duration(size, "size"), duration(every, "every")
+    if every_us > size_us:
+        raise GraphError(
+            f"every={every!r} is more than size={size!r}: messages between two windows would be in none.",
+            "give every= at most the size.",
+        )
+    return _fixed(inputs, output, size_us, every_us, time, reduce, late, key, delay, idle, offset, id, options)
+
+
+def _fixed(
+    inputs: Inputs,
+    output: str,
+    size: int,
+    every: int,
+    time: Any,
+    reduce: Mapping[str, Reducer],
+    late: str,
+    key: Key,
+    delay: Any,
+    idle: Duration | None,
+    offset: Duration,
+    id: str | None,
+    options: Mapping[str, Any],
+) -> cues.Stream:
+    offset_us = duration(offset, "offset", 0)
+    function = _Fixed(inputs, time, delay, idle, key, reduce, size=size, every=every, offset=offset_us)
+    return stream(function, inputs, {"windows": output, "late": late}, id, options)
+
+
+def sessions(
+    inputs: Inputs,
+    output: str,
+    gap: Duration,
+    *,
+    time: Field | Mapping[str, Field],
+    reduce: Mapping[str, Reducer],
+    late: str,
+    key: Key = None,
+    delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
+    id: str | None = None,
+    **options: Any,
+) -> cues.Stream:
+    """Return a stream that reduces the messages of each key in sessions.
+
+    Two messages of a key whose times differ by less than ``gap`` are in one session. It ends ``gap`` after its last
+    message, which is ``end`` of the result. A message joins two sessions that are open; one that could only join closed
+    ones is late. All open sessions of a key are one row. The other arguments are those of :func:`tumbling`.
+
+    Kind: stream
+    Needs: nothing; extra `windows` for `quantiles` and `distinct`
+    Guarantee: exactly once: each session closes once, each message is in a session or on the late queue
+    Mechanism: a row of state for each key with open sessions, and one for its first end, committed with the results
+    """
+    function = _Sessions(inputs, time, delay, idle, key, reduce, gap=duration(gap, "gap"))
+    return stream(function, inputs, {"windows": output, "late": late}, id, options)
+
+
+def counted(
+    inputs: Inputs,
+    output: str,
+    count: int,
+    *,
+    reduce: Mapping[str, Reducer],
+    time: Field | Mapping[str, Field] | None = None,
+    within: Duration | None = None,
+    key: Key = None,
+    delay: Duration | Mapping[str, Duration] = 0,
+    idle: Duration | None = None,
+    id: str | None = None,
+    **options: Any,
+) -> cues.Stream:
+    """Return a stream that reduces every ``count`` messages of a key, in the order of their arrival.
+
+    With ``time``, ``start`` and ``end`` of the result are the smallest and the greatest event time. With ``within``, a
+    window closes with fewer messages when the watermark has passed its first message by so much. No message is late.
+    The other arguments are those of :func:`tumbling`.
+
+    State: a row for each key whose window is not full. Without ``within`` such a row stays, so the bound is the
+    number of keys.
+
+    Kind: stream
+    Needs: nothing; extra `windows` for `quantiles` and `distinct`
+    Guarantee: exactly once: each message is in one window
+    Mechanism: a row of state for each key, committed with the results
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise GraphError(f"count={count!r} is not a number of messages.", "give a count from 1.")
+    if within is not None and time is None:
+        raise GraphError("within= needs event time.", "give time= the field of the event time.")
+    timeout = None if within is None else duration(within, "within")
+    event_time = _no_time if time is None else time
+    function = _Counted(
+        inputs, event_time, delay, idle, key, reduce, count=count, within=timeout, timed=time is not None
+    )
+    return stream(function, inputs, {"windows": output}, id, options)
+
+
+def _no_time(message: Any) -> int:
+    return 0

@@ -1,0 +1,79 @@
+"""Windows and joins on a real Spark write what they write on the embedded engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+
+from contracts_windows import DELAY_S, REDUCE, as_set, messages
+
+import cues
+from cues import testing
+from cues.errors import GraphError
+from cues.processors import joins, windows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OUTPUTS = ("fixed", "sessions", "pairs", "fixed-late", "pairs-late")
+
+
+def graph() -> cues.Graph:
+    made = cues.Graph("g")
+    given = messages(7, 300, ("left", "right"), disorder=DELAY_S)
+    # Late for the windows. For the join it depends on the order in which the queues are read; it has no partner.
+    given["left"][100] |= {"t": 1, "k": "z"}
+
+    @made.source("left", resume="skip")
+    def left() -> Iterator[Any]:
+        yield from given["left"]
+
+    @made.source("right", resume="skip")
+    def right() -> Iterator[Any]:
+        yield from given["right"]
+
+    timed: Any = {"time": "t", "key": "k", "delay": DELAY_S}
+    made.add(windows.hopping("left", "fixed", 10, 5, late="fixed-late", reduce=REDUCE, **timed))
+    made.add(windows.sessions("right", "sessions", 5, late="sessions-late", reduce=REDUCE, **timed))
+    both = {"left": "left", "right": "right"}
+    made.add(joins.interval(both, "pairs", before=3, after=3, how="full", late="pairs-late", **timed))
+    return made
+
+
+@pytest.fixture(scope="module")
+def embedded() -> dict[str, list[str]]:
+    with testing.temporary_store() as store:
+        testing.run_until_idle(graph(), store)
+        return {queue: as_set(testing.messages(store, queue)) for queue in OUTPUTS}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "directory"])
+def test_results_are_those_of_the_embedded_engine(
+    shared: bool, spark: SparkSession, tmp_path: Path, embedded: dict[str, list[str]]
+) -> None:
+    options: dict[str, Any] = {"queues": tmp_path / "queues"} if shared else {}
+    with graph().start(engine="spark", spark=spark, store=tmp_path / "store", **options) as running:
+        assert running.wait_idle(timeout=200)
+        found = {queue: as_set(running.messages(queue)) for queue in OUTPUTS}
+    for queue in ("fixed", "sessions", "fixed-late"):
+        assert found[queue] == embedded[queue] != []
+    assert len(embedded["pairs"]) > 100
+    without_late = [pair for pair in embedded["pairs"] if "left 100'" not in pair]
+    assert [pair for pair in found["pairs"] if "left 100'" not in pair] == without_late
+
+
+def test_idle_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    made = cues.Graph("g")
+    made.source("a")
+    made.source("b")
+    made.add(
+        windows.sessions(cues.AnyOf("a", "b"), "out", 10, time="t", late="late", idle="30s", reduce=REDUCE)
+    )  # fmt: skip
+    for options in ({}, {"queues": tmp_path / "queues"}):
+        with pytest.raises(GraphError, match="has timer=, which only the embedded engine does"):
+            made.start(engine="spark", spark=spark, store=tmp_path / "store", **options)  # type: ignore[arg-type]
