@@ -20,7 +20,6 @@ Not guaranteed: that a message leaves :func:`merge` while another input is silen
 from __future__ import annotations
 
 import re
-import time as clock
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -73,7 +72,7 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
         newest, head, tail = row.get("row", (None, 0, 0))
         value = of(message)
         if time is None:
-            at = clock.time() if newest is None else max(clock.time(), newest)
+            at = process.now.timestamp() if newest is None else max(process.now.timestamp(), newest)
         else:
             at = _time_of(message, time)
             if newest is not None and at <= newest - within_s:

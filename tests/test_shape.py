@@ -23,6 +23,7 @@ class Held(dict[Any, dict[Any, Any]]):
     id = "g.p"
     binding = "a"
     index = 0
+    now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def state_of(self, key: Any) -> dict[Any, Any]:
         return self.setdefault(key, {})
@@ -74,15 +75,13 @@ def test_the_state_of_dedupe_is_bounded_by_its_horizon() -> None:
     assert len(process["keys"]) <= 2 and len(process["order"]) <= 4
 
 
-def test_dedupe_by_the_clock_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(shape.clock, "time", lambda: now[0])
+def test_dedupe_by_the_clock_of_the_machine() -> None:
     fn, process = shape.dedupe(lambda m: m["k"] % 10, within="1m"), Held()
     given: list[tuple[float, int, bool]] = [
         (0, 1, True), (1, 11, False), (-500, 1, False), (59, 2, True), (60, 1, True), (61, 21, False)
     ]  # fmt: skip
     for at, key, passes in given:
-        now[0] = 1000.0 + at
+        process.now = datetime.fromtimestamp(1000.0 + at, UTC)
         assert (fn({"k": key}, process=process) is not None) is passes, (at, key)
 
 
