@@ -566,7 +566,7 @@ def test_every_python_block_of_the_page_runs_and_prints_what_it_says(
     monkeypatch.delenv("CUES_STORE", raising=False)
     page = (Path(__file__).parent.parent / "docs" / "checkpoints.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, "checkpoints.md", "exec"), {"__name__": "page"})
         promised = re.findall(r"print\(.*\) +# (.*)", block)

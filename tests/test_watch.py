@@ -131,7 +131,7 @@ def test_the_time_until_there_is_no_room(queues: list[QueueMetrics], room: int, 
 
 
 def test_status_shows_size_growth_retention_and_room_of_each_queue(tmp_path: Path) -> None:
-    with cues.open(tmp_path / "s", map_size=1 << 26) as store:
+    with cues.open(tmp_path / "s", max_map_size=1 << 26) as store:
         store.queue("kept", retention="10d").appender().write_many([{"n": n} for n in range(1000)])
         store.queue("all").appender().write({})
     table = command("status", tmp_path / "s", "--table").out
