@@ -113,7 +113,14 @@ class Stepper(Recovery):
             return "committed" if self._redrives_wait() and self._redrive() else "idle"
         if faults.active:
             faults.point("take.after")
-        assert self.runner is not None
+        if self.tracer is None:
+            self._make(taken)
+        else:
+            with self.tracer.step(self, taken.count, taken):
+                self._make(taken)
+        return "committed"
+
+    def _make(self, taken: Taken) -> None:
         try:
             # 2. Snapshot.
             if self.node.side_effects or self.node.at_most_once:
@@ -125,7 +132,6 @@ class Stepper(Recovery):
         except BaseException:
             self._step_dropped()
             raise
-        return "committed"
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
