@@ -30,6 +30,8 @@ TYPE: Final = "q/type"
 TOPICS: Final = "q/topics"
 UUID: Final = "q/uuid"
 TX: Final = "tx/t"
+TRACE_CONTEXT: Final = ("traceparent", "tracestate")
+"""The keys of a trace context in the metadata of a message (W3C Trace Context)."""
 
 PROCESSOR_ID: Final = "q/processor-id"
 TAILER_INDICES: Final = "q.try/tailer-indices"

@@ -39,6 +39,7 @@ from cues.engine.threads import Worker
 from cues.engine.wire import WORDS
 from cues.errors import CuesError, Fenced
 from cues.graphs import graph, graphfile
+from cues.steps import tracing
 from cues.steps.failure import stop_event, stopped_by
 from cues.steps.feed import SourceStepper
 from cues.steps.stepper import Stepper
@@ -62,6 +63,7 @@ def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
     code = worker.run()
     sys.stdout.flush()
     sys.stderr.flush()
+    tracing.flush()
     os._exit(code)  # a thread of the user must not keep the process
 
 

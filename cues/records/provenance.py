@@ -72,6 +72,14 @@ class Provenance:
         }
         return Provenance(count, columns, _at(self.extra, last))
 
+    def with_context(self, context: dict[str, str]) -> Provenance:
+        """Return the columns with this trace context in the metadata of each message, instead of those before."""
+        entries = self.extra if isinstance(self.extra, list) else [self.extra]
+        own = [{k: v for k, v in (entry or {}).items() if k not in names.TRACE_CONTEXT} for entry in entries]
+        if not isinstance(self.extra, list) or not any(own):
+            return Provenance(self.count, self.columns, own[0] | context if own else context)
+        return Provenance(self.count, self.columns, [entry | context for entry in own])
+
     def at(self, offset: int) -> dict[str, Any]:
         """Return the metadata map of one message: ``{"q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}`` and extras."""
         result: dict[str, Any] = {}

@@ -97,6 +97,9 @@ class Committer(PartBuilder):
                 failed += part.stop - part.start
                 continue
             counters.written += part.written
+        if self.span is not None:
+            written = sum(part.written for part in parts if part.failure is None)
+            self.span.committed([part.digest.hex() for part in parts], written, failed)
         if failed:
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))

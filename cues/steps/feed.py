@@ -23,6 +23,7 @@ from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs import typed
 from cues.graphs.processor import position_count, wants_process
 from cues.records import batch as batches
+from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
 from cues.steps.concurrency import RunnerClosed
 from cues.steps.failure import Failure, error_message, retry_event, stopped_at
@@ -290,21 +291,28 @@ class SourceStepper(Stepper):
         if items:
             if faults.active:
                 faults.point("take.after")
-            parts, row, stop = self._source_parts(items)
-            if parts:
-                self._commit_parts(parts, row)
-                count = sum(part.stop for part in parts)
-                self.counters.taken += count
-                self.counters.sizes.add(count)
-                self._failures = 0
-            if stop is not None:
-                self._stop = stop
-                raise stopped_at(self.node, stop)
+            if self.tracer is None:
+                self._commit_items(items)
+            else:
+                with self.tracer.step(self, len(items)):
+                    self._commit_items(items)
             return "committed"
         if error is not None:
             raise stopped_at(self.node, Failure(error, self._failures + 1)) from error
         self.check_fence()
         return "idle"
+
+    def _commit_items(self, items: list[Item]) -> None:
+        parts, row, stop = self._source_parts(items)
+        if parts:
+            self._commit_parts(parts, row)
+            count = sum(part.stop for part in parts)
+            self.counters.taken += count
+            self.counters.sizes.add(count)
+            self._failures = 0
+        if stop is not None:
+            self._stop = stop
+            raise stopped_at(self.node, stop)
 
     def again(self) -> float | None:
         """After a failure: seconds until the function is called again, or None if it is not.
@@ -373,8 +381,17 @@ class SourceStepper(Stepper):
 
     def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
         queue = self.output
+        context = self.span.context if self.span is not None else None
         return [
-            (log, outgoing.build(items, queue._options._strips, digest, None))
+            (
+                log,
+                outgoing.build(
+                    items,
+                    queue._options._strips,
+                    digest,
+                    Provenance(len(items), {}, context) if context is not None else None,
+                ),
+            )
             for log, items, _ in divided(queue, Output(messages), 0)
         ]
 

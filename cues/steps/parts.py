@@ -101,7 +101,7 @@ class PartBuilder(StepperBase):
                     continue
             options = queue._options
             if provenance is None and not options._strips and taken.traced:
-                provenance = taken.provenance()
+                provenance = taken.carried()
             for log, items, origins in divided(queue, output, start):
                 came = None
                 if provenance is not None and not options._strips:
@@ -122,7 +122,7 @@ class PartBuilder(StepperBase):
         digest = self._digest(taken, start, stop)
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self.node, messages, failure) | self._redriven(taken, start, stop)
-        came = taken.provenance().slice(start, stop).spread(1)
+        came = taken.carried().slice(start, stop).spread(1)
         stamps = self._stamps(self.errors, 1)
         try:
             pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True, stamps=stamps)

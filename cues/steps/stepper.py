@@ -134,7 +134,14 @@ class Stepper(Recovery):
             return "committed" if more else "idle"
         if faults.active:
             faults.point("take.after")
-        assert self.runner is not None
+        if self.tracer is None:
+            self._make(taken)
+        else:
+            with self.tracer.step(self, taken.count, taken):
+                self._make(taken)
+        return "committed"
+
+    def _make(self, taken: Taken) -> None:
         try:
             # 2. Snapshot.
             if self.node.side_effects or self.node.at_most_once:
@@ -146,7 +153,6 @@ class Stepper(Recovery):
         except BaseException:
             self._step_dropped()
             raise
-        return "committed"
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""

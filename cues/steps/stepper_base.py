@@ -28,7 +28,7 @@ from cues.queues.backpressure import ENDLESS, Gate
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
-from cues.steps import tries
+from cues.steps import tracing, tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
@@ -87,6 +87,9 @@ class StepperBase:
         self.node = node
         self.counters: events.Counters = events.Counters() if shares is None else shares.counters
         self.meter = Meter(self.counters)
+        self.tracer = tracing.tracer() if runner is Runner else None  # not of steps whose calls are on executors
+        self.span: tracing.StepSpan | None = None
+        """The span of the step under way, if steps are traced."""
         self.state: StateTable = StateTable(store, node.key) if shares is None else shares.state
         self._emit = emit
         self._pause = pause

@@ -102,6 +102,8 @@ class Taken:
     hash: bytes | None = None
     """The hash of a repeated snapshot, which is used instead of a new one."""
     _came: Provenance | None = None
+    context: dict[str, str] | None = None
+    """The trace context of the step (tracing.py), which its outputs carry; None if the step is not traced."""
 
     @property
     def acknowledged(self) -> bool:
@@ -120,13 +122,15 @@ class Taken:
                 size += len(batch.head.provenance or b"")
         if size + len(self.slices) * PROVENANCE_COLUMN_BYTES <= PROVENANCE_BYTES_SAFE:
             return None
-        came = self.provenance()
+        came = self.carried()
         columns = sum(PROVENANCE_COLUMN_BYTES + len(queue) for queue in came.columns)
         return came if came.extra is not None or columns > PROVENANCE_BYTES_SAFE else None
 
     @property
     def traced(self) -> bool:
         """True if the messages have any provenance to pass on."""
+        if self.context is not None:
+            return True
         for piece in self.slices:
             if piece.input.kept:
                 return True
@@ -143,9 +147,14 @@ class Taken:
             self._came = merge([s.provenance() for s in self.slices])
         return self._came
 
+    def carried(self) -> Provenance:
+        """The provenance that the outputs of the messages carry: with the trace context of the step."""
+        came = self.provenance()
+        return came if self.context is None else came.with_context(self.context)
+
     def before(self, offset: int) -> Taken:
         """The messages before the one at ``offset``."""
-        return Taken([s.before(offset) for s in self.slices], offset)
+        return Taken([s.before(offset) for s in self.slices], offset, context=self.context)
 
     def restored(self, offset: int) -> list[dict[str, Any]]:
         """The messages at ``offset``, restored as they are on the queues: a call that failed may have changed them."""
