@@ -7,6 +7,9 @@ says so, and loads it on first use.
     file_source.py   sources over globs, watched directories and followed logs, in every format
     file_sink.py     files of lines, CSV, Parquet or Arrow as targets of sinks, exactly once
     sql.py           transactions of sinks in SQLite, which take every message exactly once
+    sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
+    sql_sink.py      tables as targets of sinks: append, upsert, delete
+    databases.py, waits.py   the databases in one form; pauses of sources
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 
 Processors are found by the entry points of the group ``cues.processors``, ours and those of other distributions alike
