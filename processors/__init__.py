@@ -8,6 +8,9 @@ says so, and loads it on first use.
     file_sink.py     files of lines, CSV, Parquet or Arrow as targets of sinks, exactly once
     shape.py         streams: dedupe, flat map, split, sample, merge
     sql.py           transactions of sinks in SQLite, which take every message exactly once
+    sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
+    sql_sink.py      tables as targets of sinks: append, upsert, delete
+    databases.py, waits.py   the databases in one form; pauses of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time
     event_time.py    watermarks and late messages, the base of windows and joins

@@ -47,7 +47,7 @@ from cues.checkpoints import Transaction as TargetTransaction
 TIMEOUT_S: Final = 30.0
 """Seconds for which a transaction waits for another writer of the database before it fails."""
 
-_TABLE: Final = """
+TABLE: Final = """
 create table if not exists cues_positions (
     processor text primary key, store text not null, generation integer not null, epoch integer not null,
     ends text not null, hash text not null, seals text
@@ -88,12 +88,12 @@ class SQLite:
         self.schema = schema
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Any = None
         self._pid = 0
 
     def __reduce__(self) -> Any:
         """Pickle the path and the options; another process opens the database itself."""
-        return functools.partial(SQLite, timeout_s=self.timeout_s), (os.path.abspath(self.path), self.schema)
+        return functools.partial(type(self), timeout_s=self.timeout_s), (os.path.abspath(self.path), self.schema)
 
     def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction]:
         """Run the block in a transaction with exactly the messages that are new to the database.
@@ -125,25 +125,39 @@ class SQLite:
                 self._connection.close()
             self._connection = None
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Any:
         if self._connection is None or self._pid != os.getpid():  # a connection cannot be used after a fork
             directory = os.path.dirname(self.path)
             if directory:
                 os.makedirs(directory, exist_ok=True)
-            connection = sqlite3.connect(
-                self.path, timeout=self.timeout_s, isolation_level=None, check_same_thread=False
-            )
-            enter_wal(connection, self.timeout_s)
-            connection.execute("pragma synchronous = full")
-            connection.executescript(_TABLE + ";" + self.schema)
-            connection.execute("begin immediate")  # one connection at a time may change an older table
-            columns = [name for _, name, *_ in connection.execute("pragma table_info(cues_positions)")]
-            if "seals" not in columns:
-                connection.execute("alter table cues_positions add column seals text")
-            connection.execute("commit")
+            connection = self._connect()
             weakref.finalize(self, connection.close)
             self._connection, self._pid = connection, os.getpid()
         return self._connection
+
+    # --- the parts that differ in a database of another kind ---
+
+    _BEGIN = "begin immediate"
+    """Begins a transaction that holds the lock of the whole database."""
+
+    def _connect(self) -> Any:
+        connection = sqlite3.connect(self.path, timeout=self.timeout_s, isolation_level=None, check_same_thread=False)
+        enter_wal(connection, self.timeout_s)
+        connection.execute("pragma synchronous = full")
+        connection.executescript(TABLE + ";" + self.schema)
+        connection.execute("begin immediate")  # one connection at a time may change an older table
+        columns = [name for _, name, *_ in connection.execute("pragma table_info(cues_positions)")]
+        if "seals" not in columns:
+            connection.execute("alter table cues_positions add column seals text")
+        connection.execute("commit")
+        return connection
+
+    def _failures(self) -> tuple[type[Exception], ...]:
+        """Return the exceptions that say that the database failed, not a statement of the user."""
+        return (sqlite3.OperationalError,)
+
+    def _is_open(self, connection: Any) -> bool:
+        return bool(connection.in_transaction)
 
 
 class _Positions:
@@ -154,20 +168,20 @@ class _Positions:
         self.where = database.path
 
     @contextmanager
-    def begin(self) -> Iterator[sqlite3.Connection]:
+    def begin(self) -> Iterator[Any]:
         database = self._database
         with database._lock:
             try:
                 connection = database._open()
-                connection.execute("begin immediate")
+                connection.execute(database._BEGIN)
                 try:
                     yield connection
                     connection.execute("commit")
                 except BaseException:
-                    if connection.in_transaction:
+                    if database._is_open(connection):
                         connection.execute("rollback")
                     raise
-            except sqlite3.OperationalError as error:
+            except database._failures() as error:
                 raise cues.errors.CheckpointError(
                     f"The database {self.where} failed: {error}",
                     "start the graph again when the database can be written. A transaction waits"
@@ -176,23 +190,23 @@ class _Positions:
                     where=self.where,
                 ) from error
 
-    def read(self, connection: sqlite3.Connection, processor: str, *, lock: bool) -> Row | None:
+    def read(self, connection: Any, processor: str, *, lock: bool) -> Row | None:
         # "begin immediate" holds the lock of the whole database.
         row = connection.execute(
             "select store, generation, epoch, ends, hash, seals from cues_positions where processor = ?", (processor,)
         ).fetchone()
         return None if row is None else Row.of(*row)
 
-    def write(self, connection: sqlite3.Connection, processor: str, row: Row, *, insert: bool) -> bool:
+    def write(self, connection: Any, processor: str, row: Row, *, insert: bool) -> bool:
         connection.execute(
-            "insert or replace into cues_positions values"
-            " (:processor, :store, :generation, :epoch, :ends, :hash, :seals)",
-            {"processor": processor, **row.columns()},
+            "insert or replace into cues_positions (processor, store, generation, epoch, ends, hash, seals)"
+            " values (?, ?, ?, ?, ?, ?, ?)",
+            [processor, *map(row.columns().__getitem__, ("store", "generation", "epoch", "ends", "hash", "seals"))],
         )
         return True
 
-    def is_open(self, connection: sqlite3.Connection) -> bool:
-        return connection.in_transaction
+    def is_open(self, connection: Any) -> bool:
+        return self._database._is_open(connection)
 
-    def processors(self, connection: sqlite3.Connection) -> Iterable[str]:
-        return [processor for (processor,) in connection.execute("select processor from cues_positions")]
+    def processors(self, connection: Any) -> Iterable[str]:
+        return [processor for (processor,) in connection.execute("select processor from cues_positions").fetchall()]

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import cues
 from cues import testing
 from cues.processors import places, sql
+from cues.processors.databases import DuckDB, Reader
 from cues.processors.file_sink import FileSink, write
+from cues.processors.sql_sink import Table
 
 COUNT = 23
 WANTED = [n for n in range(1, COUNT + 1) if n % 5]
@@ -45,6 +47,35 @@ def _selected(db: sql.SQLite) -> list[int]:
         return [n for (n,) in connection.execute("select n from numbers order by rowid")]
 
 
+POSTGRES: list[Any] = []
+"""The server of the tests (tests/postgres.py), if a case needs it."""
+
+
+def database(path: Path, kind: str) -> str:
+    """The same new database for each call with this directory, also from another process."""
+    if kind != "postgres":
+        return str(path / f"target.{kind}")
+    url = path / "url"
+    if not url.exists():
+        url.write_text(POSTGRES[0].database())
+    return url.read_text()
+
+
+def _table(kind: str) -> Callable[[Path], Table]:
+    return lambda path: Table(database(path, kind), "numbers", {"n": "integer"})
+
+
+def _table_numbers(table: Table) -> list[int]:
+    reader = Reader(table.target if isinstance(table.target, DuckDB) else table.where)
+    try:
+        with reader.begin() as connection:
+            # In the order of insertion: PostgreSQL and DuckDB append to a new table, too.
+            order = {"sqlite": "rowid", "duckdb": "rowid", "postgresql": "ctid"}[connection.dialect]
+            return [n for (n,) in connection.rows(f"select n from numbers order by {order}")]
+    finally:
+        reader.close()
+
+
 def _files(format: str, **options: Any) -> Callable[[Path], FileSink]:
     return lambda path: FileSink(path / "out", format, **{"roll_bytes": 40, "durability": "process", **options})
 
@@ -65,6 +96,9 @@ def file_numbers(sink: FileSink) -> list[int]:
 
 SINKS = {
     "sqlite": SinkCase(_sqlite, _insert, _selected),
+    "table-sqlite": SinkCase(_table("db"), write, _table_numbers, ("sqlalchemy",)),
+    "table-duckdb": SinkCase(_table("duckdb"), write, _table_numbers, ("sqlalchemy", "duckdb")),
+    "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
     "jsonl": SinkCase(_files("jsonl"), write, file_numbers),
     "jsonl-each-step": SinkCase(_files("jsonl", roll_bytes=0), write, file_numbers),
     "jsonl-one-file": SinkCase(_files("jsonl", roll_bytes=10**9), write, file_numbers),
@@ -76,7 +110,7 @@ SINKS = {
 }
 """A new sink joins here."""
 
-IN_PROCESSES = ("sqlite", "jsonl", "csv-gzip", "parquet")
+IN_PROCESSES = ("sqlite", "jsonl", "csv-gzip", "parquet", "table-sqlite", "table-duckdb", "table-postgres")
 """Those whose target other processes can see."""
 
 

@@ -10,13 +10,19 @@ import csv
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+from contracts_sinks import database
 
 import cues
 from cues import testing
 from cues.processors import files
 from cues.processors.file_source import Files
+from cues.processors.sql_sink import Table
+from cues.processors.sql_source import Rows
 
 ROWS = [{"n": str(n), "s": f"é{n}"} for n in range(40)]
 """The messages of every case. CSV knows only text."""
@@ -107,6 +113,24 @@ def _tailed(path: Path) -> Source:
     return begin
 
 
+def _rows(kind: str, **options: Any) -> Callable[[Path], Source]:
+    """A table that was written out of order, in which several rows have the same watermark."""
+
+    def make(path: Path) -> Source:
+        target = database(path, kind)
+        if not (path / "filled").exists():
+            table = Table(target, "data", {"day": "date", "k": "integer", "n": "text", "s": "text"})
+            table_rows = [{"day": date(2026, 1, 1 + k // 9), "k": k, **row} for k, row in enumerate(ROWS)]
+            delivery = cues.Delivery(b"x" * 16, 0, {"t": 0}, {"t": 1}, 1, "ab" * 8)
+            with table.transaction(SimpleNamespace(id="g.fill", delivery=delivery)) as opened:  # type: ignore[arg-type]
+                opened.connection.write(table_rows[::-1])
+            table.close()
+            (path / "filled").touch()
+        return Rows(target, "data", ["day", "k"], columns=["n", "s"], page_rows=20, **options)
+
+    return make
+
+
 SOURCES = {
     "read-csv": SourceCase(_read_csv),
     "read-jsonl": SourceCase(_read_jsonl),
@@ -118,6 +142,9 @@ SOURCES = {
     "arrow": SourceCase(_files("arrow"), ("pyarrow",)),
     "last-grows": SourceCase(_files("jsonl", follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)),
     "tail": SourceCase(_tailed),
+    "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
+    "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
+    "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),
 }
 """A new source joins here."""
 

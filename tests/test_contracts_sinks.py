@@ -16,6 +16,7 @@ import pytest
 import seeds
 from children import Child
 from contracts_sinks import IN_PROCESSES, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
+from contracts_sinks import POSTGRES as SERVERS
 from sets import slow_except
 from test_processors_sql import Presented
 
@@ -29,6 +30,8 @@ FILES = [name for name, case in SINKS.items() if case.numbers is file_numbers]
 
 @pytest.fixture(params=SINKS)
 def case(request: pytest.FixtureRequest) -> SinkCase:
+    if "postgres" in request.param:
+        SERVERS[:] = [request.getfixturevalue("postgres")]
     return case_of(request.param)
 
 
@@ -111,7 +114,9 @@ def test_the_control_without_the_row_doubles(case: SinkCase, tmp_path: Path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_PROCESSES)
-def test_random_kills_leave_each_message_once(name: str, tmp_path: Path) -> None:
+def test_random_kills_leave_each_message_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "postgres" in name:
+        SERVERS[:] = [request.getfixturevalue("postgres")]
     case, chance = case_of(name), random.Random(seeds.new())
     (tmp_path / "slow").touch()
     target = case.make(tmp_path)

@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
+from contracts_sinks import POSTGRES
 from contracts_sources import ROWS, SOURCES, SourceCase, graph_over
+from sets import slow_except
 
 import cues
 from cues import codec, testing
 
+SERVERS = ("rows-duckdb", "rows-postgres")
 
-@pytest.fixture(params=SOURCES)
+
+@pytest.fixture(params=slow_except([name for name in SOURCES if name not in SERVERS], SOURCES))
 def case(request: pytest.FixtureRequest) -> SourceCase:
     for module in SOURCES[request.param].needs:
         pytest.importorskip(module)
+    if "postgres" in request.param:
+        POSTGRES[:] = [request.getfixturevalue("postgres")]
     return SOURCES[request.param]
 
 
@@ -71,7 +77,7 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip"])
+@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip", "rows-sqlite", "rows-duckdb"])
 def test_random_kills_leave_each_record_once(name: str, tmp_path: Path) -> None:
     chance = random.Random(seeds.new())
     (tmp_path / "data").mkdir()

@@ -108,10 +108,11 @@ class SQLCheckpoint(Closing):
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._target = target if isinstance(target, sa.Engine) else _url(target)
+        self.target = target if isinstance(target, sa.Engine) else _url(target)
+        """The engine that was given, or the URL."""
         self.name = name
         self.timeout_s = timeout_s
-        self.where = (target.url if isinstance(target, sa.Engine) else self._target).render_as_string()  # type: ignore[union-attr]
+        self.where = (target.url if isinstance(target, sa.Engine) else self.target).render_as_string()  # type: ignore[union-attr]
         """The database's URL, without its password."""
         self._schema = [schema] if isinstance(schema, str) else list(schema)
         self._lock = threading.Lock()
@@ -123,7 +124,7 @@ class SQLCheckpoint(Closing):
     @property
     def place(self) -> str:
         """The place of the checkpoint: equal for all objects with this URL and name."""
-        url = self._target.url if isinstance(self._target, sa.Engine) else self._target
+        url = self.target.url if isinstance(self.target, sa.Engine) else self.target
         if url.get_backend_name() == "sqlite" and url.database:
             url = url.set(database=os.path.realpath(url.database))
         return f"{url.render_as_string()}#{self.name}"
@@ -242,7 +243,7 @@ class SQLCheckpoint(Closing):
     def close(self) -> None:
         """Close the connections. The next use opens them again. An engine given as the target stays open."""
         with self._lock:
-            if self._engine is not None and self._engine is not self._target:
+            if self._engine is not None and self._engine is not self.target:
                 self._engine.dispose(close=self._pid == os.getpid())
                 self._engine = None
 
@@ -299,7 +300,7 @@ class SQLCheckpoint(Closing):
             if self._engine is None or self._pid != os.getpid():
                 if self._engine is not None:
                     self._engine.dispose(close=False)  # a connection does not outlive a fork
-                engine = self._target if isinstance(self._target, sa.Engine) else _engine(self._target, self.timeout_s)
+                engine = self.target if isinstance(self.target, sa.Engine) else _engine(self.target, self.timeout_s)
                 self._retried(self._make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
                 self._engine, self._pid = engine, os.getpid()
             return self._engine
@@ -314,10 +315,10 @@ class SQLCheckpoint(Closing):
             connection.exec_driver_sql(statement)
 
     def __getstate__(self) -> dict[str, Any]:
-        if isinstance(self._target, sa.Engine):
+        if isinstance(self.target, sa.Engine):
             raise TypeError(f"A checkpoint over an engine cannot be pickled ({self.where}). Try: give its URL instead.")
         return {
-            "target": self._target.render_as_string(hide_password=False),
+            "target": self.target.render_as_string(hide_password=False),
             "name": self.name,
             "schema": self._schema,
             "timeout_s": self.timeout_s,

@@ -1,0 +1,236 @@
+"""SQLite, PostgreSQL and DuckDB as ``sql_source.py`` and ``sql_sink.py`` use them: one form of statements and columns.
+
+SQLite and PostgreSQL are reached through SQLAlchemy (the extra ``sql``), DuckDB through its own driver: the dialect of
+SQLAlchemy for DuckDB cannot list the columns of a table with DuckDB 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cues.errors import CheckpointError, InvalidArgument, Unsupported
+from cues.processors import sql
+
+if TYPE_CHECKING:
+    from cues.checkpoints import SQLCheckpoint
+
+FAMILIES: Final = {
+    "integer": r"^(u?(tiny|small|medium|big|huge)?int(eger)?\d?|(small|big)?serial)\b",
+    "float": r"^(double|float|real)",
+    "decimal": r"^(decimal|numeric)",
+    "boolean": r"^bool",
+    "bytes": r"^(blob|bytea|binary|varbinary)",
+    "timestamp": r"^(timestamp|datetime)",
+    "date": r"^date$",
+    "time": r"^time\b",
+    "uuid": r"^uuid",
+    "json": r"^jsonb?$",
+    "text": r"^(text|(n|var)*char|character|string|clob)",
+}
+"""The types of columns, and the SQL types that belong to each."""
+
+_DDL: Final = {
+    "integer": "bigint", "float": "double precision", "decimal": "numeric", "bytes": "blob", "timestamp": "timestamp",
+    "uuid": "uuid", "json": "json",
+}  # fmt: skip
+_DDL_OF: Final = {
+    "postgresql": {"bytes": "bytea", "json": "jsonb", "timestamp": "timestamp with time zone"},
+    "sqlite": dict.fromkeys(("decimal", "timestamp", "date", "time", "uuid", "json"), "text"),
+    "duckdb": {"timestamp": "timestamp with time zone", "decimal": "decimal(38, 9)"},
+}
+
+
+class Column(NamedTuple):
+    """A column of a table. ``type`` is as the database names it, in small letters."""
+
+    type: str
+    nullable: bool
+
+
+def family_of(type: str) -> str:
+    """Return the entry of :data:`FAMILIES` for a type of a database; the type itself if there is none."""
+    return next((family for family, pattern in FAMILIES.items() if re.search(pattern, type, re.I)), type)
+
+
+def ddl_of(family: str, dialect: str) -> str:
+    """Return the SQL type for a new column."""
+    return _DDL_OF.get(dialect, {}).get(family) or _DDL.get(family, family)
+
+
+def quoted(name: str) -> str:
+    """Return an identifier in quotes; a table may be ``schema.table``."""
+    parts = name.split(".")
+    if len(parts) > 2 or any(not part or set(part) & set('"%?\0') for part in parts):
+        raise InvalidArgument(f"{name!r} is not a name of a table or column here.", "use letters, digits and _.")
+    return ".".join(f'"{part}"' for part in parts)
+
+
+class DuckDB(sql.SQLite):
+    """A DuckDB file as the target of sinks: :class:`cues.processors.sql.SQLite` with another database.
+
+    One process at a time can have the file open. ``timeout_s`` has no effect: DuckDB does not wait for another process.
+
+    Kind: sink
+    Needs: `duckdb`, in the extra `sql`
+    Guarantee: exactly once: each message is in the database once
+    Mechanism: row of delivery, in the transaction of the writes
+    """
+
+    _BEGIN = "begin"
+
+    def _connect(self) -> Any:
+        try:
+            connection = duckdb_module().connect(self.path)
+            connection.execute(sql.TABLE + ";" + self.schema)
+        except duckdb_module().IOException as error:
+            raise CheckpointError(
+                f"The database {self.path} cannot be opened: {str(error).splitlines()[0]}",
+                "end the other process that has it open: DuckDB allows one process at a time.",
+                where=self.path,
+            ) from error
+        return connection
+
+    def _failures(self) -> tuple[type[Exception], ...]:
+        duckdb = duckdb_module()
+        return (duckdb.OperationalError, duckdb.InternalError)
+
+    def _is_open(self, connection: Any) -> bool:
+        # The driver has no such question, but a transaction keeps its number, and each statement outside has its own.
+        try:
+            first, second = (connection.execute("select txid_current()").fetchone() for _ in range(2))
+        except duckdb_module().TransactionException:  # a statement failed: the transaction waits for its rollback
+            return True
+        return bool(first == second)
+
+
+class Connection:
+    """One open connection. Parameters are positional; :attr:`mark` stands for one in a statement."""
+
+    def __init__(self, connection: Any) -> None:
+        self.raw = connection
+        self.dialect: str = connection.dialect.name if hasattr(connection, "dialect") else "duckdb"
+        self.mark = "%s" if self.dialect == "postgresql" else "?"
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
+        """Run a statement, and ignore its result."""
+        if self.dialect == "duckdb":
+            self.raw.execute(statement, list(values))
+        else:
+            self.raw.exec_driver_sql(statement, tuple(values))
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query, and return all its rows."""
+        if self.dialect == "duckdb":
+            return list(self.raw.execute(statement, list(values)).fetchall())
+        return [tuple(row) for row in self.raw.exec_driver_sql(statement, tuple(values))]
+
+    def columns(self, table: str) -> dict[str, Column]:
+        """Return the columns of a table or view by name, empty if there is no such table."""
+        schema, _, name = table.rpartition(".")
+        if self.dialect == "duckdb":
+            found = self.rows(
+                "select column_name, data_type, is_nullable from information_schema.columns where table_name = ?"
+                " and table_schema = coalesce(?, current_schema()) and table_catalog = current_database()"
+                " order by ordinal_position",
+                [name, schema or None],
+            )
+            return {column: Column(type.lower(), nullable == "YES") for column, type, nullable in found}
+        import sqlalchemy as sa
+
+        try:
+            listed = sa.inspect(self.raw).get_columns(name, schema or None)
+        except sa.exc.NoSuchTableError:
+            return {}
+        return {c["name"]: Column(str(c["type"]).lower(), bool(c["nullable"])) for c in listed}
+
+    def unique_keys(self, table: str) -> list[set[str]]:
+        """Return the sets of columns that a primary key or a unique constraint or index covers."""
+        schema, _, name = table.rpartition(".")
+        if self.dialect == "duckdb":
+            return [
+                set(columns)
+                for (columns,) in self.rows(
+                    "select constraint_column_names from duckdb_constraints() where table_name = ?"
+                    " and schema_name = coalesce(?, current_schema()) and constraint_type in ('PRIMARY KEY', 'UNIQUE')",
+                    [name, schema or None],
+                )
+            ]
+        import sqlalchemy as sa
+
+        about = sa.inspect(self.raw)
+        keys = [about.get_pk_constraint(name, schema or None)["constrained_columns"]]
+        keys += [unique["column_names"] for unique in about.get_unique_constraints(name, schema or None)]
+        keys += [index["column_names"] for index in about.get_indexes(name, schema or None) if index["unique"]]
+        return [set(key) for key in keys if key]
+
+
+def target_of(target: Any) -> SQLCheckpoint | DuckDB:
+    """Return the target for a URL or a path (DuckDB: ``duckdb:///path`` or ``*.duckdb``), or the target itself."""
+    if isinstance(target, (str, os.PathLike)):
+        text = os.fspath(target)
+        if isinstance(text, str) and (text.startswith("duckdb:///") or text.endswith(".duckdb")):
+            path = text.removeprefix("duckdb:///")
+            if path in ("", ":memory:"):
+                raise InvalidArgument("A DuckDB in memory is lost with its process.", "give the path of a file.")
+            return DuckDB(path)
+        from cues.checkpoints import SQLCheckpoint
+
+        return SQLCheckpoint(target)
+    if isinstance(target, sql.SQLite) and not isinstance(target, DuckDB):
+        raise InvalidArgument(f"{target!r} is a target of plain statements.", f"give the path, {target.path!r}.")
+    if not hasattr(target, "transaction"):
+        raise InvalidArgument(f"{target!r} is not a database.", "give a URL, a path, a SQLCheckpoint, or a DuckDB.")
+    return target  # type: ignore[no-any-return]
+
+
+class Reader:
+    """Opens connections for queries. It keeps nothing open in DuckDB, so that other processes may write between."""
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        self._target = target_of(target)
+        self.where = self._target.where
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """Open a connection for the block. Nothing is written."""
+        if isinstance(self._target, DuckDB):
+            if not os.path.exists(self._target.path):
+                raise InvalidArgument(f"There is no database {self._target.path}.", "give the path of a DuckDB file.")
+            connection = duckdb_module().connect(self._target.path)
+            try:
+                yield Connection(connection)
+            finally:
+                connection.close()
+            return
+        with self._engine.connect() as connection:
+            yield Connection(connection)
+
+    @functools.cached_property
+    def _engine(self) -> Any:
+        import sqlalchemy as sa
+
+        target: Any = self._target.target  # type: ignore[union-attr]
+        if isinstance(target, sa.Engine):
+            return target
+        if target.get_backend_name() == "sqlite" and not os.path.exists(target.database or ""):
+            raise InvalidArgument(f"There is no database {target.database}.", "give the path of a SQLite file.")
+        return sa.create_engine(target, pool_pre_ping=True)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if "_engine" in self.__dict__:
+            self._engine.dispose()
+
+
+def duckdb_module() -> Any:
+    """Import duckdb. Raises :class:`cues.errors.Unsupported` if it is not installed."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise Unsupported("DuckDB is not installed.", "pip install 'cues-streams[sql]'.") from error
+    return duckdb

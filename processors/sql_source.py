@@ -1,0 +1,224 @@
+"""A source of the rows of a table, in the order of a key: what is there, then what is added.
+
+    graph.add(cues.Source("orders", Rows("postgresql+psycopg://…", "orders", cursor="id")))
+    graph.add(cues.Source("changes", Rows("shop.db", "orders", cursor=["changed", "id"], follow=True, lag_s=5)))
+
+``cursor`` names columns whose values together are unique and not NULL. The source reads in rounds:
+
+    1. check     the columns of the table are those of the position
+    2. top       read the highest key
+    3. wait      lag_s seconds, so that transactions with lower keys can commit
+    4. pages     read the rows after the position up to the top, in the order of the key
+
+The position is the key of the last row, and the columns: ``[version, columns, key]``. The engine commits it with the
+messages, so each row is a message once, wherever the run is killed.
+
+**Rows that commit out of order.** A row is seen if it is visible at most ``lag_s`` seconds after the first round in
+which a higher key was. So ``lag_s`` must exceed the longest transaction that writes the table; sequences give out keys
+before the commit, also in PostgreSQL. With ``lag_s=0`` a row that commits after a higher key is missed, and so is
+a row with a lower time of a clock that was set back.
+
+**Updates and deletes.** If the cursor begins with the time of the change, a changed row is a message again. A row that
+changes twice between two rounds is one message. Deleted rows are not seen.
+
+**Values** are those of the driver: None for NULL, int, float, bool, str, bytes, Decimal, UUID, date, time, datetime,
+timedelta, and lists and dicts of these (JSON, arrays). They are the same after the queue. SQLite has no types for
+decimals, times and UUIDs; they are the text or number that was stored. A row with another type (a network address, a
+range) is a failed message that names the column; give a view that casts it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+from cues.errors import Diverged, InvalidArgument
+from cues.processors import databases, waits
+
+_VERSION: Final = 1
+_PLAIN: Final = (bool, int, float, str, bytes, Decimal, UUID, datetime, date, time, timedelta, type(None))
+
+Position = list[Any]
+
+
+class Rows:
+    """A source of the rows of a table or a view; see the module. Give it to ``cues.Source(id, Rows(...))``.
+
+    ``target``     a URL of SQLAlchemy, a path of a SQLite file, or a DuckDB file (``*.duckdb``, ``duckdb:///path``)
+    ``table``      a table or a view; ``schema.table``
+    ``cursor``     a column, or several, whose values together are unique and not NULL
+    ``columns``    the columns of the messages; None: all
+    ``follow``     True: wait for new rows; otherwise the source ends after one round
+    ``poll_s``     seconds between two rounds
+    ``lag_s``      seconds for which transactions with lower keys can commit late
+    ``page_rows``  rows of one query
+    ``changes``    ``"refuse"``: columns that changed since the position stop the source (Diverged); ``"accept"``:
+                   it continues with the new ones
+
+    Kind: source
+    Needs: extra `sql`
+    Guarantee: exactly once: each row that is visible within `lag_s` is on the queue once, also after kill -9
+    Mechanism: position of the key of the last row, committed with the messages
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        table: str,
+        cursor: str | Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+        poll_s: float = 1.0,
+        lag_s: float = 0.0,
+        page_rows: int = 1_000,
+        changes: str = "refuse",
+    ) -> None:
+        self.target, self.table = target, table
+        self.cursor = [cursor] if isinstance(cursor, str) else list(cursor)
+        self.columns = None if columns is None else list(columns)
+        self.follow, self.poll_s, self.lag_s, self.page_rows, self.changes = follow, poll_s, lag_s, page_rows, changes
+        self.__name__ = "rows"
+        for name in (table, *self.cursor, *(self.columns or [])):
+            databases.quoted(name)
+        if not self.cursor:
+            raise InvalidArgument("cursor= has no column.", "give the columns of a unique key.")
+        if changes not in ("refuse", "accept"):
+            raise InvalidArgument(f"changes={changes!r} is unknown.", "use 'refuse' or 'accept'.")
+        if page_rows < 1 or lag_s < 0 or poll_s < 0:
+            raise InvalidArgument(
+                f"page_rows={page_rows}, lag_s={lag_s}, poll_s={poll_s}: a row or more, and no negative time.",
+                "use the defaults.",
+            )
+
+    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
+        """Yield ``(position, message)`` after ``position``."""
+        described, key = self._parts(position)
+        reader = databases.Reader(self.target)
+        try:
+            while True:
+                with reader.begin() as connection:
+                    described, names = self._described(connection, described)
+                    top = self._page(connection, self.cursor, None, None, 1, "desc")
+                if top and not waits.pause(process, self.lag_s):
+                    return
+                while top:
+                    with reader.begin() as connection:
+                        rows = self._page(connection, [*self.cursor, *names], key, top[0], self.page_rows + 1, "asc")
+                    keys = [list(row[: len(self.cursor)]) for row in rows]
+                    self._check_unique(keys)
+                    for key, row in zip(keys[: self.page_rows], rows):
+                        values = row[len(self.cursor) :]
+                        yield [_VERSION, described, key], _message(names, values, self.table)
+                    if len(rows) <= self.page_rows:
+                        break
+                if not self.follow or not waits.pause(process, self.poll_s):
+                    return
+        finally:
+            reader.close()
+
+    def _parts(self, position: Position | None) -> tuple[list[str] | None, list[Any] | None]:
+        if position is None:
+            return None, None
+        if not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION:
+            raise Diverged(
+                f"The position {str(position)[:80]} is not one of cues.processors.sql_source, version {_VERSION}.",
+                "give the source another id, which begins at the start.",
+            )
+        if len(position[2]) != len(self.cursor):
+            raise Diverged(
+                f"The position has a key of {len(position[2])} columns, the cursor has {len(self.cursor)}"
+                f" ({', '.join(self.cursor)}).",
+                "use the cursor from before; or give the source another id, which begins at the start.",
+            )
+        return position[1], position[2]
+
+    def _described(self, connection: databases.Connection, before: list[str] | None) -> tuple[list[str], list[str]]:
+        """Return the columns as the position has them (``name type``), and the names of those of the messages."""
+        there = connection.columns(self.table)
+        names = list(there) if self.columns is None else self.columns
+        missing = [name for name in (*self.cursor, *names) if name not in there]
+        if not there or missing:
+            raise InvalidArgument(
+                f"The table {self.table!r} has no column {', '.join(map(repr, missing))};"
+                f" it has {', '.join(there) or 'none, or does not exist'}.",
+                "use the names of the table, with their capital letters.",
+            )
+        described = [f"{name} {there[name].type}" for name in dict.fromkeys((*self.cursor, *names))]
+        if before is not None and set(before) != set(described) and self.changes == "refuse":
+            lost, new = sorted(set(before) - set(described)), sorted(set(described) - set(before))
+            raise Diverged(
+                f"The columns of {self.table!r} changed since the position was written: expected"
+                f" {', '.join(lost) or 'no others'}; found {', '.join(new) or 'no others'}.",
+                "give columns=[…] with the names from before if only columns were added; or changes='accept'.",
+            )
+        for name in self.cursor:
+            if there[name].nullable and connection.rows(
+                f"select 1 from {databases.quoted(self.table)} where {databases.quoted(name)} is null limit 1"
+            ):
+                raise InvalidArgument(
+                    f"The column {name!r} of {self.table!r} is NULL in some row, which has no place in the order.",
+                    "use a column that is NOT NULL, or a view without these rows.",
+                )
+        return described, names
+
+    def _page(
+        self, connection: databases.Connection, names: list[str], after: Any, top: Any, limit: int, order: str
+    ) -> list[tuple[Any, ...]]:
+        conditions, values = [], []
+        for key, operator in ((after, ">"), (top, "<")):
+            if key is not None:
+                text, more = self._compared(connection.mark, key, operator, or_equal=operator == "<")
+                conditions.append(text)
+                values += more
+        where = f" where {' and '.join(conditions)}" if conditions else ""
+        ordered = ", ".join(f"{databases.quoted(name)} {order}" for name in self.cursor)
+        listed = ", ".join(map(databases.quoted, names))
+        return connection.rows(
+            f"select {listed} from {databases.quoted(self.table)}{where} order by {ordered} limit {limit}", values
+        )
+
+    def _compared(self, mark: str, key: Sequence[Any], operator: str, or_equal: bool) -> tuple[str, list[Any]]:
+        """Return ``cursor > key`` in the order of the key, without row values, which DuckDB does not compare."""
+        last = len(key) - 1
+        text, values = "", []
+        for number in range(last, -1, -1):
+            name = databases.quoted(self.cursor[number])
+            strict = operator + ("=" if number == last and or_equal else "")
+            if number == last:
+                text, values = f"{name} {strict} {mark}", [key[number]]
+            else:  # the first condition is for the index
+                text = f"({name} {operator}= {mark} and ({name} {operator} {mark} or {text}))"
+                values = [key[number], key[number], *values]
+        return text, values
+
+    def _check_unique(self, keys: list[list[Any]]) -> None:
+        for key, following in itertools.pairwise(keys):
+            if key == following:
+                raise InvalidArgument(
+                    f"Two rows of {self.table!r} have {dict(zip(self.cursor, key))}: the cursor is not unique, and a"
+                    " position between them cannot be named.",
+                    "add a column to the cursor that makes it unique, such as the primary key.",
+                )
+
+
+def _message(names: list[str], values: Sequence[Any], table: str) -> Any:
+    for name, value in zip(names, values):
+        if not _is_plain(value):
+            return InvalidArgument(
+                f"The column {name!r} of {table!r} has a value of the type {type(value).__name__}, which messages do"
+                " not take.",
+                "read a view that casts it to text.",
+            )
+    return dict(zip(names, values))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, _PLAIN)

@@ -1,0 +1,21 @@
+"""Pauses of sources, which a drain of the graph ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks at whether the graph drains."""
+
+
+def pause(process: Any, seconds: float) -> bool:
+    """Wait; return False at once when the graph drains."""
+    end = time.monotonic() + seconds
+    while True:
+        if process is not None and process.stopping:
+            return False
+        left = end - time.monotonic()
+        if left <= 0:
+            return True
+        time.sleep(min(left, LOOK_S))
