@@ -30,11 +30,12 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
     return SOURCES[request.param]
 
 
-def test_from_every_position_the_rest_follows(case: SourceCase, tmp_path: Path) -> None:
+def test_from_every_position_the_rest_follows(case: SourceCase, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source = case.make(tmp_path)
     whole = list(source(None))
     assert [case.row(message) for _, message in whole] == ROWS
-    for stop, (position, _) in enumerate(whole):
+    stride = 6 if any(name in request.node.name for name in SERVERS) else 1  # each round of these is a connection
+    for stop, (position, _) in list(enumerate(whole))[::-stride]:
         kept = codec.unpack(codec.pack(position))
         assert list(map(case.row, (m for _, m in source(kept)))) == ROWS[stop + 1 :]
     assert max(len(codec.pack(position)) for position, _ in whole) < 2_000

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from contracts_sinks import POSTGRES, database
+from sets import slow_except
 from test_processors_sql import Presented
 
 import cues
@@ -25,7 +26,7 @@ from cues.processors.sql_source import Rows
 pytest.importorskip("sqlalchemy")
 
 
-@pytest.fixture(params=["db", "duckdb", "postgres"])
+@pytest.fixture(params=slow_except(["db"], ["db", "duckdb", "postgres"]))
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "duckdb":
         pytest.importorskip("duckdb")

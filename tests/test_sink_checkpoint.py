@@ -43,7 +43,7 @@ class Database:
 
     @staticmethod
     def numbers(checkpoint: SQLCheckpoint, question: str = "select n from numbers") -> list[int]:
-        engine = sa.create_engine(cast(sa.URL, checkpoint._target))
+        engine = sa.create_engine(cast(sa.URL, checkpoint.target))
         with engine.connect() as connection:
             found = [n for (n,) in connection.execute(sa.text(question))]
         engine.dispose()
@@ -240,7 +240,7 @@ def test_a_zombie_that_wakes_up_writes_nothing(database: Database) -> None:
     """SIGSTOP in front of the transaction, takeover by the next epoch, SIGCONT."""
     with database.make() as checkpoint:
         checkpoint._open()
-        url = cast(sa.URL, checkpoint._target).render_as_string(hide_password=False)
+        url = cast(sa.URL, checkpoint.target).render_as_string(hide_password=False)
         with Child(ZOMBIE, url) as child:
             assert child.line() == "ready"
             child.signal(signal.SIGSTOP)
@@ -347,7 +347,7 @@ def test_a_savepoint_is_the_functions_own(database: Database) -> None:
 def test_a_target_held_by_another_process_is_waited_for_and_then_reported(database: Database) -> None:
     # PostgreSQL ends a transaction whose client is silent for half of this time.
     with database.make(timeout_s=2) as impatient:
-        url = cast(sa.URL, impatient._target)
+        url = cast(sa.URL, impatient.target)
         assert one(impatient, 1, 2) == [1]
         with (
             SQLCheckpoint(url, timeout_s=30) as holder,
@@ -361,7 +361,7 @@ def test_a_target_held_by_another_process_is_waited_for_and_then_reported(databa
 def test_two_that_come_first_at_once_write_one_after_the_other(database: Database) -> None:
     """Neither finds a row, or a table; the one that comes second sees what the first wrote."""
     with database.make() as checkpoint:
-        url = cast(sa.URL, checkpoint._target)
+        url = cast(sa.URL, checkpoint.target)
         both = [SQLCheckpoint(url, schema=SCHEMA) for _ in range(4)]
         start = threading.Barrier(4)
         fresh: list[int] = []
@@ -436,7 +436,7 @@ def test_a_checkpoint_travels_by_pickle_and_hides_its_password() -> None:
     made = SQLCheckpoint("postgresql+psycopg://me:secret@host/db", "name", schema=SCHEMA, timeout_s=5)
     assert "secret" not in repr(made) and "secret" not in made.where
     again = pickle.loads(pickle.dumps(made))
-    assert again._target == made._target and (again.name, again._schema, again.timeout_s) == ("name", [SCHEMA], 5)
+    assert again.target == made.target and (again.name, again._schema, again.timeout_s) == ("name", [SCHEMA], 5)
     with pytest.raises(TypeError, match="engine"):
         pickle.dumps(SQLCheckpoint(sa.create_engine("sqlite:///x.db")))
 

@@ -884,7 +884,7 @@ def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> Non
             return {**message, "text": "x" * 50_000}
         """
     )
-    cues.open(str(graph.store), durability="process", map_size=8 << 20).close()
+    cues.open(str(graph.store), durability="process", max_map_size=8 << 20).close()
     told = Told()
     with graph.start(workers=1, listeners=(told,)) as running:
         running._queue("in").appender().write_many({"n": n} for n in range(400))
@@ -892,7 +892,7 @@ def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> Non
         assert not running.idle() and not running.stopped
         running.close()
     assert running.counters()["full.grow"].written < 400
-    cues.open(str(graph.store), map_size=64 << 20).close()
+    cues.open(str(graph.store), max_map_size=64 << 20).close()
     with graph.start(workers=1) as running:
         assert running.wait_idle(WAIT_S)
         assert [m["n"] for m in running.messages("out")] == list(range(400))

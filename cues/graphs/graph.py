@@ -450,7 +450,11 @@ class Graph:
         running: Running = importlib.import_module(module).start(
             self, store=store, accept_topology=accept_topology, take_over=take_over, **given
         )
-        running.guard(least)
+        try:
+            running.guard(least)
+        except BaseException:  # such as Ctrl-C, or a store that was removed
+            running.close()
+            raise
         return running
 
     @describes(START_TEXTS, START_TEXTS)
