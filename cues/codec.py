@@ -372,7 +372,8 @@ def _explain(value: Any, error: Exception) -> CodecError:
 
 
 def _find(value: Any, path: str, above: set[int]) -> tuple[str, Any]:
-    if id(value) in above or len(above) > 400:
+    """Descend into the first part that fails alone, as deep as it was inside the whole value."""
+    if id(value) in above or len(above) > 400 or _local.depth > NESTING_MAX:
         return path, value
     children: list[tuple[str, Any]]
     if isinstance(value, dict):
@@ -385,10 +386,15 @@ def _find(value: Any, path: str, above: set[int]) -> tuple[str, Any]:
         children = [(f"{path}[{i}]", v) for i, v in enumerate(value)]
     else:
         return path, value
-    for where, child in children:
-        try:
-            _local.pack(child)
-        except Exception:
-            _local.pack = _new_packer()
-            return _find(child, where, above | {id(value)})
-    return path, value
+    levels = int(isinstance(value, (tuple, set, frozenset)))
+    _local.depth += levels
+    try:
+        for where, child in children:
+            try:
+                _local.pack(child)
+            except Exception:
+                _local.pack = _new_packer()
+                return _find(child, where, above | {id(value)})
+        return path, value
+    finally:
+        _local.depth -= levels

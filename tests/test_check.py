@@ -67,8 +67,9 @@ def test_every_kind_of_damage_is_named(store: Path, spoil: Callable[[Any, Any], 
 
 
 @pytest.mark.damages_stores
+@pytest.mark.parametrize("flips", [20, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_flipped_bit_is_found_or_changes_nothing_that_is_read(
-    sound: Path, tmp_path: Path, forks: Forks, request: pytest.FixtureRequest
+    sound: Path, tmp_path: Path, forks: Forks, flips: int
 ) -> None:
     """Whatever bit is flipped: the check names a problem (or LMDB gives up), or all reads as before."""
     seed = seeds.new()
@@ -78,7 +79,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing_that_is_read(
         used = min(size, opened.info()["used"])
     expected = forks.run("damage:digest_of", str(sound)).value
     found = crashed = harmless = 0
-    for number in range(60):
+    for number in range(flips):
         offset, bit = dice.randrange(used), dice.randrange(8)
         copy = tmp_path / f"{number % 2}"
         outcome = forks.wait(forks.start("damage:flip", str(sound), str(copy), offset, bit))
@@ -92,7 +93,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing_that_is_read(
         else:
             assert digest == expected, f"seed {seed}: bit {bit} of byte {offset} went unnoticed"
             harmless += 1
-    assert found > 8, (found, crashed, harmless)
+    assert found > flips // 8, (found, crashed, harmless)
 
 
 @pytest.mark.damages_stores
