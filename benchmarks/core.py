@@ -23,7 +23,6 @@ not peers; they show the limit.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import os
@@ -32,7 +31,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,45 +39,17 @@ from typing import Any
 import lmdb
 import msgpack
 from harness import BOTH, Contender, Plus, Room, Row, Sample, Times, Work, print_json, print_lines, race
+from work import BATCH, Message, batches, messages, must_be, total
 
 import cues
 import cues.engine.local  # so that the first round does not import it
 from cues import Graph, QueueOptions, Sink, Source, Stream
 
-BATCH = 1000
 KEEPS = QueueOptions(metadata=frozenset({"t", "time"}))
 MAP_BYTES = 16 << 30
 
-Message = dict[str, Any]
+
 unpack = msgpack.unpackb
-
-
-# --- the work -----------------------------------------------------------------------------------
-
-
-@functools.cache
-def messages(count: int) -> list[Message]:
-    return [
-        {"id": i, "symbol": f"SYM{i % 500:03}", "side": "buy" if i % 2 else "sell", "size": i % 900, "price": i / 8}
-        for i in range(count)
-    ]
-
-
-def total(order: Message) -> Message:
-    """The function of every pipeline."""
-    return {**order, "total": order["size"] * order["price"]}
-
-
-def batches(messages: list[Message]) -> Iterator[list[Message]]:
-    for start in range(0, len(messages), BATCH):
-        yield messages[start : start + BATCH]
-
-
-def must_be(result: Iterable[Any], expected: Iterable[Any]) -> None:
-    """Assert that every message is in the result, once, in order, as it was written."""
-    for number, (message, wanted) in enumerate(itertools.zip_longest(result, expected)):
-        if message != wanted:
-            raise AssertionError(f"message {number} is {message!r}, must be {wanted!r}")
 
 
 # --- Cues ---------------------------------------------------------------------------------------
