@@ -142,6 +142,9 @@ class Process:
         self._chosen: list[int] | None = None
         self._connection: Any = None
         self._now_ns = 0
+        self._own_state: State | None = None
+        """The state of the key of the message at ``_state_offset``: a function asks for it several times a message."""
+        self._state_offset = 0
 
     def _renew(self, hasher: Hasher, epoch: int) -> None:
         """Follow a new generation or epoch, after a seek."""
@@ -152,16 +155,18 @@ class Process:
         """Set the current step."""
         self._taken, self._chosen, self._offset = taken, None, 0
         self._now_ns = 0
+        self._own_state = None
 
     def _end(self) -> None:
         """Clear the current step."""
-        self._taken = self._connection = None
+        self._taken = self._connection = self._own_state = None
 
     def _beside(self, offset: int, state: Layer) -> Process:
         """Return the view of a concurrent call for the message at ``offset``, without the processor's own state."""
         view = copy.copy(self)
         raced = self._key is None and self._node.options.concurrency > 1
         view._offset, view._layer = offset, None if raced else state
+        view._own_state = None
         return view
 
     @property
@@ -197,6 +202,14 @@ class Process:
 
     @property
     def state(self) -> State:
+        known = self._own_state
+        if known is not None and self._state_offset == self._offset:
+            return known
+        self._own_state = state = self._state_of_message()
+        self._state_offset = self._offset
+        return state
+
+    def _state_of_message(self) -> State:
         key = self._key
         if key is None:
             return self._states().view(None)

@@ -45,6 +45,8 @@ class ReturnedMessages:
         self._packers = packers
         self._bindings = list(packers)
         self._imperative = imperative
+        self._only = next(iter(packers.values())) if node.returns_messages and len(packers) == 1 else None
+        """The packer of the one output, if a function returns its messages as they are."""
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, if that of one may be too large for a page."""
         self.careful = False
@@ -139,6 +141,8 @@ class ReturnedMessages:
         The function may change the returned dict afterwards. A wrong result is a failure of this call.
         """
         came = self.provenance
+        if came is None and type(result) is dict and self._only is not None:
+            return self._only.pack(result)
         if came is not None:
             came = came.slice(offset, offset + 1)
             if self._imperative is not None:

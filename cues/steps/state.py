@@ -524,15 +524,16 @@ def _unpacked_part(row: bytes) -> tuple[Any, bytes]:
 
 def key_part(value: Any) -> bytes:
     """The part of a row's key that encodes a key or a field. Raises :class:`CodecError`."""
-    if type(value) is str and len(value) <= _PART_BYTES_MAX:
-        return _part_of_text(value)
+    kind = type(value)
+    if kind is int or ((kind is str or kind is bytes) and len(value) <= _PART_BYTES_MAX):
+        return _part_of(value)
     return _part(codec.pack_key(value))
 
 
-@functools.lru_cache(10_000)
-def _part_of_text(text: str) -> bytes:
-    """Cached :func:`key_part` of a text: fields, and often keys, recur with every message."""
-    return _part(codec.pack(text))
+@functools.lru_cache(10_000, typed=True)
+def _part_of(value: str | bytes | int) -> bytes:
+    """Cached :func:`key_part`: fields, and often keys, recur with every message."""
+    return _part(codec.pack(value))
 
 
 def _part(packed: bytes) -> bytes:
