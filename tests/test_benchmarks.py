@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,62 @@ def test_the_rows_of_transactions_run_and_every_contender_sees_what_it_should() 
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert {line["group"] for line in lines} == {"write", "read", "consumer", "sequencer"} and len(lines) == 17
     assert all(math.isfinite(line["messages_per_s"]) and math.isfinite(line["ratio"]) for line in lines)
+
+
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=CORE.parent.parent)
+
+
+@pytest.mark.slow
+def test_the_program_races_each_contestant_in_a_process_and_checks_what_it_left() -> None:
+    """Without prepared peers there are the contestants that need none; a wrong result of Cues ends it with 1."""
+    done = program(
+        "--quick", "--durability", "process", "--only", "pipeline", "--only", "keyed", "--only", "latency-1000"
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("in batches, `process` | × raw LMDB", "500 keys, `process` | × raw LMDB", "1,000 messages a second"):
+        assert row in done.stdout
+    for line in done.stdout.splitlines():
+        if line.startswith(("| Cues |", "| raw LMDB", "| SQLite")):
+            assert "**" in line and "wrong" not in line, line
+
+
+@pytest.mark.slow
+def test_a_contestant_that_loses_repeats_or_reorders_is_marked() -> None:
+    code = """
+import work
+for result in ([1, 3], [1, 1, 2, 3], [2, 1, 3], [1, 2, 4]):
+    try:
+        work.must_be(result, [1, 2, 3])
+    except work.Fault as fault:
+        print(str(fault).split(";")[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CORE.parent, timeout=60)
+    assert done.stdout.splitlines() == ["1 lost", "1 repeated", "reordered", "1 lost, 1 not asked for"], done.stderr
+
+
+@pytest.mark.slow
+def test_the_table_and_the_plots_of_the_readme_are_those_of_the_newest_result_file(tmp_path: Path) -> None:
+    """They are made again from the file, and nothing changes."""
+    root = CORE.parent.parent
+    copy = tmp_path / "copy"
+    for name in ("benchmarks", "docs/images"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns(".peers", "__pycache__"))
+    shutil.copy(root / "README.md", copy / "README.md")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "report"], capture_output=True, text=True, cwd=copy, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    written = [Path(line) for line in done.stdout.split()]
+    assert copy / "README.md" in written and len(written) >= 4
+    for path in written:
+        assert path.read_text() == (root / path.relative_to(copy)).read_text(), path.relative_to(copy)
+
+
+@pytest.mark.slow
+def test_a_message_costs_no_more_instructions_than_before() -> None:
+    """Counts of bytecode, which no other program on the machine changes; the figures are those of Python 3.11."""
+    done = subprocess.run([sys.executable, str(CORE.parent / "costs.py")], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "instructions a message" in done.stdout
