@@ -62,7 +62,7 @@ def contender(window: int, step: Callable[[Any, Any, int, int], Coroutine[Any, A
 
             async def prepare() -> Any:
                 client = await nats.connect(address)
-                stream = client.jetstream()
+                stream = client.jetstream(timeout=60)
                 await stream.add_stream(name="bench", subjects=["orders", "totals"])
                 if step is not append:
                     await append(client, stream, room.count, WINDOW)
@@ -111,9 +111,9 @@ async def everything(stream: Any, subject: str, count: int) -> list[Any]:
     puller = await stream.pull_subscribe(subject, durable=f"check-{subject}")
     have: list[Any] = []
     while len(have) < count:
-        have += [
-            orjson.loads(message.data) for message in await puller.fetch(min(WINDOW, count - len(have)), timeout=10)
-        ]
+        for message in await puller.fetch(min(WINDOW, count - len(have)), timeout=10):
+            have.append(orjson.loads(message.data))
+            await message.ack()  # the server gives no more than a thousand that are not acknowledged
     return have
 
 
