@@ -1,4 +1,6 @@
-"""The commands that look at a large store, from their spawn to their end: they must not read it.
+"""The commands that look at a large store, from their spawn to their end, and the requests of the page.
+
+None of them may read the whole store. A request is measured on a page that has answered it once before.
 
 python benchmarks/look.py                     # 10 million messages in a store of its own, about a minute
 python benchmarks/look.py --count 100000      # smaller
@@ -8,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cues
@@ -24,6 +30,17 @@ COMMANDS = {
     "tail": ["tail", "{store}#in", "-n", "10"],
     "errors": ["errors", "{store}"],
     "queues": ["queues", "{store}"],
+}
+REQUESTS = {
+    "page: overview": "overview",
+    "page: graph": "graph",
+    "page: last messages": "messages?queue=in&count=50",
+    "page: messages before the middle": "messages?queue=in&count=50&older=1&at={middle}",
+    "page: one message": "message?queue=in&index={middle}",
+    "page: what became of it": "became?queue=in&index={middle}",
+    "page: search": "messages?queue=in&count=50&where=n%20%3D%3D%20{middle}",
+    "page: errors": "errors?count=50",
+    "page: steps": "steps?processor=g.work&count=50",
 }
 GROUP = 10_000
 FAILING = 100
@@ -47,6 +64,32 @@ def make(path: Path, count: int) -> None:
         run_until_idle(graph, store)
 
 
+@contextmanager
+def page(store: Path) -> Iterator[str]:
+    """The page of a store, in a process of its own; its address."""
+    command = [sys.executable, "-m", "cues", "ui", str(store), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        assert child.stdout is not None
+        said = ""
+        for line in child.stdout:
+            said += line
+            if address := re.search(r"http://[\w.]+:\d+", line):
+                break
+        else:
+            raise RuntimeError(f"cues ui has told no address: {said}")
+        try:
+            yield address[0]
+        finally:
+            child.terminate()
+
+
+def asked(address: str, path: str) -> float:
+    start = time.perf_counter()
+    with urllib.request.urlopen(f"{address}/api/{path}", timeout=60) as answer:
+        answer.read()
+    return time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000_000)
@@ -67,9 +110,14 @@ def main() -> None:
                 start = time.perf_counter()
                 subprocess.run(command, check=True, capture_output=True)
                 times[name].append(time.perf_counter() - start)
+        with page(store) as address:
+            for name, path in REQUESTS.items():
+                path = path.format(middle=given.count // 2)
+                asked(address, path)
+                times[name] = [asked(address, path) for _ in range(given.rounds)]
         print(f"load {os.getloadavg()[0]:.1f}, {given.rounds} rounds, medians")
         for name, taken in times.items():
-            print(f"{name:18} {statistics.median(taken) * 1000:6.0f} ms")
+            print(f"{name:34} {statistics.median(taken) * 1000:6.0f} ms")
 
 
 if __name__ == "__main__":
