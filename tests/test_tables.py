@@ -152,7 +152,7 @@ def test_tables_by_binding_and_the_error_of_a_step() -> None:
 @pytest.mark.parametrize(("kind", "package"), [("arrow", "pyarrow"), ("pandas", "pandas"), ("polars", "polars")])
 def test_a_missing_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(NotInstalled, match=rf"batch='{kind}' needs the package {package}.* Try: pip install pyarrow"):
+    with pytest.raises(NotInstalled, match=rf"Tables of {kind} need the package {package}.* Try: pip install pyarrow"):
         arrow_schema(None, kind)
 
 

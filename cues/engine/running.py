@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import events
+from cues.base.shown import Progress, Shown
 from cues.engine.disk_guard import DiskGuard
 from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
@@ -36,7 +37,7 @@ _LOOK_S: Final = 0.05
 """Longest time between two looks of a caller that waits."""
 
 
-class Running:
+class Running(Shown):
     """A started graph. A context manager: leaving it drains, stops, and raises what stopped a processor."""
 
     def __init__(self, graph: Graph, engine: Engine, listeners: tuple[events.Listener, ...] = ()) -> None:
@@ -57,6 +58,7 @@ class Running:
         self._low: list[BaseException] = []
         """The error of the disk guard, if it stopped the run."""
         self._guard: DiskGuard | None = None
+        self._progress = Progress(self)
         engine.start(self)
         self.started_at = time.monotonic()
 
@@ -97,6 +99,10 @@ class Running:
     @property
     def halted(self) -> bool:
         return self._halt.is_set()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def draining(self) -> bool:
@@ -225,7 +231,9 @@ class Running:
             idle = self.idle()
             self._raise()
             left = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
-            if idle or self.halted or left <= 0:
+            over = idle or self.halted or left <= 0
+            self._progress.look(over)
+            if over:
                 return idle
             with self.changes:
                 self.changes.wait(left)
@@ -241,7 +249,9 @@ class Running:
         """
         while not self.halted:
             self._check()
-            if self.engine.done() or (idle_exit_s is not None and self._quiet_for(idle_exit_s)):
+            over = self.engine.done() or (idle_exit_s is not None and self._quiet_for(idle_exit_s))
+            self._progress.look(over)
+            if over:
                 self._raise()
                 return True
             with self.changes:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from cues.base import names
 from cues.base.checks import nearest
 from cues.base.option_texts import describes
+from cues.base.shown import Shown
 from cues.errors import GraphError, InvalidArgument
 from cues.graphs import compose, plan, typed
 from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream
@@ -73,7 +74,7 @@ importing_for_worker = False
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Graph:
+class Graph(Shown):
     """A graph of processors.
 
     id          the name of the graph. Processor ids begin with it, so it must stay the same

@@ -27,11 +27,13 @@ import fnmatch
 import os
 from collections.abc import Mapping
 from datetime import datetime
+from importlib import import_module
 from typing import Any, Literal, overload
 
 from cues import codec, faults
 from cues.base import clock, names
 from cues.base.checks import is_number
+from cues.base.shown import Shown
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues import spans
 from cues.queues.appender import Appender, TypedAppender
@@ -50,7 +52,7 @@ from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
 
-class Queue(BaseQueue):
+class Queue(BaseQueue, Shown):
     """A handle on one queue of a store; :meth:`Store.queue` makes it.
 
     It is a handle on all partitions of the queue; :meth:`partition` returns a handle on one.
@@ -126,6 +128,78 @@ class Queue(BaseQueue):
         if self.partitions > 1:
             return MergedTailer(queue, name, meta)
         return Tailer(queue, name, meta)
+
+    def to_arrow(
+        self,
+        start: int | datetime | None = None,
+        stop: int | datetime | None = None,
+        *,
+        schema: Any = None,
+        metadata: bool = False,
+    ) -> Any:
+        """Return messages as a ``pyarrow.Table``: all of them, or those from ``start`` to before ``stop``.
+
+        ``start`` and ``stop`` are indices, or aware datetimes (of the append); of a queue with several partitions only
+        times. Each field is a column, and a message without it has null there; its type is that of the values, or that
+        of ``schema``, a ``pyarrow.Schema``, whose columns are taken alone. With ``metadata`` the first columns are
+        ``q/partition``, ``q/index`` and ``q/time``. The table is in memory, and so are the messages while it is made.
+
+        Raises :class:`SchemaError` with the path of a value that does not fit its column, and :class:`NotInstalled`
+        without pyarrow.
+        """
+        return self._table("arrow", start, stop, schema, metadata)
+
+    def to_pandas(
+        self,
+        start: int | datetime | None = None,
+        stop: int | datetime | None = None,
+        *,
+        schema: Any = None,
+        metadata: bool = False,
+    ) -> Any:
+        """Return messages as a ``pandas.DataFrame`` with columns of Arrow types; otherwise as :meth:`to_arrow`."""
+        return self._table("pandas", start, stop, schema, metadata)
+
+    def _table(
+        self,
+        kind: str,
+        start: int | datetime | None,
+        stop: int | datetime | None,
+        schema: Any,
+        metadata: bool,
+    ) -> Any:
+        self._check()
+        tables = import_module("cues.steps.tables")
+        if self.partitions > 1 and (isinstance(start, int) or isinstance(stop, int)):
+            raise InvalidArgument(
+                f"{self.id!r} has {self.partitions} partitions, each with indices of its own.",
+                "give times, or call queue.partition(i).to_arrow(start, stop).",
+            )
+        tailer = self.tailer()
+        if isinstance(start, datetime):
+            tailer.to_time(start)
+        elif start is not None:
+            tailer.to_index(start)
+        end = clock.to_ns(stop) if isinstance(stop, datetime) else stop
+        messages: list[dict[str, Any]] = []
+        facts: dict[str, list[Any]] = {"q/partition": [], "q/index": [], "q/time": []}
+        # Messages that come later are not read.
+        left = {view._log.partition: row.next for view, row in zip(self._views, self._rows())}
+        for message in tailer:
+            envelope = tailer.envelope
+            assert envelope is not None
+            if end is not None and (envelope.index if isinstance(stop, int) else clock.to_ns(envelope.time)) >= end:
+                break
+            if envelope.index >= left.get(envelope.partition, envelope.index):
+                left.pop(envelope.partition, None)
+                if not left:
+                    break
+                continue
+            messages.append(message)
+            if metadata:
+                for name, value in zip(facts, (envelope.partition, envelope.index, envelope.time)):
+                    facts[name].append(value)
+        return tables.table_of(kind, messages, schema, facts if metadata else None)
 
     def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.

@@ -27,8 +27,16 @@ _PACKAGES = {"arrow": ("pyarrow",), "pandas": ("pyarrow", "pandas"), "polars": (
 """The packages of each value of ``batch``."""
 
 
-def table_of(kind: str, messages: Sequence[dict[str, Any]], schema: Any = None) -> Any:
-    """Return a table of messages; ``schema`` is a pyarrow schema. Raises :class:`SchemaError`, which names a column."""
+def table_of(
+    kind: str,
+    messages: Sequence[dict[str, Any]],
+    schema: Any = None,
+    facts: dict[str, list[Any]] | None = None,
+) -> Any:
+    """Return a table of messages; ``schema`` is a pyarrow schema. Raises :class:`SchemaError`, which names a column.
+
+    ``facts``: columns before those of the messages.
+    """
     pa = _module("pyarrow", kind)
     names = schema.names if schema is not None else _names(messages)
     arrays = []
@@ -42,6 +50,8 @@ def table_of(kind: str, messages: Sequence[dict[str, Any]], schema: Any = None) 
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
             raise _misfit(pa, name, values, schema, error) from None
     table = pa.Table.from_arrays(arrays, schema=schema) if schema is not None else pa.table(arrays, names)
+    for place, (name, values) in enumerate((facts or {}).items()):
+        table = table.add_column(place, name, pa.array(values))
     if kind == "pandas":
         return table.to_pandas(types_mapper=_module("pandas", kind).ArrowDtype)
     return _module("polars", kind).from_arrow(table) if kind == "polars" else table
@@ -128,6 +138,6 @@ def _module(name: str, kind: str) -> Any:
         return import_module(name)
     except ImportError:
         raise NotInstalled(
-            f"batch={kind!r} needs the package {name}, which is not installed.",
+            f"Tables of {kind} need the package {name}, which is not installed.",
             f"pip install {' '.join(_PACKAGES[kind])}.",
         ) from None

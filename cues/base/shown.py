@@ -1,0 +1,47 @@
+"""What a notebook shows for an object of Cues: HTML that ``cues.ui.notebook`` makes, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import import_module
+from typing import Any, Final
+
+_EVERY_S: Final = 0.25
+"""Between two pictures of a run."""
+
+
+class Shown:
+    """An object that a notebook shows as a picture or a table."""
+
+    def _repr_html_(self) -> str:
+        html: str = import_module("cues.ui.notebook").html(self)
+        return html
+
+
+class Progress:
+    """A picture of a run that is renewed while a cell of a notebook waits for it; elsewhere it does nothing."""
+
+    def __init__(self, running: Any) -> None:
+        self._running = running
+        self._handle: Any = None
+        self._shown_at: float | None = None
+        self._notebook = in_notebook()
+
+    def look(self, last: bool = False) -> None:
+        """Show the run as it is now, if the last picture is old or ``last`` is set."""
+        if not self._notebook:
+            return
+        now = time.monotonic()
+        if last or self._shown_at is None or now - self._shown_at >= _EVERY_S:
+            self._shown_at = now
+            if self._handle is None:
+                self._handle = import_module("IPython.display").display(self._running, display_id=True)
+            else:
+                self._handle.update(self._running)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook. Imports nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
