@@ -146,6 +146,9 @@ def test_the_values_of_a_running_graph(tmp_path: Path) -> None:
         assert value(values, "cues_queue_retention", queue="orders", limit="age") == 864_000
         assert value(values, "cues_group_members", group="billing") == 1
         assert value(values, "cues_group_lag", group="billing") == 90
+        (member,) = {dict(labels)["member"] for (name, labels) in values if name == "cues_member_lag"}
+        assert value(values, "cues_member_lag", group="billing", member=member) == 90
+        assert value(values, "cues_member_partitions", group="billing", member=member) == 1
         assert value(values, "cues_store_map_bytes") == running.store.map_size
         before = running.store._shared.env.info()["last_txnid"]
         scrape(server.url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -13,10 +14,14 @@ import pytest
 pytest.importorskip("starlette", reason="starlette is not installed: pip install -e '.[ui]'")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install -e '.[ui]'")
 
+from test_txn_registration import Copies
 from ui_server import Page, page_of
 
 import cues
+from cues.checkpoints import JSONFileCheckpoint
 from cues.testing import run_until_idle
+from cues.tools import exporter
+from cues.txn import Consumer, Publisher
 from cues.ui import guard, shape, text
 
 KEPT = {"*": cues.QueueOptions(metadata={"t", "time"})}
@@ -372,3 +377,32 @@ def test_clients_that_never_read_hold_up_nobody(page: Page) -> None:
     finally:
         for each in hanging:
             each.close()
+
+
+def test_consumers_and_pending_transactions_are_on_the_page_and_in_metrics(tmp_path: Path) -> None:
+    """As `cues status` has them; a consumer that is away and whose messages wait is a problem."""
+    pytest.importorskip("prometheus_client")
+    with cues.open(tmp_path / "s", "process") as store:
+        source, out = store.queue("in"), store.queue("out")
+        source.appender().write_many([{"n": 0}, {"n": 1}])
+        with Consumer(Copies(out), [source], JSONFileCheckpoint(tmp_path / "totals.json")) as consumer:
+            consumer.drain()
+            with page_of(tmp_path / "s") as page:
+                (known,) = page.ask("overview")["consumers"]
+                assert (known["consumer"], known["lag"], known["pid"]) == ("totals", 0, os.getpid())
+        source.appender().write_many([{"n": 2}, {"n": 3}])
+        with Publisher(name="import") as publisher:
+            publisher.publish_uncommitted(lambda _: out, {"n": 9}).wait()
+            with page_of(tmp_path / "s") as page:
+                overview = page.ask("overview")
+            text = exporter.text(store)
+        (known,), (pending,) = overview["consumers"], overview["transactions"]
+        assert (known["lag"], known["pid"], pending["owner"], pending["messages"]) == (2, None, "import", 1)
+        assert "Consumer totals does not run, and 2 messages wait" in [each["text"] for each in overview["problems"]]
+        for line in (
+            'cues_consumer_lag{consumer="totals",queue="in"} 2.0',
+            'cues_consumer_running{consumer="totals"} 0.0',
+            'cues_transactions_pending{queue="out"} 1.0',
+            'cues_transactions_pending_messages{queue="out"} 1.0',
+        ):
+            assert line in text.splitlines()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from cues.base import names
 from cues.base.closing import Closing
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
@@ -31,6 +32,7 @@ from cues.errors import CuesError, InvalidArgument, NotInstalled
 from cues.queues.store import Store
 from cues.tools import metrics
 from cues.tools.metrics import ProcessorMetrics, StoreMetrics
+from cues.txn.operate import TransactionMetrics
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -93,6 +95,13 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_group_lag": ("gauge", ("group",), "Messages that the consumer group has not read."),
     "cues_group_members": ("gauge", ("group",), "Members of the consumer group."),
     "cues_group_partitions_unread": ("gauge", ("group",), "Partitions that no member reads."),
+    "cues_member_lag": ("gauge", ("group", "member"), "Messages on its partitions that a member has not read."),
+    "cues_member_partitions": ("gauge", ("group", "member"), "Partitions that a member reads."),
+    "cues_consumer_lag": ("gauge", ("consumer", "queue"), "Messages that a consumer of cues.txn has not read."),
+    "cues_consumer_running": ("gauge", ("consumer",), "1 if a process runs the consumer."),
+    "cues_transactions_pending": ("gauge", ("queue",), "Transactions that are pending on the queue."),
+    "cues_transactions_pending_messages": ("gauge", ("queue",), "Their messages, where the number is known."),
+    "cues_transactions_oldest_timestamp_seconds": ("gauge", ("queue",), "The time at which the oldest of them began."),
 }
 """By name (a counter has ``_total`` after it): kind, labels, text."""
 
@@ -213,7 +222,35 @@ def families(measured: Measured) -> Iterable[Metric]:
         into.add("cues_group_members", len(group.members), group.group)
         unread = sum(partition.member is None for partition in group.partitions)
         into.add("cues_group_partitions_unread", unread, group.group)
+        for member in group.members:
+            held = [partition for partition in group.partitions if partition.member == member.member]
+            into.add("cues_member_lag", sum(partition.lag for partition in held), group.group, member.member)
+            into.add("cues_member_partitions", len(held), group.group, member.member)
+    _add_consumers(into, seen)
     return into.made.values()
+
+
+def _add_consumers(into: _Families, seen: StoreMetrics) -> None:
+    """Add the consumers of cues.txn, and pending transactions; two consumers of one name are one."""
+    running: dict[str, bool] = {}
+    lags: dict[tuple[str, str], int] = {}
+    for consumer in seen.consumers:
+        running[consumer.consumer] = running.get(consumer.consumer, False) or consumer.pid is not None
+        for source in consumer.sources:
+            labels = consumer.consumer, names.log_parts(source.log)[0]
+            lags[labels] = lags.get(labels, 0) + source.lag
+    for name, runs in running.items():
+        into.add("cues_consumer_running", runs, name)
+    for labels, lag in lags.items():
+        into.add("cues_consumer_lag", lag, *labels)
+    queues: dict[str, list[TransactionMetrics]] = {}
+    for pending in seen.transactions:
+        queues.setdefault(names.log_parts(pending.log)[0], []).append(pending)
+    for queue, some in queues.items():
+        into.add("cues_transactions_pending", len(some), queue)
+        into.add("cues_transactions_pending_messages", sum(pending.messages or 0 for pending in some), queue)
+        oldest = min(pending.since for pending in some).timestamp()
+        into.add("cues_transactions_oldest_timestamp_seconds", oldest, queue)
 
 
 def _labels(processor: str) -> tuple[str, str]:

@@ -286,6 +286,8 @@ class DirectoryLook:
             "workers": [],
             "drivers": [vars(holder) for holder in holders],
             "groups": [],
+            "consumers": [],
+            "transactions": [],
             "readers": [],
             "forwards": [],
         }

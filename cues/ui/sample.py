@@ -18,6 +18,7 @@ from cues.groups.operate import GroupMetrics
 from cues.queues.store import Store
 from cues.tools import metrics
 from cues.tools.metrics import ProcessorMetrics, QueueMetrics, StoreMetrics
+from cues.txn.operate import ConsumerMetrics
 from cues.ui.shape import Shape
 from cues.ui.text import preview, safe
 
@@ -25,6 +26,8 @@ GROWING_S: Final = 5.0
 """A lag that grew over this time, in both halves of it, is growing."""
 _GROWING_MESSAGES: Final = 100
 """A lag that grew by less is noise: one step of a batch function takes as many."""
+_PENDING_S: Final = 60.0
+"""A transaction that no process has is told of after this time: its consumer may just start again."""
 
 
 class LagHistory:
@@ -82,6 +85,8 @@ def of_store(store: Store, shape: Shape, title: str, history: LagHistory) -> dic
         "queues": [_queue(queue) for queue in seen.queues],
         "workers": workers,
         "groups": [_group(group) for group in seen.groups],
+        "consumers": [_consumer(consumer) for consumer in seen.consumers],
+        "transactions": [vars(pending) for pending in seen.transactions],
         "readers": [vars(reader) for reader in seen.readers],
         "forwards": [vars(forward) for forward in seen.forwards if forward.waiting != 0],
     }
@@ -107,8 +112,8 @@ def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
             add("error", f"{name}: {count(row['errors'], 'failed message')}", f"errors/{row['id']}")
         if row["growing"]:
             add("warning", f"{name} falls behind: {count(row['lag'], 'message')} wait, and more every second", link)
-    if not overview["running"] and (waiting := sum(row["lag"] or 0 for row in overview["processors"])):
-        add("warning", f"Nothing runs, and {count(waiting, 'message')} wait", "")
+    if not overview["running"] and (left := sum(row["lag"] or 0 for row in overview["processors"])):
+        add("warning", f"Nothing runs, and {count(left, 'message')} wait", "")
     for worker in overview["workers"]:
         if worker["restarts"] and worker["last_failure"]:
             text = f"{worker['worker']} was started again {count(worker['restarts'], 'time')}"
@@ -116,6 +121,21 @@ def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
     for group in overview["groups"]:
         if group["idle"] and group["lag"]:
             add("warning", f"Group {group['group']} has no members, and {count(group['lag'], 'message')} wait", "")
+    for consumer in overview["consumers"]:
+        if consumer["pid"] is None and consumer["lag"]:
+            add(
+                "warning",
+                f"Consumer {consumer['consumer']} does not run, and {count(consumer['lag'], 'message')} wait",
+                "",
+            )
+    for pending in overview["transactions"]:
+        age_s = (overview["time"] - pending["since"]).total_seconds()
+        if pending["pid"] is None and age_s > _PENDING_S:
+            who = pending["owner"] or f"publisher {pending['publisher']}"
+            text = (
+                f"A transaction of {who} on {pending['log']} is pending since {duration(age_s)}, and no process has it"
+            )
+            add("warning", text, "")
     for forward in overview["forwards"]:
         if forward["waiting"] is None:
             add("error", f"{forward['processor']} writes for {forward['store']}, which cannot be opened", "")
@@ -215,6 +235,10 @@ def _queue(queue: QueueMetrics) -> dict[str, Any]:
         "partitions": len(queue.partitions) or 1,
         "options": queue.options.to_dict(),
     }
+
+
+def _consumer(consumer: ConsumerMetrics) -> dict[str, Any]:
+    return vars(consumer) | {"lag": consumer.lag, "sources": [vars(source) for source in consumer.sources]}
 
 
 def _group(group: GroupMetrics) -> dict[str, Any]:

@@ -41,6 +41,21 @@ export async function graphView(parts, query, page) {
     { title: "Reads", cell: (row) => row.reads },
     { title: "Wait", kind: "num", cell: (row) => number(row.lag) },
   ], (row) => `${row.group}/${row.member}`);
+  const consumers = new LiveTable("Consumers", [
+    { title: "Consumer", cell: (row) => row.consumer },
+    { title: "Process", cell: (row) => (row.pid ? `${row.pid} (${row.state})` : { text: "none", kind: row.lag ? "warn" : "quiet" }) },
+    { title: "Reads", cell: (row) => row.sources.map((each) => `${each.log}, at ${number(each.position)}`).join("; ") },
+    { title: "Wait", kind: "num", cell: (row) => number(row.lag) },
+    { title: "Checkpoint", cell: (row) => row.checkpoint },
+    { title: "Noted", cell: (row) => ago(row.noted) },
+  ], (row) => row.checkpoint);
+  const transactions = new LiveTable("Pending transactions", [
+    { title: "Queue", cell: (row) => row.log },
+    { title: "Of", cell: (row) => row.owner || `publisher ${row.publisher}` },
+    { title: "Process", cell: (row) => (row.pid ? `${row.pid} (${row.state})` : { text: "none", kind: "warn" }) },
+    { title: "Messages", kind: "num", cell: (row) => (row.messages === null ? "" : number(row.messages)) },
+    { title: "Since", cell: (row) => ago(row.since) },
+  ], (row) => `${row.log}/${row.publisher}`);
   const readers = new LiveTable("Readers and writers in other stores", [
     { title: "Processor", cell: (row) => row.processor },
     { title: "Does", cell: (row) => row.does },
@@ -51,7 +66,8 @@ export async function graphView(parts, query, page) {
     { title: "Driver", cell: (row) => `${row.pid} on ${row.host}` },
     { title: "State", cell: (row) => ({ text: row.state, kind: row.state === "runs" ? "good" : "warn" }) },
   ], (row) => `${row.graph}/${row.host}/${row.pid}`);
-  const optional = [["Workers", workers], ["Drivers", drivers], ["Consumer groups", members], ["Other stores", readers]].map(([title, each]) => {
+  const optional = [["Workers", workers], ["Drivers", drivers], ["Consumer groups", members], ["Consumers", consumers],
+    ["Pending transactions", transactions], ["Other stores", readers]].map(([title, each]) => {
     const section = h("section", { hidden: true }, h("h2", title), each.element);
     return { section, table: each };
   });
@@ -102,6 +118,8 @@ export async function graphView(parts, query, page) {
       workers.update(overview.workers);
       drivers.update(overview.drivers || []);
       members.update(overview.groups.flatMap(memberRows));
+      consumers.update(overview.consumers);
+      transactions.update(overview.transactions);
       readers.update([
         ...overview.readers.map((row) => ({ ...row, does: `reads ${row.queue}, at ${number(row.position)}` })),
         ...overview.forwards.map((row) => ({ ...row, does: row.waiting === null ? "writes; the store cannot be opened" : `writes; ${plural(row.waiting, "message")} wait` })),
