@@ -119,6 +119,8 @@ class Processor:
         need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
         batch_fits = isinstance(batch, bool) or batch in (FRAME, *TABLES)
         need(batch_fits, "batch", f"give True (lists of messages), {', '.join(map(repr, TABLES))}, or False.")
+        bisect_fits = given.bisect is True or (given.bisect is False and batch not in (False, FRAME))
+        need(bisect_fits, "bisect", "give True; or False, to a batch function.")
         fields_fit = given.fields is None or (isinstance(given.fields, (str, Mapping)) and batch == FRAME)
         need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
         mode_fits = given.output_mode in (None, *OUTPUT_MODES) and (batch == FRAME or given.output_mode is None)

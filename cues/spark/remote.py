@@ -79,6 +79,8 @@ class StepPart(NamedTuple):
     pieces: tuple[InputRange, ...]
     hash: bytes | None
     """The hash of the step, if the part is the whole step (batch functions)."""
+    halved: bool = False
+    """True if its messages failed together with others (halving.py)."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _take(part: StepPart) -> Taken | None:
         if whole is None:
             return None
         slices.append(whole)
-    return Taken(slices, part.messages, part.hash)
+    return Taken(slices, part.messages, part.hash, part=part.halved)
 
 
 def take_whole(input: Input, start: int, count: int) -> Slice | None:
@@ -319,6 +321,7 @@ class SparkRunner(Runner):
                     for piece in taken.slices
                 ),
                 taken.hash if len(edges) == 2 else None,
+                taken.part,
             )
             for low, high in itertools.pairwise(edges)
         ]

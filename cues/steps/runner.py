@@ -471,7 +471,8 @@ class Runner:
 
     def _run_batch(self, taken: Taken) -> Results:
         error: Exception
-        for attempt in range(1, self._retry.attempts + 1):
+        attempts = 1 if taken.part and taken.count > 1 else self._retry.attempts
+        for attempt in range(1, attempts + 1):
             if attempt > 1:
                 for offset in range(taken.count):
                     taken.restored(offset)
@@ -497,7 +498,7 @@ class Runner:
                 layer.discard()
                 self._discard()
                 error = failed
-                if attempt == self._retry.attempts or not self._retriable(error):
+                if attempt == attempts or not self._retriable(error):
                     break
                 self._wait(attempt, error)
         return Results({b: Output() for b in self._bindings}, {0: Failure(error, attempt)})

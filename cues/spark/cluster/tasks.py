@@ -42,6 +42,7 @@ from cues.spark.cluster.state_files import StateRun, key_bytes
 from cues.spark.cluster.typed import TypedColumns
 from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
 from cues.steps.failure import Failure, error_message
+from cues.steps.halving import Halving, halves
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
@@ -326,8 +327,7 @@ class _Work:
         self._ended = bool(answer.stop or answer.declined or answer.fatal)
 
     def _run(self, answer: TaskResult, pieces: list[RowSlice]) -> None:
-        taken = Taken(list(pieces), len(pieces[0].rows))
-        answer.count = taken.count
+        count = answer.count = len(pieces[0].rows)
         self.output.read_bytes += sum(len(value) for piece in pieces for value in piece.rows.values)
         counts = {len(piece.rows) for piece in pieces}
         if len(counts) > 1:
@@ -339,10 +339,23 @@ class _Work:
         self._load(pieces)
         counters = self.runner._counters
         retries = counters.retries
-        results = self.runner.run(taken)
+        # The step is one commit after its calls, so only a function without effects outside is called in parts.
+        divides = not self.job.node.side_effects
+        halving, whole, done = Halving(), pieces, 0
+        while done < count:
+            stop = done + halving.bound(done, count - done)
+            part = halving.at(done)
+            if part:  # decoded again, because the call that failed may have changed its messages
+                pieces = [RowSlice(piece.entrance, piece.rows.slice(done, stop)) for piece in whole]
+            taken = Taken(list(pieces), stop - done, part=part)
+            results = self.runner.run(taken)
+            if divides and halves(self.job.node, taken.count, results):
+                halving.divide(done, stop)
+                continue
+            self._put(pieces, taken, results, answer)
+            self.state.committed()
+            done = stop
         answer.retries = counters.retries - retries
-        self._put(pieces, taken, results, answer)
-        self.state.committed()
 
     def _load(self, pieces: list[RowSlice]) -> None:
         """Read the state that the calls of a part may see."""
