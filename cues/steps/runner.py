@@ -245,6 +245,9 @@ class Runner:
         results: list[Kept] = []
         failures: dict[int, Failure] = {}
         counters, stride, count = self._counters, self._stride, taken.count
+        # A target that keeps the index of its last message would count a failed message before it as done. So the
+        # failure is committed before a later message is called.
+        ends_at_failure = self._node.options.checkpoint is not None
         counters.in_flight = 1
         while (done := len(results)) < count:
             try:
@@ -261,7 +264,7 @@ class Runner:
                         break  # so no later message is called
                     outcome = None
                 results.append(outcome)
-            over = stride.look()
+            over = stride.look() or (ends_at_failure and bool(failures))
             counters.calls += len(results) - done
             counters.calling_ns += stride.spent_ns
             if over and len(results) < count:

@@ -113,6 +113,8 @@ class TaskResult(PartReport):
     """The first failure."""
     stop: tuple[int, Failure] | None = None
     """The offset at which the processor stops: a message failed for good, and there is no error queue."""
+    closed: int | None = None
+    """The offset at which the step ends: after a failure that is committed before a later message is called."""
 
 
 @dataclass
@@ -324,7 +326,7 @@ class _Work:
             return
         with reporting(answer):
             self._run(answer, [RowSlice(self.job.entrances[input], rows) for input, rows in read()])
-        self._ended = bool(answer.stop or answer.declined or answer.fatal)
+        self._ended = bool(answer.stop or answer.declined or answer.fatal or answer.closed)
 
     def _run(self, answer: TaskResult, pieces: list[RowSlice]) -> None:
         count = answer.count = len(pieces[0].rows)
@@ -373,6 +375,10 @@ class _Work:
         if stop is not None:
             answer.stop = pieces[0].rows.indices[stop] - self.task.low, travelling(results.failures[stop])
             results, count = results.before(stop), stop
+        elif results.failures and node.options.checkpoint is not None:
+            # The target keeps the index of its last message, and would count a failed message before it as done.
+            count = count if results.closed is None else results.closed
+            answer.closed = pieces[0].rows.indices[count - 1] + 1 - self.task.low
         chunks = self._outputs(taken, results, count)
         for offset, failure in sorted(results.failures.items()):
             assert self.job.errors is not None
