@@ -275,8 +275,8 @@ _TEXTS: Final = {
     "retries": "The number of further calls after a failure, or `cues.Retry(…)`.",
     "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole."
     ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
-    "bisect": "True: the messages of a batch function that fails for good are run again in halves, until those that fail"
-    " alone are known; only these are written to the error queue. False: the whole batch is one error message.",
+    "bisect": "True: the messages of a batch function that fails for good are run again in halves, until those that"
+    " fail alone are known; only these are written to the error queue. False: the whole batch is one error message.",
     "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
     ' `"origin string, delay double"`.',
     "output_mode": 'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'

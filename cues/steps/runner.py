@@ -140,6 +140,9 @@ class Runner:
             self._limited = Limited(f"cues {node.id} call", self._limit_s)
         self._fn = adapted(node, self._fn)
         self._invoke = invocation(node, self._fn, self._returned.check_ran)
+        # A target that keeps the index of its last message would count a failed message before it as done. So the
+        # failure is committed before a later message is called.
+        self._ends_at_failure = node.options.checkpoint is not None
         # The columns to map the function over, if a call needs only its messages.
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
@@ -245,9 +248,6 @@ class Runner:
         results: list[Kept] = []
         failures: dict[int, Failure] = {}
         counters, stride, count = self._counters, self._stride, taken.count
-        # A target that keeps the index of its last message would count a failed message before it as done. So the
-        # failure is committed before a later message is called.
-        ends_at_failure = self._node.options.checkpoint is not None
         counters.in_flight = 1
         while (done := len(results)) < count:
             try:
@@ -264,7 +264,7 @@ class Runner:
                         break  # so no later message is called
                     outcome = None
                 results.append(outcome)
-            over = stride.look() or (ends_at_failure and bool(failures))
+            over = stride.look() or (self._ends_at_failure and bool(failures))
             counters.calls += len(results) - done
             counters.calling_ns += stride.spent_ns
             if over and len(results) < count:
