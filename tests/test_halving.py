@@ -21,6 +21,7 @@ import seeds
 
 import cues
 from cues import AnyOf, Graph, Sink, Store, Stream, faults, testing
+from cues.engine.assembly import assemble
 from cues.errors import CheckpointError, GraphError, ProcessorStopped
 from cues.processors import sql
 from cues.steps.concurrency import Limited, TimedOut
@@ -188,6 +189,17 @@ def test_ends_of_parts() -> None:
     assert [halving.bound(index, 100) for index in (5, 6, 8)] == [1, 2, 4]
     halving.divide(8, 10)  # fewer than the part: an output had no room for more
     assert [halving.bound(index, 100) for index in (8, 9, 10, 12)] == [1, 1, 2, 100] and not halving.at(12)
+
+
+def test_a_recovery_forgets_the_parts(store: Store) -> None:
+    """After a seek its stepper is recovered. The ends of parts belong to the positions before."""
+    fill(store, 8)
+    with contextlib.closing(assemble(stream(Poisoned(2)), store)) as assembly:
+        (stepper,) = (one for one in assembly.steppers if isinstance(one, Stepper))
+        stepper.step()
+        assert stepper._halving[0].at(1)
+        stepper.recover()
+        assert not stepper._halving[0].at(1)
 
 
 @pytest.mark.slow
