@@ -40,6 +40,9 @@ Outcome = Literal["idle", "blocked", "committed"]
 class Redriving(Protocol):
     """The redriver of a unit, as its stepper uses it."""
 
+    @property
+    def divided(self) -> bool: ...
+
     def step(self) -> Outcome: ...
 
     def refuse(self) -> None:
@@ -171,6 +174,12 @@ class Stepper(Recovery):
             self._emit(events.Event(self.node.id, text, logging.WARNING))
         self._halving[self._input_of(taken)].divide(taken.slices[0].start, taken.slices[0].stop)
         self._step_dropped()
+
+    @property
+    def divided(self) -> bool:
+        """True if parts of a batch that failed wait. They are known in memory only."""
+        here = any(halving.at(input.index) for halving, input in zip(self._halving, self.inputs))
+        return here or (self.redriver is not None and self.redriver.divided)
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
