@@ -263,6 +263,10 @@ class Stream(Processor):
     None: no limit). A batch function gets as many messages as it can process in that time; with ``linger_s`` it waits
     up to that many seconds for ``batch_size`` messages. See docs/guarantees.md, "How many messages a step takes".
 
+    A batch function that fails, and has an error queue, is called again with the halves of its batch, until the
+    messages that fail alone are known; only these are error messages. Each half is a step of its own. ``bisect=False``
+    makes the whole batch one error message. See docs/how-to/errors.md, "Batch functions".
+
     ``async def`` functions run on an event loop that lives as long as the processor. With
     ``concurrency=n`` up to n calls run at once; outputs stay in input order.
 

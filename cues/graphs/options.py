@@ -273,7 +273,8 @@ _TEXTS: Final = {
     " it. None: an error stops the processor.",
     "strategy": '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
     "retries": "The number of further calls after a failure, or `cues.Retry(…)`.",
-    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole."
+    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole; see"
+    " `bisect`."
     ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
     "bisect": "True: the messages of a batch function that fails for good are run again in halves, until those that"
     " fail alone are known; only these are written to the error queue. False: the whole batch is one error message.",

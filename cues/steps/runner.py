@@ -11,7 +11,8 @@ snapshot.
 
 A message function is called once for each message. When the call returns, its messages are packed and its changes
 of the state are kept. So a call that fails does not affect the other calls, and a later call changes nothing of an
-earlier one. A batch function is called once, and all its messages succeed or fail together.
+earlier one. A batch function is called once, and all its messages succeed or fail together; the stepper may then take
+them again in parts (halving.py).
 
 With ``concurrency=n`` up to n calls run at once, in threads or on an event loop (`async def`). Each call has its own
 view of the process and its own layer of the state. The results are put in the order of the messages, so the step

@@ -5,6 +5,7 @@ The numbers are those of docs/guarantees.md.
     1. take       choose for each tailer a range of messages on its queue; copy them    this module
     2. snapshot   if the function has side effects, commit the ranges before it runs      commit.py
     3. run        call the function; a message that fails for good becomes a step of its own   runner.py
+                  a batch that fails is dropped, and its halves are taken from 1 on            halving.py
     4. commit     one write transaction: the fence, outputs, state, attempt, positions    commit.py, parts.py
     5. ring       wake the readers of the queues that were written                        commit.py
 
