@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import sqlite3
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ import cues
 from cues import AnyOf, Graph, Sink, Store, Stream, faults, testing
 from cues.engine.assembly import assemble
 from cues.errors import CheckpointError, GraphError, ProcessorStopped
-from cues.processors import sql
+from cues.processors import sql, sql_sink
 from cues.steps.concurrency import Limited, TimedOut
 from cues.steps.halving import Halving
 from cues.steps.hashes import delivery_hash
@@ -202,17 +202,16 @@ def test_a_recovery_forgets_the_parts(store: Store) -> None:
         assert not stepper._halving[0].at(1)
 
 
-@pytest.mark.slow
-def test_a_part_waits_for_no_more_messages(tmp_path: Path) -> None:
+def test_a_part_waits_for_no_more_messages(store: Store) -> None:
     """With ``linger_s`` a batch waits for ``batch_size`` messages. A part of one that failed is whole already."""
-    graph = stream(Poisoned(2), batch_size=4, linger_s=600)
-    with graph.start(store=tmp_path / "store") as running:
-        for n in range(4):
-            running.send("in", {"n": n})
-        limit = time.monotonic() + 60
-        while numbers(running.messages("out")) != [0, 1, 3]:
-            assert time.monotonic() < limit, running.messages("out")
-            time.sleep(0.01)
+    fill(store, 4)
+    function = Poisoned(2)
+    with contextlib.closing(assemble(stream(function, batch_size=4, linger_s=600), store)) as assembly:
+        (stepper,) = (one for one in assembly.steppers if isinstance(one, Stepper))
+        stepper._may_linger = lambda: True
+        while stepper.ready():
+            stepper.step()
+    assert function.calls == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
 
 
 # --- forms of batch functions -----------------------------------------------------------------------
@@ -610,6 +609,50 @@ def test_a_step_that_continues_after_a_failure_loses_it(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Runner, "_run_messages", run)
     assert crash_into_positions(tmp_path, batch=False) > 0
+
+
+@pytest.mark.slow
+def test_a_row_that_does_not_fit_a_table_takes_no_other_along(store: Store, tmp_path: Path) -> None:
+    """The batch function of the library that writes to a database."""
+    table = sql_sink.Table(str(tmp_path / "t.db"), "numbers", {"n": "integer"})
+    store.queue("in").appender().write_many([{"n": n} if n != 5 else {"m": n} for n in range(12)])
+    graph = Graph("g", [table.sink("in", id="p", step_s=None)], errors="errors")
+    testing.run_until_idle(graph, store)
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+        assert [n for (n,) in database.execute("select n from numbers order by n")] == GOOD
+    assert [error["err.proc/messages"]["in"] for error in testing.messages(store, "errors")] == [[{"m": 5}]]
+
+
+@pytest.mark.slow
+def test_parts_that_write_pending_messages_to_another_store(tmp_path: Path) -> None:
+    """With ``across="pending"``, at every point: readers of committed messages see those that succeeded, once."""
+
+    def graph(where: Path) -> Graph:
+        options: Any = {"batch": True, "step_s": None, "across": "pending"}
+        there = {"out": cues.QueueOptions(path=where / "other")}
+        return Graph("g", [Stream(either, AnyOf("in"), "out", id="p", **options)], errors="errors", queues=there)
+
+    def run(where: Path, crash: tuple[str, int] | None) -> None:
+        with cues.open(where / "home", durability="process", map_size=4 << 20) as home:
+            if not home.queue("in").last_index:
+                fill(home, 8)
+            with contextlib.ExitStack() as stack:
+                if crash is not None:
+                    stack.enter_context(contextlib.suppress(testing.Crashed))
+                    stack.enter_context(testing.crash(*crash, how="raise"))
+                testing.run_until_idle(graph(where), home)
+
+    sites = testing.crash_sites(lambda: run(tmp_path / "undisturbed", None))
+    assert "pending.written" in {point for point, _ in sites}
+    chosen = [site for site in sites if site[0].startswith(("pending", "commit", "function"))]
+    for number, site in enumerate(chosen):
+        where = tmp_path / str(number)
+        run(where, site)
+        run(where, None)
+        with cues.open(where / "home") as home, cues.open(where / "other") as other:
+            seen = list(other.queue("out").tailer(isolation="committed"))
+            assert (numbers(seen), failed(home)) == ([0, 1, 2, 3, 4, 6, 7], [[5]]), site
+        shutil.rmtree(where)
 
 
 # --- redrive ----------------------------------------------------------------------------------------
