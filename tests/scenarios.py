@@ -181,6 +181,22 @@ def batches_fail(messages: list[Message], process: Any) -> list[Message]:
     return messages
 
 
+def batches_halved(messages: list[Message], process: Any) -> dict[str, Any]:
+    """Two messages fail in any batch that has one of them, when the state has changed already."""
+    tell(process, [m["n"] for m in messages])
+    found: dict[str, Any] = {"even": [], "odd": []}
+    for message, index in zip(messages, process.indices):
+        state = process.state_of(message["n"] % 2)
+        state["count"] = state.get("count", 0) + 1
+        state.setdefault("seen", []).append(message["n"])
+        found["odd" if message["n"] % 2 else "even"].append(
+            {"n": message["n"], "count": state["count"], "seen": list(state["seen"]), "index": index}
+        )
+        if message["n"] in (1, 4):
+            raise ValueError("poison")
+    return found
+
+
 def pairs(left: Message, right: Message, process: Any) -> Message:
     tell(process, [left["n"], right["n"]])
     found = {"left": left["n"], "right": right["n"]}
@@ -367,6 +383,32 @@ SCENARIOS: dict[str, Scenario] = {
     "batch function": Scenario(graph(Stream(batches, "in", "out", batch=True, batch_size=3)), IN),
     "batch function with an error step": Scenario(
         graph(Stream(batches_fail, "in", "out", batch=True, batch_size=2), errors="errors"), IN, goes=1
+    ),
+    "batch function that is halved": Scenario(
+        graph(
+            Stream(batches_halved, "in", {"even": "q0", "odd": "q1"}, batch=True, batch_size=7, step_s=None, retries=1),
+            errors="errors",
+        ),
+        IN,
+        goes=1,
+    ),
+    "batch function with side effects that is halved": Scenario(
+        graph(
+            Stream(batches_halved, "in", {"even": "q0", "odd": "q1"}, batch=True, step_s=None, side_effects=True),
+            errors="errors",
+        ),
+        IN,
+        goes=1,
+        repeats=True,
+    ),
+    "batch function abroad that is halved": Scenario(
+        graph(
+            Stream(batches_halved, "in", {"even": "q0", "odd": "q1"}, batch=True, step_s=None),
+            errors="errors",
+            queues=abroad("in", "q1", "errors"),
+        ),
+        IN,
+        goes=1,
     ),
     "at most once": Scenario(
         graph(Stream(passed, "in", "out", batch_size=2, strategy="at-most-once")), IN, at_most_once=True

@@ -90,6 +90,13 @@ def batches(messages: list[Message], process: Any) -> list[Message]:
     return [{"count": len(messages), "hash": process.delivery_hash, "indices": process.indices}]
 
 
+def poisoned(messages: list[Message], process: Any) -> list[Message]:
+    """Two messages of a hundred fail, in any batch that has one."""
+    if any(message["n"] % 50 == 7 for message in messages):
+        raise ValueError("poison")
+    return [{"n": message["n"], "index": index} for message, index in zip(messages, process.indices)]
+
+
 def counted(message: Message, process: Any) -> Message:
     process.state["count"] = process.state.get("count", 0) + 1
     return {"n": message["n"], "count": process.state["count"]}
@@ -180,6 +187,9 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "alts": graph(Stream(plain, "in", "out"), Stream(tagged, AnyOf("in", "out"), "tagged")),
     "batch function": graph(Stream(batches, "in", "out", batch=True, batch_size=60)),
     "batch function that fails": graph(Stream(parity, "in", "out", batch=True, batch_size=60), errors="errors"),
+    "batches that are halved": graph(
+        Stream(poisoned, "in", "out", batch=True, batch_size=60, retries=cues.Retry(2, 0.0)), errors="errors"
+    ),
     "keyed state": graph(Stream(counted, "in", "out", key="n")),
     "state": graph(Stream(counted, "in", "out")),
     "side effects": graph(Stream(several, "in", "out", side_effects=True)),

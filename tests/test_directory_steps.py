@@ -5,10 +5,12 @@ A test names the fault, and its docstring says why it was once an error. See dir
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import random
+import sqlite3
 import threading
 import time
 from collections import defaultdict
@@ -46,6 +48,7 @@ import cues
 from cues import AnyOf, Graph, Stream, testing
 from cues.base import clock
 from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorStopped, Unsupported
+from cues.processors import sql
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
 from cues.spark.cluster import data, inspection, maintenance, operations, state_files
@@ -864,6 +867,19 @@ def totals(message: Message, process: Any) -> Message:
     return {"sum": process.state["sum"]}
 
 
+def halved(messages: list[Message], process: Any) -> list[Message]:
+    """Some messages fail in any batch that has one, when its messages are changed already."""
+    result = {"all": [message.pop("i") for message in messages], "at": list(process.indices)}
+    if any(i % 13 == 5 for i in result["all"]):
+        raise ValueError("bad")
+    return [result]
+
+
+def halved_with_state(messages: list[Message], process: Any) -> list[Message]:
+    process.state["ran"] = process.state.get("ran", 0) + len(messages)
+    return [{**message, "ran": process.state["ran"]} for message in halved(messages, process)]
+
+
 def odd(message: Message) -> bool:
     return bool(message["i"] % 2)
 
@@ -882,6 +898,13 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "join by key": (joined_by_key, {"a": "src", "b": "more"}, "out", {"key": "k"}),
     "batches": (summed, "src", "out", {"batch": True, "batch_size": 7}),
     "batches with state": (ran, "src", "out", {"batch": True, "batch_size": 7}),
+    "batches that are halved": (halved, "src", "out", {"batch": True, "batch_size": 7, "step_s": None}),
+    "batches with state that are halved": (
+        halved_with_state,
+        "src",
+        "out",
+        {"batch": True, "batch_size": 7, "step_s": None, "retries": cues.Retry(2, backoff_s=0)},
+    ),
     "two outputs on one queue": (forked, "src", {"a": "out", "b": "out"}, {}),
 }
 
@@ -940,6 +963,59 @@ def test_several_tasks_do_the_same_as_one_and_as_the_embedded_engine(files: Faul
         assert outcome(*found, ordered) == outcome(*embedded, ordered), (cores, size)
         for message, one in zip(driver.messages("out"), metadata_of(driver.queues["out"])):
             assert one["q/queue"] == sources(message), (cores, size, message)
+
+
+# --- a target that knows its last message ---------------------------------------------------------
+
+
+def kept_in_target(given: Any, process: Any) -> None:
+    for message in given if isinstance(given, list) else [given]:
+        process.connection.execute("insert into numbers values (?)", (message["i"],))
+        if message["i"] in (4, 5, 9):
+            raise ValueError("bad")
+
+
+def died_writing_to_a_target(place: Path, batch: bool, deaths: int) -> bool:
+    """Die at access number ``deaths`` of the directory, and run again. Return True if there were fewer accesses."""
+    place.mkdir()
+    target = sql.SQLite(place / "target.db", "create table if not exists numbers (i integer)")
+    files = FaultyFiles(str(place / "queues"))
+    sink = cues.Sink(kept_in_target, "src", id="s", batch=batch, batch_size=4, checkpoint=target)
+    graph = Graph("g", [sink], errors="errors")
+    DriverRun(files, graph).feed("src", numbers(18), lambda: 5)
+    left = itertools.count(deaths, -1)
+
+    def interrupt(access: str, name: str) -> None:
+        if not next(left):
+            raise Died
+
+    files.interrupt = interrupt
+    died = True
+    try:
+        DriverRun(files, graph).claim().run()
+        died = False
+    except Died:
+        pass
+    files.interrupt = lambda access, name: None
+    driver = DriverRun(files, graph).claim().run()
+    with contextlib.closing(sqlite3.connect(place / "target.db")) as database:
+        rows = [i for (i,) in database.execute("select i from numbers order by rowid")]
+    failed = [[m["i"] for m in error["err.proc/messages"]["src"]] for error in driver.messages("errors")]
+    if batch:  # a sink is not halved here, because its step is one commit after all calls
+        assert (rows, failed) == ([13, 14, 15, 16, 17, 18], [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]), deaths
+    else:
+        assert (rows, failed) == ([1, 2, 3, 6, 7, 8, *range(10, 19)], [[4], [5], [9]]), deaths
+    return not died
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_target_that_knows_its_last_message_loses_no_failed_message(tmp_path: Path, batch: bool) -> None:
+    """Calls after a failure of the same step moved the target. After a death the failed message counted as written."""
+    deaths = 0
+    while not died_writing_to_a_target(tmp_path / str(deaths), batch, deaths):
+        deaths += 1
+    assert deaths > 20
 
 
 # --- random deaths --------------------------------------------------------------------------------

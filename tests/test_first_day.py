@@ -363,7 +363,8 @@ def test_a_batch_that_failed_counts_as_its_messages(store: Store) -> None:
     def fail(messages: list[dict[str, Any]]) -> None:
         raise ValueError("no")
 
-    testing.run_until_idle(Graph("g", [Sink(fail, "in", id="s", batch=True, retries=0)], errors="errors"), store)
+    sink = Sink(fail, "in", id="s", batch=True, retries=0, bisect=False)
+    testing.run_until_idle(Graph("g", [sink], errors="errors"), store)
     records = len(testing.messages(store, "errors"))
     assert 1 <= records < 5
     assert [one.errors for one in metrics.of_store(store).processors] == [5]

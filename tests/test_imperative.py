@@ -288,15 +288,18 @@ def test_a_batch_function_is_imperative_as_a_whole(store: Store) -> None:
     assert len(testing.messages(store, "errors")) == 1
 
 
-def test_a_batch_whose_output_cannot_be_written_reads_and_writes_nothing(store: Store) -> None:
+@pytest.mark.parametrize("bisect", [False, True])
+def test_a_batch_whose_output_cannot_be_written_reads_and_writes_nothing(store: Store, bisect: bool) -> None:
+    """Nor does a part of it. Message 1, alone, reads the next two."""
+
     def batched(messages: list[Message], process: Any) -> list[Message]:
         process.appenders["log"].write_many(process.tailers["rates"].read_many(2))
         return [{"n": object()}] if messages[0]["n"] == 0 else messages
 
     feed(store, a=range(4), rates=range(100, 110))
-    run(store, stream(batched, batch=True, batch_size=2), errors="errors")
-    assert numbers(store, "out") == [2, 3] and numbers(store, "log") == [100, 101]
-    assert positions(store) == {"g.s.a": 5, "g.s.rates": 3}
+    run(store, stream(batched, batch=True, batch_size=2, bisect=bisect), errors="errors")
+    assert numbers(store, "out") == [*[1] * bisect, 2, 3] and numbers(store, "log") == [100, 101, *[102, 103] * bisect]
+    assert positions(store) == {"g.s.a": 5, "g.s.rates": 5 if bisect else 3}
 
 
 def test_an_async_function_is_imperative_too(store: Store) -> None:

@@ -319,9 +319,13 @@ def test_functions_of_every_form() -> None:
 
 
 def test_a_batch_with_a_message_that_does_not_fit_fails_as_a_whole() -> None:
-    queues = run(Stream(batch, "a", "b", batch=True, step_s=None), a=[GOOD, {"id": "x", "items": []}])
+    given = [GOOD, {"id": "x", "items": []}]
+    queues = run(Stream(batch, "a", "b", batch=True, step_s=None, bisect=False), a=given)
     assert queues["b"] == []
     assert "messages[1]: $.id: expected integer" in queues["errors"][0]["err/cause"][0]["message"]
+    queues = run(Stream(batch, "a", "b", batch=True, step_s=None), a=given)
+    assert queues["b"] == [{"id": 1, "total": 1.0}]
+    assert "messages[0]: $.id: expected integer" in queues["errors"][0]["err/cause"][0]["message"]
 
 
 def test_a_changed_schema_sends_old_messages_to_the_error_queue_of_the_reader() -> None:

@@ -34,7 +34,7 @@ from spark_cluster import until
 from spark_graphs import GRAPHS
 
 from cues.spark.place import Site
-from cues.spark.remote import require_sight
+from cues.spark.remote import SparkRunner, require_sight
 
 TESTS = Path(__file__).parent
 IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*")
@@ -117,6 +117,29 @@ def test_both_engines_leave_the_same(name: str, spark: SparkSession, tmp_path: P
         expected["positions"],
         expected["sources"],
     )
+
+
+def test_the_parts_of_a_failed_batch_cost_no_jobs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor that calls the batch calls its parts too, because each job costs more than most calls."""
+    jobs: list[int] = []
+    real = SparkRunner.gather
+
+    def gather(self: SparkRunner, call: Any, parts: Any) -> Any:
+        jobs.append(parts[0].messages)
+        return real(self, call, parts)
+
+    monkeypatch.setattr(SparkRunner, "gather", gather)
+    batches = Stream(spark_graphs.poisoned, "in", "out", batch=True, step_s=None)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(100)])
+    made = Graph("g", [batches], errors="errors", durability="process")
+    with made.start(store=tmp_path / "store", engine="spark", spark=spark) as running:
+        assert running.wait_idle(timeout=60)
+        assert [m["n"] for m in running.messages("out")] == [n for n in range(100) if n % 50 != 7]
+        assert [m["err.proc/messages"]["in"] for m in running.messages("errors")] == [[{"n": 7}], [{"n": 57}]]
+    assert jobs == [100]
 
 
 def sums(frame: Any, process: Any) -> Any:

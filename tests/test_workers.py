@@ -872,6 +872,35 @@ def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
 
 
 @pytest.mark.slow
+def test_a_batch_that_hangs_is_halved_before_its_worker_ends(write: Write) -> None:
+    """The parts are known in its memory only: the next worker would begin with the whole batch, for ever."""
+    graph = write(
+        """
+        graph = cues.Graph("hung", store=HERE + "/store", durability="process", errors="errors")
+        graph.source("in")
+
+        @graph.stream("in", "out", batch=True, step_s=None, timeout_s=2)
+        def hang(messages):
+            while any(message["n"] == 3 for message in messages):
+                time.sleep(60)
+            return messages
+        """
+    )
+    with cues.open(graph.store, durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(4)])
+    told = Told()
+    with graph.start(workers=1, listeners=(told,)) as running:
+        told.until("ends its worker")
+        running.send({"n": 4})
+        assert running.wait_idle(WAIT_S)
+        assert [m["n"] for m in running.messages("out")] == [0, 1, 2, 4]
+        (error,) = running.messages("errors")
+        assert error["err.proc/messages"] == {"in": [{"n": 3}]}
+        assert error["err/cause"][0]["type"] == "cues.errors.CallTimedOut"
+    assert sum("ends its worker" in event.text for event in told.all) == 1
+
+
+@pytest.mark.slow
 def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> None:
     """A full map stops no unit for good: it tries again, ends when it is told to, and continues when there is room."""
     graph = write(

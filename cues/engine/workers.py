@@ -163,9 +163,9 @@ class _Watched(Worker):
     def _turn(self) -> bool:
         moved = super()._turn()
         runner = self.delivery.runner
-        if runner is not None and runner.abandoned:
-            # The step is committed, with the call that took too long as a failure. Only the end of the process
-            # ends the call.
+        if runner is not None and runner.abandoned and not self.delivery.divided:
+            # The step is committed, with the call that took too long as a failure; a batch that took too long was
+            # halved until that call was found. Only the end of the process ends the call.
             text = f"ends its worker (process {os.getpid()}), and with it a call that took longer than timeout_s"
             self.running.emit(events.Event(self.id, text, logging.WARNING))
             os._exit(TIMED_OUT)

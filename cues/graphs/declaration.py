@@ -119,6 +119,8 @@ class Processor:
         need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
         batch_fits = isinstance(batch, bool) or batch in (FRAME, *TABLES)
         need(batch_fits, "batch", f"give True (lists of messages), {', '.join(map(repr, TABLES))}, or False.")
+        bisect_fits = given.bisect is True or (given.bisect is False and batch not in (False, FRAME))
+        need(bisect_fits, "bisect", "give True; or False, to a batch function.")
         fields_fit = given.fields is None or (isinstance(given.fields, (str, Mapping)) and batch == FRAME)
         need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
         mode_fits = given.output_mode in (None, *OUTPUT_MODES) and (batch == FRAME or given.output_mode is None)
@@ -260,6 +262,10 @@ class Stream(Processor):
     A step takes up to ``batch_size`` messages (1,000), and ends when its calls have taken ``step_s`` seconds (0.25;
     None: no limit). A batch function gets as many messages as it can process in that time; with ``linger_s`` it waits
     up to that many seconds for ``batch_size`` messages. See docs/guarantees.md, "How many messages a step takes".
+
+    A batch function that fails, and has an error queue, is called again with the halves of its batch, until the
+    messages that fail alone are known; only these are error messages. Each half is a step of its own. ``bisect=False``
+    makes the whole batch one error message. See docs/how-to/errors.md, "Batch functions".
 
     ``async def`` functions run on an event loop that lives as long as the processor. With
     ``concurrency=n`` up to n calls run at once; outputs stay in input order.

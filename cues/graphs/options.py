@@ -99,6 +99,7 @@ class Options:
     strategy: str | None = None
     retries: int | Retry = 0
     batch: bool | str = False
+    bisect: bool = True
     fields: str | Mapping[str, str] | None = None
     output_mode: str | None = None
     trigger: str | None = None
@@ -160,6 +161,7 @@ class _Taking(_Common, total=False):
     topics: Collection[str] | Mapping[str, Collection[str]] | None
     where: Predicate | Mapping[str, Predicate] | None
     batch: bool | Literal["frame", "arrow", "pandas", "polars"]
+    bisect: bool
     fields: str | Mapping[str, str] | None
     output_mode: Literal["append", "update", "complete", "step"] | None
     trigger: str | None
@@ -271,8 +273,11 @@ _TEXTS: Final = {
     " it. None: an error stops the processor.",
     "strategy": '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
     "retries": "The number of further calls after a failure, or `cues.Retry(…)`.",
-    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole."
+    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole; see"
+    " `bisect`."
     ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
+    "bisect": "True: the messages of a batch function that fails for good are run again in halves, until those that"
+    " fail alone are known; only these are written to the error queue. False: the whole batch is one error message.",
     "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
     ' `"origin string, delay double"`.',
     "output_mode": 'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'

@@ -29,6 +29,7 @@ from cues.spark.remote import StepJob, StepPart, inputs_of, remote_runner
 from cues.spark.staging import PlacedPage, Staged, StagingArea
 from cues.steps import outgoing
 from cues.steps.failure import Failure
+from cues.steps.halving import Halving, halves
 from cues.steps.results import Cut, Results
 from cues.steps.runner import Runner
 from cues.steps.taking import Input, Taken
@@ -84,13 +85,19 @@ def _through(stage: StagingArea, job: StepJob, part: StepPart, inputs: list[Inpu
     size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
     room = staging.INLINE_BYTES_MAX
     failed = done = values = 0
+    halving = Halving()
     while done < part.messages:
-        wanted = min(size, part.messages - done)
+        wanted = halving.bound(done, min(size, part.messages - done))
         count = min(wanted, *(input.fill(wanted) for input in inputs))
         if not count or any(input.index != piece.start + done for input, piece in zip(inputs, part.pieces)):
             return ChunkResult(declined="purged")
-        taken = Taken([input.take(count) for input in inputs], count)
+        taken = Taken([input.take(count) for input in inputs], count, part=halving.at(done))
         results = runner.run(taken)
+        if halves(job.node, count, results):
+            halving.divide(done, done + count)
+            for input, piece in zip(inputs, part.pieces):
+                input.go(piece.start + done)
+            continue
         for cut in results.cuts(job.node, count):
             failure = None if cut.failure is None else travelling(cut.failure)
             run = CommitRun(part.offset + done + cut.start, part.offset + done + cut.stop, failure=failure)

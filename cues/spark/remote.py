@@ -20,7 +20,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -45,6 +45,7 @@ from cues.spark.executor import (
 from cues.spark.place import Site
 from cues.spark.session import in_short
 from cues.steps.failure import Failure
+from cues.steps.halving import halves
 from cues.steps.pace import Pace
 from cues.steps.process import Process
 from cues.steps.results import Output, Results
@@ -79,6 +80,14 @@ class StepPart(NamedTuple):
     pieces: tuple[InputRange, ...]
     hash: bytes | None
     """The hash of the step, if the part is the whole step (batch functions)."""
+    halved: bool = False
+    """True if its messages failed together with others (halving.py)."""
+
+    def halves(self) -> Iterator[StepPart]:
+        """The two parts that a batch is divided into after it failed."""
+        for low, high in ((0, self.messages // 2), (self.messages // 2, self.messages)):
+            pieces = tuple(piece._replace(start=piece.start + low) for piece in self.pieces)
+            yield StepPart(self.offset + low, high - low, pieces, None, True)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,16 @@ class PartResult(PartReport):
     outputs: dict[str, Output] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     ran: int = 0
+    halves: tuple[PartResult, ...] = ()
+    """The results of its halves, if it is a batch that failed and is divided."""
+    messages: int = 0
+
+    def flat(self, start: int) -> Iterator[tuple[int, PartResult]]:
+        """The results of all parts that it was divided into, each with the index of its first message."""
+        for half in self.halves:
+            yield start, half
+            yield from half.flat(start)
+            start += half.messages
 
 
 # --- in an executor -----------------------------------------------------------------------------
@@ -121,14 +140,24 @@ def run_part(packed: bytes, part: StepPart) -> PartResult:
     answer = PartResult()
     with reporting(answer):
         job: StepJob = unpack_job(packed)
-        taken = _take(part)
-        if taken is None:
-            return PartResult(declined="purged")
         runner = remote_runner(job, part)
         with contextlib.closing(runner):
-            results = runner.run(taken)
-        answer.retries, answer.outputs, answer.ran = runner._counters.retries, results.outputs, results.ran
-        answer.failures = {offset: travelling(failure) for offset, failure in results.failures.items()}
+            answer = _run_part(job, runner, part)
+        answer.retries = runner._counters.retries
+    return answer
+
+
+def _run_part(job: StepJob, runner: Runner, part: StepPart) -> PartResult:
+    taken = _take(part)
+    if taken is None:
+        return PartResult(declined="purged")
+    results = runner.run(taken)
+    failures = {offset: travelling(failure) for offset, failure in results.failures.items()}
+    answer = PartResult(outputs=results.outputs, failures=failures, ran=results.ran, messages=taken.count)
+    if halves(job.node, taken.count, results):  # the driver asks for these parts next: here they cost no job
+        divided = tuple(_run_part(job, runner, half) for half in part.halves())
+        if not any(half.declined for half in divided):
+            answer.halves = divided
     return answer
 
 
@@ -163,7 +192,7 @@ def _take(part: StepPart) -> Taken | None:
         if whole is None:
             return None
         slices.append(whole)
-    return Taken(slices, part.messages, part.hash)
+    return Taken(slices, part.messages, part.hash, part=part.halved)
 
 
 def take_whole(input: Input, start: int, count: int) -> Slice | None:
@@ -212,6 +241,8 @@ class SparkRunner(Runner):
             step_s = self._node.options.step_s
             bound_s = None if step_s is None else max(step_s, STEP_S)
             self.pace = Pace(most, bound_s, small=True, least=BATCH_SIZE, fixed=True)
+        self._divided: dict[tuple[str, int, int], PartResult] = {}
+        """The results of the parts of a batch that failed, by tailer, index and count."""
         self._job: tuple[tuple[int, int], bytes] | None = None
         """Generation and epoch, and the packed job that has them."""
 
@@ -267,8 +298,17 @@ class SparkRunner(Runner):
         """The results of the step; None if the driver has to run it."""
         count = 1 if self._node.options.batch else min(taken.count, self.parallelism)
         parts = self.cut(taken, [taken.count * number // count for number in range(count + 1)])
+        first = taken.slices[0]
+        known = self._divided.pop((first.tailer, first.start, taken.count), None) if taken.part else None
+        if known is not None:
+            return together(self._bindings, parts, [known])
         answers = self.gather(functools.partial(run_part, self.packed_job()), parts)
-        return None if answers is None else together(self._bindings, parts, answers)
+        if answers is None:
+            return None
+        if self._node.options.batch:
+            pieces = answers[0].flat(first.start)
+            self._divided = {(first.tailer, start, some.messages): some for start, some in pieces}
+        return together(self._bindings, parts, answers)
 
     @property
     def on_executors(self) -> bool:
@@ -319,6 +359,7 @@ class SparkRunner(Runner):
                     for piece in taken.slices
                 ),
                 taken.hash if len(edges) == 2 else None,
+                taken.part,
             )
             for low, high in itertools.pairwise(edges)
         ]

@@ -73,6 +73,8 @@ class Recovery(Committer):
         self.state.forget()
         self.imperative.forget()
         self._lingering.clear()
+        for halving in self._halving:
+            halving.clear()
         for reader in self._readers:
             reader.stand(positions[reader.tailer])
         self._pending = None

@@ -11,7 +11,8 @@ snapshot.
 
 A message function is called once for each message. When the call returns, its messages are packed and its changes
 of the state are kept. So a call that fails does not affect the other calls, and a later call changes nothing of an
-earlier one. A batch function is called once, and all its messages succeed or fail together.
+earlier one. A batch function is called once, and all its messages succeed or fail together; the stepper may then take
+them again in parts (halving.py).
 
 With ``concurrency=n`` up to n calls run at once, in threads or on an event loop (`async def`). Each call has its own
 view of the process and its own layer of the state. The results are put in the order of the messages, so the step
@@ -140,6 +141,9 @@ class Runner:
             self._limited = Limited(f"cues {node.id} call", self._limit_s)
         self._fn = adapted(node, self._fn)
         self._invoke = invocation(node, self._fn, self._returned.check_ran)
+        # A target that keeps the index of its last message would count a failed message before it as done. So the
+        # failure is committed before a later message is called.
+        self._ends_at_failure = node.options.checkpoint is not None
         # The columns to map the function over, if a call needs only its messages.
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
@@ -261,7 +265,7 @@ class Runner:
                         break  # so no later message is called
                     outcome = None
                 results.append(outcome)
-            over = stride.look()
+            over = stride.look() or (self._ends_at_failure and bool(failures))
             counters.calls += len(results) - done
             counters.calling_ns += stride.spent_ns
             if over and len(results) < count:
@@ -471,7 +475,8 @@ class Runner:
 
     def _run_batch(self, taken: Taken) -> Results:
         error: Exception
-        for attempt in range(1, self._retry.attempts + 1):
+        attempts = 1 if taken.part and taken.count > 1 else self._retry.attempts
+        for attempt in range(1, attempts + 1):
             if attempt > 1:
                 for offset in range(taken.count):
                     taken.restored(offset)
@@ -497,7 +502,7 @@ class Runner:
                 layer.discard()
                 self._discard()
                 error = failed
-                if attempt == self._retry.attempts or not self._retriable(error):
+                if attempt == attempts or not self._retriable(error):
                     break
                 self._wait(attempt, error)
         return Results({b: Output() for b in self._bindings}, {0: Failure(error, attempt)})

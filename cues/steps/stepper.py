@@ -5,6 +5,7 @@ The numbers are those of docs/guarantees.md.
     1. take       choose for each tailer a range of messages on its queue; copy them    this module
     2. snapshot   if the function has side effects, commit the ranges before it runs      commit.py
     3. run        call the function; a message that fails for good becomes a step of its own   runner.py
+                  a batch that fails is dropped, and its halves are taken from 1 on            halving.py
     4. commit     one write transaction: the fence, outputs, state, attempt, positions    commit.py, parts.py
     5. ring       wake the readers of the queues that were written                        commit.py
 
@@ -27,7 +28,8 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
 from cues.steps import tries
-from cues.steps.failure import Verdict, stopped_at
+from cues.steps.failure import Verdict, short, stopped_at
+from cues.steps.halving import halves
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
@@ -38,6 +40,9 @@ Outcome = Literal["idle", "blocked", "committed"]
 
 class Redriving(Protocol):
     """The redriver of a unit, as its stepper uses it."""
+
+    @property
+    def divided(self) -> bool: ...
 
     def step(self) -> Outcome: ...
 
@@ -87,7 +92,7 @@ class Stepper(Recovery):
         if self._pending is not None or self._redrives_wait() or self.timers_wait():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
-        if any(self._count(inputs, size) for _, inputs in self._choices()):
+        if any(self._count(inputs, self._bounded(place, size)) for place, inputs in self._choices()):
             return True
         self._tell_of_starving()
         return False
@@ -147,12 +152,35 @@ class Stepper(Recovery):
             if self.node.side_effects or self.node.at_most_once:
                 self._commit_snapshot(taken)
             # 3. Run.
-            results = self._condemned(taken) or self._run(taken)
+            results = self._condemned(taken)
+            if results is None:
+                results = self._run(taken)
+                if halves(self.node, taken.count, results):
+                    self._halve(taken, results)
+                    return
             # 4. Commit.
             self._commit(taken, results)
         except BaseException:
             self._step_dropped()
             raise
+
+    def _halve(self, taken: Taken, results: Results) -> None:
+        """Drop a step that failed: the next steps take its messages in parts (halving.py)."""
+        if not taken.part:
+            failure = results.failures[0]
+            text = (
+                f"a batch of {taken.count:,} messages failed ({short(failure.error)}); runs it in halves, to find the"
+                " messages that fail alone"
+            )
+            self._emit(events.Event(self.node.id, text, logging.WARNING))
+        self._halving[self._input_of(taken)].divide(taken.slices[0].start, taken.slices[0].stop)
+        self._step_dropped()
+
+    @property
+    def divided(self) -> bool:
+        """True if parts of a batch that failed wait. They are known in memory only."""
+        here = any(halving.at(input.index) for halving, input in zip(self._halving, self.inputs))
+        return here or (self.redriver is not None and self.redriver.divided)
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
@@ -244,7 +272,8 @@ class Stepper(Recovery):
                 self._served = place + 1
                 if self._lingering:
                     self._lingering.pop(inputs[0].tailer, None)
-                return Taken([input.take(count) for input in inputs], count)
+                part = self._halving[place].at(inputs[0].index)
+                return Taken([input.take(count) for input in inputs], count, part=part)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
@@ -269,7 +298,8 @@ class Stepper(Recovery):
 
     def _bounded(self, place: int, size: int) -> int:
         """Return the largest number of messages that a step may take from this choice of inputs."""
-        return 1 if self.inputs[place].index < self._careful.get(place, 0) else size
+        index = self.inputs[place].index
+        return 1 if index < self._careful.get(place, 0) else self._halving[place].bound(index, size)
 
     @property
     def lingers_s(self) -> float | None:

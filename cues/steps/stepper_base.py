@@ -30,6 +30,7 @@ from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
 from cues.steps import tracing, tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
+from cues.steps.halving import Halving
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.meter import Meter
@@ -152,6 +153,8 @@ class StepperBase:
         self._careful: dict[int, int] = {}
         """For each input: before this index a step takes one message at a time."""
         self._verdict: Verdict | None = None
+        self._halving = [Halving() for _ in self.inputs]
+        """For each input: the parts of a batch that failed."""
         self.hasher = Hasher(node.key, row.generation)
         state = None if node.kind == "source" else self.state.call  # a source's state is its position
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)

@@ -104,6 +104,9 @@ class Taken:
     _came: Provenance | None = None
     context: dict[str, str] | None = None
     """The trace context of the step (tracing.py), which its outputs carry; None if the step is not traced."""
+    part: bool = False
+    """True if these messages failed together with others (halving.py): several of them are called once, without tries
+    after it."""
 
     @property
     def acknowledged(self) -> bool:

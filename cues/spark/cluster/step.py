@@ -80,6 +80,11 @@ class StepResult:
         return min(stops, default=None, key=lambda stop: stop[0])
 
     @property
+    def closed(self) -> int | None:
+        """The offset at which the step ends, if that is before its last message."""
+        return next((answer.closed for answer in self.answers if answer.closed is not None), None)
+
+    @property
     def changed(self) -> bool:
         """True if the state changed."""
         return any(output.state for output in self.outputs)
@@ -384,7 +389,7 @@ class Stage:
             if answer.fatal is not None:
                 self.ledger.check()  # the next owner may have deleted files that this step reads
                 raise answer.fatal
-        if not any(answer.declined or answer.fatal or answer.stop for answer in ran.answers):
+        if not any(answer.declined or answer.fatal or answer.stop or answer.closed for answer in ran.answers):
             held = sum(answer.count for answer in ran.answers)
             if held != count:
                 raise Diverged(
@@ -475,8 +480,9 @@ class Stage:
 
     def _commit(self, taking: StepRange, ran: StepResult) -> None:
         stop = ran.stop
-        whole = _count(taking) if stop is None else stop[0]
+        whole = _count(taking) if ran.closed is None else ran.closed
         if stop is not None:
+            whole = stop[0]
             self._stop = stopped_at(self.node, stop[1])
             if not whole:
                 self._discard(ran.outputs)

@@ -42,6 +42,7 @@ from cues.spark.cluster.state_files import StateRun, key_bytes
 from cues.spark.cluster.typed import TypedColumns
 from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
 from cues.steps.failure import Failure, error_message
+from cues.steps.halving import Halving, halves
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
@@ -112,6 +113,8 @@ class TaskResult(PartReport):
     """The first failure."""
     stop: tuple[int, Failure] | None = None
     """The offset at which the processor stops: a message failed for good, and there is no error queue."""
+    closed: int | None = None
+    """The offset at which the step ends: after a failure that is committed before a later message is called."""
 
 
 @dataclass
@@ -323,11 +326,10 @@ class _Work:
             return
         with reporting(answer):
             self._run(answer, [RowSlice(self.job.entrances[input], rows) for input, rows in read()])
-        self._ended = bool(answer.stop or answer.declined or answer.fatal)
+        self._ended = bool(answer.stop or answer.declined or answer.fatal or answer.closed)
 
     def _run(self, answer: TaskResult, pieces: list[RowSlice]) -> None:
-        taken = Taken(list(pieces), len(pieces[0].rows))
-        answer.count = taken.count
+        count = answer.count = len(pieces[0].rows)
         self.output.read_bytes += sum(len(value) for piece in pieces for value in piece.rows.values)
         counts = {len(piece.rows) for piece in pieces}
         if len(counts) > 1:
@@ -339,10 +341,23 @@ class _Work:
         self._load(pieces)
         counters = self.runner._counters
         retries = counters.retries
-        results = self.runner.run(taken)
+        # The step is one commit after its calls, so only a function without effects outside is called in parts.
+        divides = not self.job.node.side_effects
+        halving, whole, done = Halving(), pieces, 0
+        while done < count:
+            stop = done + halving.bound(done, count - done)
+            part = halving.at(done)
+            if part:  # decoded again, because the call that failed may have changed its messages
+                pieces = [RowSlice(piece.entrance, piece.rows.slice(done, stop)) for piece in whole]
+            taken = Taken(list(pieces), stop - done, part=part)
+            results = self.runner.run(taken)
+            if divides and halves(self.job.node, taken.count, results):
+                halving.divide(done, stop)
+                continue
+            self._put(pieces, taken, results, answer)
+            self.state.committed()
+            done = stop
         answer.retries = counters.retries - retries
-        self._put(pieces, taken, results, answer)
-        self.state.committed()
 
     def _load(self, pieces: list[RowSlice]) -> None:
         """Read the state that the calls of a part may see."""
@@ -360,6 +375,10 @@ class _Work:
         if stop is not None:
             answer.stop = pieces[0].rows.indices[stop] - self.task.low, travelling(results.failures[stop])
             results, count = results.before(stop), stop
+        elif results.failures and node.options.checkpoint is not None:
+            # The target keeps the index of its last message, and would count a failed message before it as done.
+            count = count if results.closed is None else results.closed
+            answer.closed = pieces[0].rows.indices[count - 1] + 1 - self.task.low
         chunks = self._outputs(taken, results, count)
         for offset, failure in sorted(results.failures.items()):
             assert self.job.errors is not None

@@ -1,0 +1,69 @@
+"""Halving: a batch that failed is taken again in parts, until the messages that fail alone are known.
+
+    messages   1 2 3 4 5 6 7 8     5 fails
+    calls      [1 2 3 4 5 6 7 8]   fails, after all its tries
+               [1 2 3 4]           a step
+               [5 6 7 8]           fails
+               [5 6]               fails
+               [5]                 fails, after all its tries: a step, with an error message
+               [6] [7 8]           two steps
+
+Each part is a step like any other, which commits before the next one is called: it has its own snapshot, delivery hash,
+state and positions. So a death at any point leaves whole steps. If the function has side effects, the part that was
+under way is taken again under its hash; otherwise nothing of it remains. A target that keeps only the position of its
+last message (``checkpoint=``) is never given messages after a failure that is not committed.
+
+Only the ends of the parts that wait are kept, and only in memory. A process that starts again takes a whole batch, and
+halves it again if it fails.
+
+For k messages that fail alone among n there are about 2·k·log2(n) calls more. A part of several messages is called
+once; a single message has all the tries of its processor.
+"""
+
+from __future__ import annotations
+
+from cues.graphs.processor import FRAME, Node
+from cues.steps.results import Results
+
+
+def halves(node: Node, count: int, results: Results) -> bool:
+    """Return whether the messages of a step, which failed together, are to be taken again in two halves."""
+    return (
+        bool(results.failures)
+        and count > 1
+        # Only a batch function fails as a whole. A frame is a plan, and each call of it is a job of Spark.
+        and node.options.batch not in (False, FRAME)
+        and node.options.bisect
+        # The positions have moved already, and no message is called twice.
+        and not node.at_most_once
+        # Without an error queue, or if the target failed, the processor stops before the batch.
+        and results.stop(node) is None
+    )
+
+
+class Halving:
+    """The ends of the parts of a batch that failed. An index may count from any place, but always from the same."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        """The part that is taken next is the last one."""
+
+    def at(self, index: int) -> bool:
+        """Return whether the message at ``index`` is in a part, and forget the parts before it."""
+        while self._ends and self._ends[-1] <= index:
+            self._ends.pop()
+        return bool(self._ends)
+
+    def bound(self, index: int, size: int) -> int:
+        """Return the number of messages to take from ``index``: those of its part, at most ``size``."""
+        return min(size, self._ends[-1] - index) if self.at(index) else size
+
+    def divide(self, start: int, stop: int) -> None:
+        """Divide the messages from ``start`` to before ``stop``, which failed, into two parts."""
+        if not self.at(start) or self._ends[-1] != stop:
+            self._ends.append(stop)
+        self._ends.append((start + stop) // 2)
+
+    def clear(self) -> None:
+        """Forget the parts: the positions are others now."""
+        self._ends.clear()
