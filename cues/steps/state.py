@@ -225,6 +225,10 @@ class StateTable:
             self._missing = False
             self._open()
 
+    def exists(self) -> bool:
+        """Return whether the table was ever written."""
+        return self._open()
+
     def write(self, txn: StoreTransaction) -> None:
         """Write the changes of the step inside its commit, after :meth:`ensure`."""
         for row, packed in self._step.items():

@@ -27,7 +27,8 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
 from cues.steps import tries
-from cues.steps.failure import Verdict, stopped_at
+from cues.steps.failure import Failure, Verdict, stopped_at
+from cues.steps.held import NEVER_NS
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
@@ -55,6 +56,12 @@ class Firing(Protocol):
     def close(self) -> None: ...
 
 
+class Delivering(Protocol):
+    """The deliverer of a unit, as its stepper uses it."""
+
+    def step(self) -> Outcome: ...
+
+
 class Stepper(Recovery):
     """One processor that this process owns. Used by one thread at a time."""
 
@@ -67,6 +74,11 @@ class Stepper(Recovery):
     """Takes the due timers of this unit (timers.py). It is made by the first step of a processor with ``timer=``."""
     _fired = False
     """True if the last step was one of the firer: they take turns."""
+
+    deliverer: Delivering | None = None
+    """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
+    _delivered = False
+    """True if the last step was one of the deliverer: they take turns."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
@@ -84,7 +96,7 @@ class Stepper(Recovery):
             if self._something_to_take():
                 self._hold()
             return False
-        if self._pending is not None or self._redrives_wait() or self.timers_wait():
+        if self._pending is not None or self._redrives_wait() or self.timers_wait() or self.delays_wait():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
         if any(self._count(inputs, size) for _, inputs in self._choices()):
@@ -116,6 +128,9 @@ class Stepper(Recovery):
         self._fired = not self._fired and self.timers_wait() and self._fire()
         if self._fired:
             return "committed"
+        self._delivered = not self._delivered and self.delays_wait() and self._deliver()
+        if self._delivered:
+            return "committed"
         self._room = self.gate.room()
         if not self._room and self._something_to_take():
             return self._wait_for_readers()
@@ -131,6 +146,7 @@ class Stepper(Recovery):
             for mark in self.marks.values():
                 mark.release()
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
+            more = more or (self.delays_wait() and self._deliver())
             return "committed" if more else "idle"
         if faults.active:
             faults.point("take.after")
@@ -143,6 +159,9 @@ class Stepper(Recovery):
 
     def _make(self, taken: Taken) -> None:
         try:
+            if taken.times is not None:  # no call: the messages wait for their time
+                self._hold_back(taken)
+                return
             # 2. Snapshot.
             if self.node.side_effects or self.node.at_most_once:
                 self._commit_snapshot(taken)
@@ -153,6 +172,15 @@ class Stepper(Recovery):
         except BaseException:
             self._step_dropped()
             raise
+
+    def _hold_back(self, taken: Taken) -> None:
+        """Commit a step that keeps its messages until they are due. If the processor cannot, the first one fails."""
+        held = self.held
+        assert held is not None
+        refused = held.refused(taken)
+        if refused is None:
+            held.keep(taken)
+        self._commit(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
@@ -181,6 +209,8 @@ class Stepper(Recovery):
     def _step_dropped(self) -> None:
         """Return to the positions of the last commit."""
         self.state.forget()
+        if self.held is not None:
+            self.held.forget()
         self.imperative.forget()
         for reader in self._readers:
             reader.stand(self.position_in(self._row, reader.tailer))
@@ -231,6 +261,23 @@ class Stepper(Recovery):
         self.firer = firer
         return outcome == "committed"
 
+    def delays_wait(self) -> bool:
+        """Return whether a delayed message is due, or may have been moved to its queue. Safe in any thread."""
+        held = self.held
+        return held is not None and held.next_ns <= clock.now_ns()
+
+    def _deliver(self) -> bool:
+        assert self._deliverer_of is not None
+        self.check_fence()
+        deliverer, self.deliverer = self.deliverer, None  # after an error it is recovered, as after a start
+        if deliverer is None:
+            deliverer = self._deliverer_of(self)
+        outcome = deliverer.step()
+        self.deliverer = deliverer
+        if outcome == "blocked":
+            self._hold()  # so that the thread sleeps until there is room
+        return outcome == "committed"
+
     # 1. Take.
 
     def _take(self) -> Taken | None:
@@ -244,7 +291,10 @@ class Stepper(Recovery):
                 self._served = place + 1
                 if self._lingering:
                     self._lingering.pop(inputs[0].tailer, None)
-                return Taken([input.take(count) for input in inputs], count)
+                times = None
+                if self.held is not None and any(input.delays for input in inputs):
+                    count, times = self.held.cut(inputs, count)
+                return Taken([input.take(count) for input in inputs], count, times=times)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
@@ -273,10 +323,12 @@ class Stepper(Recovery):
 
     @property
     def lingers_s(self) -> float | None:
-        """Seconds until the first wait for more messages ends, or the next timer is due; None without both."""
+        """Seconds until the first wait for more messages ends, or a timer or delayed message is due; else None."""
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
         if self._firer_of is not None and (first := self.state.first_due()) is not None:
             ends.append(first - clock.now_ns())
+        if self.held is not None and self.held.next_ns != NEVER_NS:
+            ends.append(self.held.next_ns - clock.now_ns())
         return max(0.0, min(ends) / 1e9) if ends else None
 
     def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:

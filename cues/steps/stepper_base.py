@@ -31,6 +31,7 @@ from cues.queues.tailer import pending_read
 from cues.steps import tracing, tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
+from cues.steps.held import Held
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.meter import Meter
 from cues.steps.ownership import fenced
@@ -67,12 +68,14 @@ class StepperBase:
         shares: StepperBase | None = None,
         redriver: Callable[[Any], Any] | None = None,
         firer: Callable[[Any], Any] | None = None,
+        deliverer: Callable[[Any], Any] | None = None,
     ) -> None:
         """``queues``: handles by name, needed for queues of other stores. ``marks``: the low-water marks there, by
         tailer id. ``may_linger``: whether a step may wait for more messages, as ``linger_s`` asks. ``runner``: makes
         the runner from the arguments of :class:`Runner`. ``shares``: the stepper of the same thread whose state,
         counters, appenders and fork queues this one uses too. ``redriver``: makes the stepper of its redriven
-        messages (redrive.py). ``firer``: makes the stepper of its due timers (timers.py)."""
+        messages (redrive.py). ``firer``: makes the stepper of its due timers (timers.py). ``deliverer``: makes the
+        stepper of its delayed messages that are due (delays.py); without it they are taken as all others."""
         self.store = store
         self.given: dict[str, Any] = {"queues": queues, "system": system, "pause": pause, "stopping": stopping}
         """Arguments with which another stepper of the same processor is made."""
@@ -99,6 +102,9 @@ class StepperBase:
         self._redrives_key = names.redrives_key(node.key)
         self._redriver_of = redriver
         self._firer_of = firer
+        self._deliverer_of = deliverer
+        self.held = Held(store, node) if deliverer is not None else None
+        """The delayed messages of the unit."""
         self._redrives: bytes | None = None
         """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
         self.try_log = store.queue(node.key)
