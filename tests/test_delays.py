@@ -269,7 +269,7 @@ def test_a_message_that_fails_when_it_is_due_can_be_redriven(cues_store: Any, cl
 
 @pytest.mark.slow
 def test_retention_does_not_remove_a_message_that_waits(cues_store: Any, clock: testing.Clock) -> None:
-    queue = cues_store.queue("in", retention=cues.Retention(count=10))
+    queue = cues_store.queue("in")
     queue.appender().write({"n": -1, "key": "x"}, delay=60)
     testing.run_until_idle(graph_of(), cues_store)
     queue.appender().write_many([{"n": n, "key": "x", "text": "x" * 500} for n in range(500)])

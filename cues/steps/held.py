@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, names
@@ -32,6 +33,8 @@ MOVED_BYTES_MAX: Final = 4 << 20
 """Bytes of messages after which one commit moves no more of them."""
 _FIELD: Final = struct.Struct(">QH8sQ")
 _COUNT: Final = "count"
+_KEY: Final = key_part(None)
+_SUFFIX: Final = names.delayer_id("").removeprefix(".")
 
 
 class Held:
@@ -44,7 +47,6 @@ class Held:
         self._store = store
         self._node = node
         self._queues = {port.binding: port.queue for port in node.inputs}
-        self._row = key_part(None)
         self.refusal = _refusal(node)
         """Why the processor holds no messages, as a sentence; "" if it does."""
 
@@ -60,8 +62,7 @@ class Held:
 
     def look(self) -> None:
         """Find the time of the first message."""
-        first = next(self._rows(NEVER_NS), None)
-        self.next_ns = NEVER_NS if first is None else self._time(first)
+        self.next_ns = _first_ns(self.table)
 
     # --- taking ---
 
@@ -139,7 +140,7 @@ class Held:
         due: list[list[Any]] = []
         size = 0
         rows: dict[bytes, bytes | None] = {}
-        for row in self._rows(clock.now_ns()):
+        for row in _rows(self.table, clock.now_ns()):
             packed = self.table.packed(row) or b""
             due.append(codec.unpack(packed))
             rows[row] = None
@@ -153,21 +154,46 @@ class Held:
             self.table.settle(rows)
         return due
 
-    def _rows(self, until_ns: int) -> Iterator[bytes]:
-        """The committed rows of the messages up to a time, in the order of their times."""
-        low, high = _FIELD.pack(0, 0, bytes(8), 0), _FIELD.pack(min(until_ns + 1, NEVER_NS), 0, bytes(8), 0)
-        return self.table.range(self._row + key_part(low), self._row + key_part(high))
 
-    def _time(self, row: bytes) -> int:
-        time: int = _FIELD.unpack(codec.unpack(row[len(self._row) + 1 :]))[0]
-        return time
+class Waiting(NamedTuple):
+    """The messages that a unit holds."""
 
-    @property
-    def count(self) -> int:
-        """The number of held messages."""
-        counted: int = self.table.view(None).get(_COUNT, 0)
-        self.table.forget()
-        return counted
+    unit: str
+    messages: int
+    next: datetime
+    """The time of the first one."""
+
+    def __str__(self) -> str:
+        messages = f"{self.messages:,} delayed messages" if self.messages > 1 else "1 delayed message"
+        next = self.next.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return f"{self.unit} holds {messages}, {'the next one ' if self.messages > 1 else ''}until {next}"
+
+
+def waiting(store: Store) -> list[Waiting]:
+    """Return the units that hold messages. The cost does not depend on the number of messages."""
+    units = []
+    for name, _ in store._entries():
+        id = name.decode("utf-8", "replace").removeprefix("state:")
+        unit = id.removesuffix(f".{_SUFFIX}")
+        if not (name.startswith(b"state:") and unit != id and "." in unit):
+            continue
+        table = StateTable(store, id)
+        first_ns = _first_ns(table)
+        if first_ns != NEVER_NS:
+            units.append(Waiting(unit, table.view(None)[_COUNT], clock.to_datetime(first_ns)))
+    return sorted(units)
+
+
+def _rows(table: StateTable, until_ns: int) -> Iterator[bytes]:
+    """The committed rows of the messages up to a time, in the order of their times."""
+    low, high = _FIELD.pack(0, 0, bytes(8), 0), _FIELD.pack(min(until_ns + 1, NEVER_NS), 0, bytes(8), 0)
+    return table.range(_KEY + key_part(low), _KEY + key_part(high))
+
+
+def _first_ns(table: StateTable) -> int:
+    row = next(_rows(table, NEVER_NS), None)
+    first: int = NEVER_NS if row is None else _FIELD.unpack(codec.unpack(row[len(_KEY) + 1 :]))[0]
+    return first
 
 
 def _refusal(node: Node) -> str:

@@ -264,7 +264,7 @@ class Stepper(Recovery):
     def delays_wait(self) -> bool:
         """Return whether a delayed message is due, or may have been moved to its queue. Safe in any thread."""
         held = self.held
-        return held is not None and held.next_ns <= clock.now_ns()
+        return held is not None and held.next_ns != NEVER_NS and held.next_ns <= clock.now_ns()
 
     def _deliver(self) -> bool:
         assert self._deliverer_of is not None
