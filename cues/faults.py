@@ -184,6 +184,12 @@ TIMER_POINTS: dict[str, str] = {
 }
 """Points of timers, whose steps also reach the points of steps."""
 
+EXPIRY_POINTS: dict[str, str] = {
+    "state.expiring": "expired values of an idle processor deleted, not committed",
+    "state.expired": "expired values of an idle processor deleted and committed",
+}
+"""Points of a state with ``ttl=``, whose steps also reach the points of steps."""
+
 DELAY_POINTS: dict[str, str] = {
     "delay.holding": "delayed messages held, with the step that took them, not committed",
     "delay.claimed": "the deliverer of a unit claimed, not recovered yet",
@@ -239,6 +245,7 @@ POINTS: dict[str, str] = {
     **REDRIVE_POINTS,
     **TIMER_POINTS,
     **DELAY_POINTS,
+    **EXPIRY_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,
     **REPLAY_POINTS,

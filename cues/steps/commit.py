@@ -76,6 +76,7 @@ class Committer(PartBuilder):
         pages = 2 * len(parts)
         for part in parts:
             pages += part.values()
+        self.state.expire()
         tables = [self.state] if self.state.changed else []
         if self.held is not None and self.held.table.changed:
             tables.append(self.held.table)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cues import faults
 from cues.base import clock, events
@@ -33,6 +33,11 @@ from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
 
+if TYPE_CHECKING:
+    from cues.storage.transaction import StoreTransaction
+
+EXPIRED_WHEN_IDLE: Final = 1000
+"""Expired values of the state that one commit deletes when there is nothing to take."""
 Outcome = Literal["idle", "blocked", "committed"]
 """Nothing to take; something to take, but an output waits for its readers (backpressure.py); a step was made."""
 
@@ -146,7 +151,7 @@ class Stepper(Recovery):
             for mark in self.marks.values():
                 mark.release()
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
-            more = more or (self.delays_wait() and self._deliver())
+            more = more or (self.delays_wait() and self._deliver()) or self._expire()
             return "committed" if more else "idle"
         if faults.active:
             faults.point("take.after")
@@ -277,6 +282,29 @@ class Stepper(Recovery):
         if outcome == "blocked":
             self._hold()  # so that the thread sleeps until there is room
         return outcome == "committed"
+
+    def _expire(self) -> bool:
+        """Delete values of the state that expired, in a commit of their own; return False if there were none."""
+        if self.state.ttl_ns is None:
+            return False
+        count = self.state.expire(EXPIRED_WHEN_IDLE)
+        if not count:
+            self.state.committed()
+            return False
+
+        def write(txn: StoreTransaction) -> None:
+            self._fence(txn)
+            self.state.write(txn)
+            faults.point("state.expiring")
+
+        try:
+            self._patiently(self.store._commit, write, pages=3 * count)
+        except BaseException:
+            self.state.forget()
+            raise
+        self.state.committed()
+        faults.point("state.expired")
+        return True
 
     # 1. Take.
 

@@ -25,6 +25,7 @@ from cues.errors import WriterStuck
 from cues.forwarding.low_water import LowWater
 from cues.graphs.processor import Node
 from cues.queues.backpressure import ENDLESS, Gate
+from cues.queues.options import seconds_of
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
+
+
+def _table(store: Store, node: Node) -> StateTable:
+    ttl_s = seconds_of(node.options.ttl)
+    return StateTable(store, node.key, None if ttl_s is None else round(ttl_s * 1e9))
 
 
 class StepperBase:
@@ -93,7 +99,7 @@ class StepperBase:
         self.tracer = tracing.tracer() if runner is Runner else None  # not of steps whose calls are on executors
         self.span: tracing.StepSpan | None = None
         """The span of the step under way, if steps are traced."""
-        self.state: StateTable = StateTable(store, node.key) if shares is None else shares.state
+        self.state: StateTable = _table(store, node) if shares is None else shares.state
         self._emit = emit
         self._pause = pause
         self._row = row
