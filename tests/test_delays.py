@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -397,6 +398,99 @@ def test_an_at_most_once_processor_gets_the_message_when_it_is_due(cues_store: A
     clock.advance(5)
     testing.run_until_idle(graph, cues_store)
     assert seen == [{"n": 1}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_target_with_the_position_gets_a_message_that_was_due_between_a_crash_and_the_start(
+    cues_store: Any, clock: testing.Clock, tmp_path: Path, batch: bool
+) -> None:
+    """The target has committed messages on both sides of it. Its position must not pass over the one that waits."""
+    from cues.checkpoints import SQLCheckpoint
+
+    database = tmp_path / "target.db"
+
+    def insert(messages: Any, process: Any) -> None:
+        for message in messages if batch else [messages]:
+            process.connection.exec_driver_sql("INSERT INTO seen VALUES (?)", (message["n"],))
+
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE seen (n INTEGER)")
+    checkpoint = SQLCheckpoint(f"sqlite:///{database}")
+    sink = cues.Sink(insert, "in", id="p", batch=batch, batch_size=8, checkpoint=checkpoint)
+    graph = Graph("g", [cues.Source("in"), sink])
+    appender = cues_store.queue("in").appender()
+    for n, delay in enumerate([None, 60, None, None, 30]):
+        appender.write({"n": n}, delay=delay)
+    for hit in (1, 2, 3, 4):
+        with testing.crash("commit.before", hit, how="raise"), contextlib.suppress(testing.Crashed):
+            testing.run_until_idle(graph, cues_store)
+        clock.advance(20)
+    testing.run_until_idle(graph, cues_store)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        seen = [n for (n,) in connection.execute("SELECT n FROM seen")]
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_inputs_and_outputs_in_other_stores(tmp_path: Path, clock: testing.Clock) -> None:
+    queues = {name: cues.QueueOptions(path=tmp_path / name) for name in ("in", "out")}
+    stream = cues.Stream(handle, "in", "out", id="p", key="key")
+    graph = Graph("g", [cues.Source("in"), stream], errors="errors", queues=queues)
+    with cues.open(tmp_path / "home", durability="process") as home, cues.open(tmp_path / "in") as other:
+        other.queue("in").appender().write({"n": 1, "key": "x"}, delay=60)
+        testing.run_until_idle(graph, home)
+        clock.advance(60)
+        for point in ("delay.moved", "delay.inside", "commit.after"):
+            with testing.crash(point, how="raise"), contextlib.suppress(testing.Crashed):
+                testing.run_until_idle(graph, home)
+        testing.run_until_idle(graph, home)
+    with cues.open(tmp_path / "out") as other:
+        assert testing.messages(other, "out") == [{"n": 1, "key": "x", "count": 1}]
+
+
+@pytest.mark.slow
+def test_messages_that_are_due_wait_for_the_readers_of_a_bounded_queue(tmp_path: Path) -> None:
+    options = cues.QueueOptions(max_lag=2, retention="read")
+    stream = cues.Stream(lambda message: message, "in", "middle", id="p")
+    graph = Graph("g", [cues.Source("in"), stream], queues={"middle": options}, store=tmp_path / "store")
+    with graph.start() as running:
+        reader = running.store.queue("middle").tailer(name="reader")
+        running.send("in", {"n": -1})
+        assert reader.read(block=True, timeout=60) == {"n": -1}
+        for n in range(10):
+            running.send("in", {"n": n}, delay=0.05)
+        limit = time.monotonic() + 60
+        while len(middle := running.store.queue("middle")) < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        read: list[int] = []
+        while len(read) < 10:
+            assert time.monotonic() < limit
+            message = reader.read(block=True, timeout=1)
+            assert len(middle) <= 4 + len(read)
+            if message is not None:
+                read.append(message["n"])
+        assert read == list(range(10))
+
+
+@pytest.mark.slow
+def test_publishers_write_delayed_messages_and_consumers_read_them_at_once(
+    cues_store: Any, clock: testing.Clock
+) -> None:
+    from cues import txn
+
+    queue = cues_store.queue("in")
+    publisher = txn.Publisher()
+    publisher.publish_committed(lambda _: queue, cues.delayed({"n": 1, "key": "x"}, delay=60))
+    publisher.flush()
+    publisher.close()
+    testing.run_until_idle(graph_of(), cues_store)
+    assert testing.messages(cues_store, "out") == []
+    assert testing.messages(cues_store, "in") == [{"n": 1, "key": "x"}]
+    clock.advance(60)
+    testing.run_until_idle(graph_of(), cues_store)
+    assert [m["n"] for m in testing.messages(cues_store, "out")] == [1]
 
 
 @pytest.mark.slow

@@ -357,7 +357,8 @@ class Stepper(Recovery):
             ends.append(first - clock.now_ns())
         if self.held is not None and self.held.next_ns != NEVER_NS:
             ends.append(self.held.next_ns - clock.now_ns())
-        return max(0.0, min(ends) / 1e9) if ends else None
+        ends = [left for left in ends if left > 0]  # what is over now waits for room, or ready() is true
+        return min(ends) / 1e9 if ends else None
 
     def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
         """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""
