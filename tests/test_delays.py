@@ -558,6 +558,62 @@ def test_a_sleeping_graph_wakes_for_a_message_that_is_due(tmp_path: Path) -> Non
         assert running.messages("out")[0]["early"] <= 0
 
 
+def test_on_spark_the_driver_holds_delayed_messages(spark: Any, tmp_path: Path) -> None:
+    def forward(message: Message) -> Message:
+        return message
+
+    stages = [cues.Source("in"), cues.Stream(forward, "in", "middle", id="p")]
+    graph = Graph("g", [*stages, cues.Stream(forward, "middle", "out", id="q")], errors="errors")
+    with cues.open(tmp_path / "store", durability="process") as store:
+        appender = store.queue("in").appender()
+        appender.write_many([{"n": n} for n in range(50)])
+        appender.write({"n": 50}, delay=3600)
+        appender.write_many([{"n": n} for n in range(51, 100)])
+    start = datetime.now(UTC)
+    with graph.start(store=tmp_path / "store", engine="spark", spark=spark, backfill=True) as running:
+        running.wait_done()
+    with cues.open(tmp_path / "store") as store:
+        assert sorted(m["n"] for m in testing.messages(store, "out")) == [n for n in range(100) if n != 50]
+    later = testing.Clock(start + timedelta(hours=2))
+    with later, graph.start(store=tmp_path / "store", engine="spark", spark=spark) as running:
+        assert running.wait_idle(120)
+        messages = testing.messages(running.store, "out")
+    assert messages[-1] == {"n": 50} and len(messages) == 100
+
+
+@pytest.mark.slow
+def test_a_directory_of_queues_refuses_delayed_messages_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    import directory_steps
+
+    from cues.spark.cluster.files import LocalFiles
+
+    def later(message: Message) -> Message:
+        return cues.delayed(message, delay=60) if message["n"] % 2 else message
+
+    graph = Graph("g", [cues.Source("in"), cues.Stream(later, "in", "out", id="p")], errors="errors")
+    files = LocalFiles(str(tmp_path / "directory"))
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(4)])
+    with testing.Clock(START) as clock:
+        run = directory_steps.HostRun(files, graph, tmp_path / "store")
+        try:
+            run.feeder.claim()
+            run.claim().run()
+            assert directory_steps.messages_of(run.queues["out"]) == [{"n": 0}, {"n": 2}]
+            errors = directory_steps.messages_of(run.queues["errors"])
+            assert len(errors) == 2 and "time of delivery" in str(errors[0]["err/cause"])
+            with cues.open(tmp_path / "store") as store:
+                store.queue("in").appender().write({"n": 6}, delay=60)
+            with pytest.raises(cues.errors.Unsupported, match=r"Message 5 of the queue 'in'.*00:01:00"):
+                run.run()
+            clock.advance(60)
+            run.run()
+            assert directory_steps.messages_of(run.queues["out"]) == [{"n": 0}, {"n": 2}, {"n": 6}]
+        finally:
+            run.close()
+
+
 KILLED = """
 import sys, time
 import cues

@@ -334,7 +334,10 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
 
 
 def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
-    """Return a message without its ``q/meta``, and the provenance of one message with it; ``q/uuid`` is refused."""
+    """Return a message without its ``q/meta``, and the provenance of one message with it.
+
+    ``q/uuid`` and a time of delivery are refused.
+    """
     extracted = _extract([message], 0, 1, provenance)
     if extracted is None:
         return message, provenance
@@ -342,6 +345,11 @@ def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[st
     if uuids is not None:
         raise InvalidArgument(
             f"The message has a {names.UUID!r}, which queues in a shared directory do not keep.", "leave it out."
+        )
+    if with_meta is not None and any(with_meta.times()):
+        raise InvalidArgument(
+            "The message has a time of delivery, and graphs in a shared directory do not hold messages.",
+            "leave the time out; or run the graph without queues=.",
         )
     return plain, with_meta or provenance
 
