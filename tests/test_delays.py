@@ -475,22 +475,45 @@ def test_messages_that_are_due_wait_for_the_readers_of_a_bounded_queue(tmp_path:
 
 
 @pytest.mark.slow
-def test_publishers_write_delayed_messages_and_consumers_read_them_at_once(
-    cues_store: Any, clock: testing.Clock
+@pytest.mark.parametrize("isolation", ["uncommitted", "committed"])
+def test_publishers_write_delayed_messages_and_tailers_read_them_at_once(
+    cues_store: Any, clock: testing.Clock, isolation: Any
 ) -> None:
     from cues import txn
 
     queue = cues_store.queue("in")
-    publisher = txn.Publisher()
-    publisher.publish_committed(lambda _: queue, cues.delayed({"n": 1, "key": "x"}, delay=60))
-    publisher.flush()
-    publisher.close()
-    testing.run_until_idle(graph_of(), cues_store)
-    assert testing.messages(cues_store, "out") == []
-    assert testing.messages(cues_store, "in") == [{"n": 1, "key": "x"}]
+    with txn.Publisher() as publisher:
+        publisher.publish_committed(lambda _: queue, cues.delayed({"n": 1, "key": "x"}, delay=60))
+        if isolation == "committed":
+            publisher.publish_uncommitted(lambda _: queue, {"n": 2, "key": "x"})
+            publisher.publish_uncommitted(lambda _: queue, cues.delayed({"n": 3, "key": "x"}, delay=50))
+            publisher.append_ack_intents(publisher.build_ack_intents())
+        publisher.flush()
+    graph = graph_of(isolation=isolation)
+    testing.run_until_idle(graph, cues_store)
+    numbers = [2, 3, 1] if isolation == "committed" else [1]
+    assert [m["n"] for m in testing.messages(cues_store, "out")] == numbers[:-2]
+    assert testing.messages(cues_store, "in")[0] == {"n": 1, "key": "x"}
     clock.advance(60)
-    testing.run_until_idle(graph_of(), cues_store)
-    assert [m["n"] for m in testing.messages(cues_store, "out")] == [1]
+    testing.run_until_idle(graph, cues_store)
+    assert [m["n"] for m in testing.messages(cues_store, "out")] == numbers
+    assert testing.messages(cues_store, "errors") == []
+
+
+@pytest.mark.slow
+def test_messages_of_an_input_that_was_taken_away_are_given_up_with_a_warning(
+    cues_store: Any, clock: testing.Clock
+) -> None:
+    stages = [cues.Source("in"), cues.Source("other")]
+    both = Graph("g", [*stages, cues.Stream(handle, cues.AnyOf("in", "other"), "out", id="p", key="key")])
+    cues_store.queue("in").appender().write({"n": 1, "key": "x"}, delay=60)
+    cues_store.queue("other").appender().write({"n": 2, "key": "x"}, delay=60)
+    testing.run_until_idle(both, cues_store)
+    clock.advance(60)
+    one = Graph("g", [cues.Source("other"), cues.Stream(handle, cues.AnyOf("other"), "out", id="p", key="key")])
+    report = testing.run_until_idle(one, cues_store, accept_topology=True)
+    assert [m["n"] for m in testing.messages(cues_store, "out")] == [2]
+    assert [event.text for event in report.events if "gives up 1 delayed messages" in event.text]
 
 
 @pytest.mark.slow

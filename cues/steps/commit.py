@@ -76,19 +76,21 @@ class Committer(PartBuilder):
         pages = 2 * len(parts)
         for part in parts:
             pages += part.values()
-        self.state.expire()
-        tables = [self.state] if self.state.changed else []
-        if self.held is not None and self.held.table.changed:
-            tables.append(self.held.table)
-        for table in tables:
-            self._patiently(table.ensure)
-            pages += 2 * table.pages()
+        if self.state.ttl_ns is not None:
+            self.state.expire()
+        held = self.held if self.held is not None and self.held.table.changed else None
+        if self.state.changed:
+            self._patiently(self.state.ensure)
+            pages += 2 * self.state.pages()
+        if held is not None:
+            self._patiently(held.table.ensure)
+            pages += 2 * held.table.pages()
         packed = row.pack()
         self._patiently(self.store._commit, self._write_step, parts, packed, pages=pages)
         self._owned(row, packed)
         self.state.committed()
-        if self.held is not None and self.held.table in tables:
-            self.held.committed()
+        if held is not None:
+            held.committed()
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.

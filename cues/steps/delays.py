@@ -19,11 +19,12 @@ in the order of their times, after their time, when the processor runs.
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import names
-from cues.errors import CuesError, ProcessorStopped
+from cues.base import events, names
+from cues.errors import CuesError
 from cues.graphs.processor import RedriveNode
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
@@ -81,18 +82,18 @@ class Deliverer(Redriver):
 
     def _pages(self, due: list[list[Any]]) -> dict[str, list[Page]]:
         """The record batches of messages, by their queues of those that are due. Each has the hash of one step."""
-        known = {port.queue for port in self.node.inputs}
+        known = {port.queue for port in self.main.node.inputs}
         by_queue: dict[str, list[list[Any]]] = {}
+        given_up = 0
         for entries in due:
+            if not known >= {entry[0] for entry in entries}:
+                given_up += 1  # as other messages that were not taken when an input is taken away
+                continue
             for entry in entries:
                 by_queue.setdefault(f"{self.node.id}.{entry[0]}", []).append(entry)
-        gone = sorted(queue.removeprefix(f"{self.node.id}.") for queue in by_queue if queue not in known)
-        if gone:
-            raise ProcessorStopped(
-                f"{self.main.node.id} holds delayed messages of {', '.join(gone)}, which it does not read any more.",
-                "declare the input once more until they are delivered.",
-                processor=self.main.node.id,
-            )
+        if given_up:
+            text = f"gives up {given_up:,} delayed messages of queues that it does not read any more"
+            self.main._emit(events.Event(self.main.node.id, text, logging.WARNING))
         pages: dict[str, list[Page]] = {}
         for queue, entries in by_queue.items():
             for digest, some in itertools.groupby(entries, lambda entry: entry[1]):

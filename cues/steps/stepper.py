@@ -320,8 +320,11 @@ class Stepper(Recovery):
                 if self._lingering:
                     self._lingering.pop(inputs[0].tailer, None)
                 times = None
-                if self.held is not None and any(input.delays for input in inputs):
-                    count, times = self.held.cut(inputs, count)
+                if self.held is not None:
+                    for input in inputs:
+                        if input.delays:
+                            count, times = self.held.cut(inputs, count)
+                            break
                 return Taken([input.take(count) for input in inputs], count, times=times)
         return None
 
