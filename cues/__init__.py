@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cues.graphs.graph import Graph, merge
     from cues.graphs.options import Retry
     from cues.queues.appender import Appender
+    from cues.queues.delays import delayed
     from cues.queues.options import QueueOptions, Retention
     from cues.queues.queue import Queue
     from cues.queues.store import Store
@@ -54,8 +55,8 @@ __all__ = [
     "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
-    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "discard", "error_context", "errors", "faults",
-    "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "schemas", "testing", "txn",
+    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "delayed", "discard", "error_context", "errors",
+    "faults", "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "schemas", "testing", "txn",
 ]
 # fmt: on
 
@@ -69,6 +70,7 @@ _MODULES = {
     "graphs.options": "Retry",
     "graphs.declaration": "AllOf AnyOf Sink Source Stream",
     "queues.appender": "Appender",
+    "queues.delays": "delayed",
     "queues.options": "QueueOptions Retention",
     "queues.queue": "Queue",
     "queues.store": "Store",

@@ -184,6 +184,21 @@ TIMER_POINTS: dict[str, str] = {
 }
 """Points of timers, whose steps also reach the points of steps."""
 
+EXPIRY_POINTS: dict[str, str] = {
+    "state.expiring": "expired values of an idle processor deleted, not committed",
+    "state.expired": "expired values of an idle processor deleted and committed",
+}
+"""Points of a state with ``ttl=``, whose steps also reach the points of steps."""
+
+DELAY_POINTS: dict[str, str] = {
+    "delay.holding": "delayed messages held, with the step that took them, not committed",
+    "delay.claimed": "the deliverer of a unit claimed, not recovered yet",
+    "delay.moving": "messages that are due moved to their queue, not committed",
+    "delay.moved": "messages that are due moved to their queue and committed, none delivered",
+    "delay.inside": "a step of messages that were due written, and they are removed, not committed",
+}
+"""Points of delayed messages, whose steps also reach the points of steps."""
+
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
@@ -229,6 +244,8 @@ POINTS: dict[str, str] = {
     **TRANSACTION_POINTS,
     **REDRIVE_POINTS,
     **TIMER_POINTS,
+    **DELAY_POINTS,
+    **EXPIRY_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,
     **REPLAY_POINTS,

@@ -234,3 +234,27 @@ def test_access_log(tmp_path: Path) -> None:
     assert [json.loads(line)["number"] for line in late] == [1, 2]
     errors = run(*CUES, "tail", "data/access-log#errors", "-n", "all", cwd=tmp_path).splitlines()
     assert len(errors) == 1 and "not a line of an access log" in errors[0]
+
+
+@pytest.mark.slow
+@cli
+def test_reminders(tmp_path: Path) -> None:
+    """Notes are delivered once, at their times, over several runs; one of the next year waits."""
+    shutil.copy(EXAMPLES / "reminders.py", tmp_path)
+    notes = [
+        {"text": "tea", "after": "1s"},
+        {"text": "walk", "after": "0s", "times": 3},
+        {"text": "tax", "after": "52w"},
+    ]
+    run(*CUES, "send", "reminders.py#notes", "--create", *map(json.dumps, notes), cwd=tmp_path)
+    limit = time.monotonic() + 120
+    reminded: list[str] = []
+    while len(reminded) < 4:
+        assert time.monotonic() < limit, reminded
+        run(*CUES, "run", "reminders.py", "--idle-exit", "1", cwd=tmp_path)
+        lines = run(*CUES, "tail", "data/reminders#reminded", "-n", "all", cwd=tmp_path).splitlines()
+        reminded = [json.loads(line)["text"] for line in lines]
+    assert sorted(reminded) == ["tea", "walk", "walk", "walk"]
+    status = run(*CUES, "status", "reminders.py", "--json", cwd=tmp_path).splitlines()
+    held = {row["processor"]: row["delayed"] for row in map(json.loads, status) if "processor" in row}
+    assert held["reminders.schedule"] is None and held["reminders.remind"]["messages"] == 1

@@ -648,8 +648,8 @@ def test_a_purge_that_dies_inside_leaves_a_whole_queue(tmp_path: Path, checked: 
 def test_ages_and_sizes_are_read_as_people_write_them() -> None:
     from cues.queues import options
 
-    assert options._seconds("15m") == 900
-    assert options._seconds(timedelta(days=2)) == 172_800
+    assert options.seconds_of("15m") == 900
+    assert options.seconds_of(timedelta(days=2)) == 172_800
     assert options._bytes("2GiB") == 2 << 30
     assert options._bytes("500MB") == 500 * 10**6
     assert cues.Retention.of("1_000") == cues.Retention(count=1000)

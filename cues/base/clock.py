@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cues.base.checks import is_number
 from cues.errors import InvalidArgument
 
 now_ns = time.time_ns
@@ -42,6 +43,26 @@ def to_ns(when: datetime) -> int:
         )
     delta = when - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000_000 + delta.microseconds * 1000
+
+
+def instant_ns(at: datetime | float, what: str) -> int:
+    """Return a time in nanoseconds since the epoch, in whole microseconds, as messages keep it.
+
+    ``at`` is an aware datetime, or seconds since the epoch. Raises :class:`InvalidArgument`; ``what`` begins its text.
+    """
+    number = is_number(at)
+    if not number:
+        ns = to_ns(at)  # type: ignore[arg-type]
+    elif 0 <= at < 1 << 34:  # type: ignore[operator]
+        ns = round(at * 1e6) * 1000  # type: ignore[operator]
+    else:
+        ns = -1
+    if not 0 <= ns < 1 << 64:
+        raise InvalidArgument(
+            f"{what} is {f'{at!r} seconds since the epoch' if number else at}.",
+            "give a time from 1970 to 2554: an aware datetime, or a number such as time.time() + 60.",
+        )
+    return ns
 
 
 @functools.cache

@@ -29,6 +29,8 @@ META: Final = "q/meta"
 TYPE: Final = "q/type"
 TOPICS: Final = "q/topics"
 UUID: Final = "q/uuid"
+DELIVER_AT: Final = "q/deliver-at"
+"""The key in ``q/meta`` of the time before which no processor gets the message."""
 TX: Final = "tx/t"
 TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 """The keys of a trace context in the metadata of a message (W3C Trace Context)."""
@@ -139,6 +141,11 @@ def timer_id(unit: str) -> str:
 def timer_queue(unit: str) -> str:
     """Return the id of the queue of a unit's timers that are due."""
     return f"{timer_id(unit)}.due"
+
+
+def delayer_id(unit: str) -> str:
+    """Return the id under which a unit holds messages until their time, and takes those that are due."""
+    return f"{unit}.delayed"
 
 
 # --- keys in the store's unnamed database -------------------------------------------------------

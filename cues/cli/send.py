@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -20,6 +21,7 @@ from cues.cli.output import CommandOutput, count, from_json, output_options
 from cues.errors import CuesError, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.appender import Appender
+from cues.queues.delays import delayed
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.store import Store, open_or_make
@@ -32,8 +34,17 @@ _READ_BYTES: Final = 1 << 20
 @targets.takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
 @click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
+@option("--delay", metavar="TIME", help="Processors get the messages after this time: 90s, 10m, 2h, 1d.")
+@option("--deliver-at", metavar="TIME", help="Processors get the messages at this time: 2026-01-31T12:00Z.")
 @output_options
-def send(target: targets.StoreTarget, messages: tuple[str, ...], create: bool, output: CommandOutput) -> None:
+def send(
+    target: targets.StoreTarget,
+    messages: tuple[str, ...],
+    create: bool,
+    delay: str | None,
+    deliver_at: str | None,
+    output: CommandOutput,
+) -> None:
     """Append messages to a queue, and wake up its readers.
 
     A message is a JSON object, or key=value pairs, whose values are JSON if they can be read as JSON, and
@@ -44,14 +55,16 @@ def send(target: targets.StoreTarget, messages: tuple[str, ...], create: bool, o
       cues send graph.py#orders count=3 item=apple paid=true
       cues send graph.py#orders '{"count": 3}' '{"count": 4}'
       cues send data/shop#orders < orders.jsonl
+      cues send graph.py#reminders text=tea --delay 10m
       cues tail old#orders -n all | cues send new#orders --create
 
     A graph file without #queue means its source. A line that is not a JSON object ends the command with
     exit code 1 and the number of the line: the lines before it are sent, this and the following ones are not.
     """
     given = _arguments(messages)
+    at = _time_of_delivery(delay, deliver_at)
     with opened_queue(target, create) as queue:
-        sender = _Sender(queue.appender())
+        sender = _Sender(queue.appender(), at)
         try:
             if given:
                 sender.send(given, "message")
@@ -99,6 +112,19 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
         except ValueError:
             pairs[key] = value
     return [pairs]
+
+
+def _time_of_delivery(delay: str | None, deliver_at: str | None) -> datetime | None:
+    """Return the time of --delay or --deliver-at; None without both."""
+    if delay is None and deliver_at is None:
+        return None
+    try:
+        at = None if deliver_at is None else datetime.fromisoformat(deliver_at)
+        time: datetime = delayed({}, deliver_at=at, delay=delay)[names.META][names.DELIVER_AT]
+    except (ValueError, CuesError) as error:
+        text = getattr(error, "message", str(error))
+        raise WrongUsage(text, "write --delay 10m, or --deliver-at 2026-01-31T12:00:00+00:00.") from None
+    return time
 
 
 def _message(text: str | bytes) -> dict[str, Any]:
@@ -168,8 +194,9 @@ def _queue(target: targets.StoreTarget, store: Store, create: bool) -> Queue:
 class _Sender:
     """Appends messages, and counts them."""
 
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: Appender, deliver_at: datetime | None = None) -> None:
         self._appender = appender
+        self._deliver_at = deliver_at
         self.sent = 0
         self.first: int | None = None
         self.last: int | None = None
@@ -181,12 +208,12 @@ class _Sender:
         if not messages:
             return
         try:
-            self._wrote(self._appender.write_many(messages))
+            self._wrote(self._appender.write_many(messages, deliver_at=self._deliver_at))
         except CuesError as error:
             offset = getattr(error, "offset", None)
             if offset is None:
                 raise
-            self._wrote(self._appender.write_many(messages[:offset]))
+            self._wrote(self._appender.write_many(messages[:offset], deliver_at=self._deliver_at))
             number = lines[offset] if lines else offset + 1
             raise CommandFailed(
                 f"{noun.capitalize()} {number} and the following ones cannot be sent: {error.message}", error.hint

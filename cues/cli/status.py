@@ -29,6 +29,7 @@ from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
 from cues.queues import backpressure
+from cues.steps import held as held_messages
 from cues.storage import free_space
 from cues.tools import follower, metrics
 from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, QueueMetrics, StoreMetrics, SupervisorMetrics
@@ -119,6 +120,7 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         return shared.status(target, output)
     with target.open() as opened:
         seen = metrics.of_store(opened)
+        delayed = {held.unit: held for held in held_messages.waiting(opened)}
         gone = identities.orphans(opened, target.file.graph.plan() if target.file else None)
     graph = target.file.graph.id if target.file else None
     place = record.queues_of(target.path, graph) if graph else None
@@ -132,7 +134,9 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
             own = [forward for forward in seen.forwards if forward.processor == processor.processor]
             stop = seen.last_stop(processor.processor)
             shown = _processor(processor, {forward.store: forward.waiting for forward in own}, stop)
-            rows.append(shown | {"orphan": processor.processor in gone})
+            held = delayed.get(processor.processor)
+            waits = None if held is None else {"messages": held.messages, "next": held.next}
+            rows.append(shown | {"orphan": processor.processor in gone, "delayed": waits})
         rows += [_group(group) for group in seen.groups]
         output.rows(rows + _consumers(seen) + [{"transaction": vars(pending)} for pending in seen.transactions], ())
         return
@@ -166,6 +170,8 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         if id in map(processor_of, gone):
             print(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
     _show_consumers(seen, output)
+    if delayed:
+        print("\n" + "\n".join(map(str, delayed.values())))
     for processor in processors:
         last = processor.last_error
         if last is not None:

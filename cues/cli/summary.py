@@ -21,6 +21,7 @@ from cues.queues.backpressure import WARN_S
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
+from cues.steps.held import Waiting, waiting
 from cues.tools import metrics
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
@@ -94,6 +95,8 @@ class Summary:
         self._messages: dict[str, int] = {}
         self.unresolved: dict[str, int] = {}
         """Failed messages by error queue, of this run and earlier ones, that no processor of the graph has taken."""
+        self.held: list[Waiting] = []
+        """The delayed messages that wait for a later run."""
         self._earlier: dict[str, int] = {}
         """The same, of earlier runs only."""
 
@@ -105,6 +108,7 @@ class Summary:
             self._ends_after = {name: _end(queue) for name, queue in queues.items()}
             self._positions = _positions(self._running.store)
             self._messages = {name: len(queue) for name, queue in queues.items()}
+            self.held = waiting(self._running.store)
         if self._running.shared is not None:
             progress = self._running.shared.now()
             self._ends_after |= progress.ends
@@ -187,6 +191,7 @@ class Summary:
                 seconds=round(self.seconds, 3),
                 failed=self.failed,
                 unresolved=self.unresolved,
+                delayed={held.unit: {"messages": held.messages, "next": held.next} for held in self.held},
                 processors={id: _plain(counter) for id, counter in counters.items()},
                 queues={name: {"messages": self._messages[name], "new": new} for name, new in self.new.items()},
             )
@@ -195,6 +200,8 @@ class Summary:
             output.rows(self._rows(), _COLUMNS)
             print()
         print(sentence)
+        for held in self.held:
+            print(f"{held}: run again then")
         if self.failed:
             print(f"{count(self.failed, 'message')} failed: {self._errors}")
         for queue, messages in self.unresolved.items():

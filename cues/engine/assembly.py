@@ -41,6 +41,7 @@ from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topol
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
+from cues.steps.delays import deliverer_of
 from cues.steps.feed import SourceStepper
 from cues.steps.ownership import Claimant, Ownership
 from cues.steps.pending import PendingStepper
@@ -154,7 +155,9 @@ def assemble(
             steppers: list[Stepper] = []
             for node in nodes:
                 kind = SourceStepper if node.kind == "source" else delivery
-                more: dict[str, Any] = {} if node.kind == "source" else {"redriver": redriver_of}
+                more: dict[str, Any] = (
+                    {} if node.kind == "source" else {"redriver": redriver_of, "deliverer": deliverer_of}
+                )
                 if node.options.timer is not None:
                     more["firer"] = firer_of
                 if node.pending:

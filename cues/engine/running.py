@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cues.engine.redriving import RedriveResult
     from cues.graphs.graph import Graph
     from cues.graphs.plan import Plan
+    from cues.queues.delays import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
 
@@ -110,8 +111,10 @@ class Running(Shown):
 
     # --- using ---
 
-    def send(self, *arguments: Any) -> int:
+    def send(self, *arguments: Any, deliver_at: At = None, delay: Delay = None) -> int:
         """Send one message: ``send(queue, message)``, or ``send(message)`` to the graph's source. Return its index.
+
+        ``deliver_at`` or ``delay``: processors get it later, as :func:`cues.delayed` describes.
 
         Each call is one commit. Raises the errors of :meth:`Appender.write`, and :class:`SchemaError` for a message
         that does not fit the ``schema=`` of the queue's source; then nothing was written.
@@ -133,7 +136,8 @@ class Running(Shown):
                 "name the queue: send('queue', message).",
             )
         schema = next((n.options.schema for n in self.plan.nodes if n.kind == "source" and n.name == queue), None)
-        index: int = self._queue(queue).appender(schema=schema).write(message)
+        appender = self._queue(queue).appender(schema=schema)
+        index: int = appender.write(message, deliver_at=deliver_at, delay=delay)
         return index
 
     def messages(self, queue: str) -> list[dict[str, Any]]:

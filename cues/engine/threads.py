@@ -178,7 +178,7 @@ class Worker:
         delivery = self.delivery
         if self.finished:
             return True
-        if delivery.timers_wait():
+        if delivery.timers_wait() or delivery.delays_wait():
             return False
         if self.busy:  # at most once: positions move before the function runs
             return False

@@ -39,6 +39,7 @@ from cues.graphs.options import (
     lists_options,
 )
 from cues.graphs.processor import VARIADIC, parameters_of, position_count, wants_process
+from cues.queues.options import seconds_of
 
 
 class _Bound:
@@ -304,6 +305,7 @@ class Stream(Processor):
         _check_frame(self)
         self._check_schema()
         _check_timer(self)
+        _check_ttl(self)
 
 
 @lists_options(SinkOptions)
@@ -331,6 +333,7 @@ class Sink(Processor):
         _check_checkpoint(self, fn)
         self._check_schema()
         _check_timer(self)
+        _check_ttl(self)
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -638,6 +641,28 @@ _WITHOUT_TIMERS = (
     ("across", "leave across= out."),
     ("batch", "declare a stream beside the frame, and set the timers there."),
 )
+
+
+def _check_ttl(processor: Processor) -> None:
+    """Refuse a time to live that is none, or of a processor that has no state."""
+    ttl = processor.options.ttl
+    if ttl is None:
+        return
+    here = f"The {processor.kind} {processor.id!r} has ttl={ttl!r}"
+    hint = "give a time above 0: seconds, a timedelta, or a text such as '30m' or '7d'."
+    try:
+        seconds = seconds_of(ttl)
+    except InvalidArgument as error:
+        raise processor._wrong(f"{here}: {error.message}", hint) from None
+    if not is_number(seconds) or not 0 < seconds < 1 << 33:  # type: ignore[operator]
+        raise processor._wrong(f"{here}.", hint)
+    without = {"a source": processor.kind == "source", "a frame": processor.options.batch == FRAME}
+    without["with checkpoint="] = processor.options.checkpoint is not None
+    for what, is_so in without.items():
+        if is_so:
+            raise processor._wrong(
+                f"{here}, and it is {what}, which has no state in the store.", "declare ttl= on a stream or sink."
+            )
 
 
 def _check_filters(processor: Processor) -> None:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from cues.base.option_texts import OptionText, describes
@@ -120,6 +121,7 @@ class Options:
     renamed_from: str | None = None
     schema: Any = None
     timer: Function | None = None
+    ttl: str | float | timedelta | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -175,6 +177,7 @@ class _Taking(_Common, total=False):
     tailers: Queues | None
     isolation: Isolation
     timer: Function | None
+    ttl: str | float | timedelta | None
 
 
 class SourceOptions(_Common, total=False):
@@ -316,6 +319,8 @@ _TEXTS: Final = {
     " `cues.QueueOptions(schema=…)`.",
     "timer": "The function that is called when a timer of `process.timer(key, at)` is due. It gets the timer, a dict"
     " of `key`, `name` and `at`, and returns what the function of the processor returns.",
+    "ttl": "A value of the state that was not written for this time expires: `process.state` does not have it any more."
+    ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

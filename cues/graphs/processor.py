@@ -168,13 +168,14 @@ class RedriveNode(Node):
     """The unit whose failed messages it takes."""
 
     @staticmethod
-    def of(node: Node) -> RedriveNode:
-        """Return the node for the redriven messages of a unit."""
+    def of(node: Node, id: str = "") -> RedriveNode:
+        """Return the node for the redriven messages of a unit; with ``id``, for its delayed ones (steps/delays.py)."""
+        id = id or names.redriver_id(node.key)
         shared = {field.name: getattr(node, field.name) for field in fields(Node)}
-        inputs = tuple(Port(port.binding, names.redrive_queue(node.key, port.queue)) for port in node.inputs)
+        inputs = tuple(Port(port.binding, f"{id}.{port.queue}") for port in node.inputs)
         options = replace(node.options, isolation="uncommitted", linger_s=0)
         own = {
-            "id": names.redriver_id(node.key),
+            "id": id,
             "first_id": None,
             "inputs": inputs,
             "options": options,

@@ -10,6 +10,7 @@ from cues.base.closing import Closing
 from cues.errors import Closed, CuesError, SchemaError
 from cues.queues import backpressure
 from cues.queues.base import BaseQueue, OptionsChanged
+from cues.queues.delays import At, Delay, delayed
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch
 from cues.schemas import Schema
@@ -37,8 +38,11 @@ class Appender(Closing):
         self._plain = queue._append_plain
         self._closed = False
 
-    def write(self, message: dict[str, Any]) -> int:
+    def write(self, message: dict[str, Any], *, deliver_at: At = None, delay: Delay = None) -> int:
         """Append one message and return its index. It is then as durable as the store promises.
+
+        ``deliver_at`` or ``delay``: processors get the message at this time, or after this time, as
+        :func:`cues.delayed` describes.
 
         In a queue with several partitions the index is a :class:`cues.queues.placement.Place`: an int with the
         attribute ``partition``. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
@@ -47,6 +51,8 @@ class Appender(Closing):
         """
         if self._closed or self.queue._closed:
             self._check()
+        if deliver_at is not None or delay is not None:
+            message = delayed(message, deliver_at, delay)
         queue = self.queue
         if queue._bounded:
             self._await_room()
@@ -65,7 +71,9 @@ class Appender(Closing):
         self._ring(self._mask)
         return index
 
-    def write_many(self, messages: Iterable[dict[str, Any]]) -> range | list[Place]:
+    def write_many(
+        self, messages: Iterable[dict[str, Any]], *, deliver_at: At = None, delay: Delay = None
+    ) -> range | list[Place]:
         """Append messages, all or none, in one transaction; return the range of their indices.
 
         In a queue with several partitions, return the :class:`cues.queues.placement.Place` of each message, in the
@@ -74,6 +82,8 @@ class Appender(Closing):
         if self._closed or self.queue._closed:
             self._check()
         appended = messages if isinstance(messages, list) else list(messages)
+        if deliver_at is not None or delay is not None:
+            appended = [delayed(message, deliver_at, delay) for message in appended]
         queue = self.queue
         while True:
             version, options, spread = queue._version, queue._options, queue.is_partitioned
@@ -150,10 +160,10 @@ class TypedAppender(Appender):
         super().__init__(queue, timeout)
         self._schema = schema
 
-    def write(self, message: Any) -> int:
-        return super().write(self._schema.written(message))
+    def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int:
+        return super().write(self._schema.written(message), deliver_at=deliver_at, delay=delay)
 
-    def write_many(self, messages: Iterable[Any]) -> range | list[Place]:
+    def write_many(self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None) -> range | list[Place]:
         checked = []
         for place, message in enumerate(messages):
             try:
@@ -161,7 +171,7 @@ class TypedAppender(Appender):
             except SchemaError as error:
                 error.message = f"messages[{place}]: {error.message}"
                 raise
-        return super().write_many(checked)
+        return super().write_many(checked, deliver_at=deliver_at, delay=delay)
 
 
 def build(

@@ -47,7 +47,7 @@ class Retention:
     read: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "age", _seconds(self.age))
+        object.__setattr__(self, "age", seconds_of(self.age))
         object.__setattr__(self, "bytes", _bytes(self.bytes))
         for name in ("count", "age", "bytes"):
             value = getattr(self, name)
@@ -305,7 +305,7 @@ def _measured(value: str, units: dict[str, int], what: str, hint: str) -> float:
     return float(match[1]) * unit
 
 
-def _seconds(value: float | str | timedelta | None) -> float | None:
+def seconds_of(value: float | str | timedelta | None) -> float | None:
     if isinstance(value, str):
         return _measured(value, _UNITS_S, "an age", "write '90s', '15m', '12h', '10d' or '2w'.")
     return value.total_seconds() if isinstance(value, timedelta) else value

@@ -27,13 +27,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 import msgpack
 import xxhash
 
 from cues import codec
-from cues.base import names
+from cues.base import clock, names
 from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey
 from cues.records import provenance
 from cues.records import stamps as stamping
@@ -65,6 +66,9 @@ _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _COUNT_MAX: Final = 0xFFFF
 _PIECE_BYTES: Final = VALUE_BYTES_MAX - 8
+
+DELAY_MARK: Final = names.DELIVER_AT.encode()
+"""Bytes that are in the provenance of a record if a message has a time of delivery; rarely also if none has."""
 
 HEADER_KEYS: Final = (names.META, names.UUID)
 """Keys that users write into a message and that the header keeps."""
@@ -216,7 +220,7 @@ def build(
             body = _pack_array(messages if stop - start == total else messages[start:stop], start)
             if not examined and b"/" in body and b"q/" in body:  # one byte is found ten times faster than two
                 examined = True
-                clean = _extract(messages, start, total, provenance)
+                clean = _extract(messages, start, total, provenance, strips)
                 if clean is not None:
                     messages, provenance, uuids = clean
                     if strips:
@@ -322,7 +326,7 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
         body = codec.pack([message])[1:]  # at the same depth as in the array of its record
     except CodecError as error:
         raise _at(0, error) from None
-    if b"q/" in body and _extract([message], 0, 1, None) is not None:
+    if b"q/" in body and _extract([message], 0, 1, None, strips) is not None:
         build([message], limit_bytes, strips=strips)
         return message
     _check_size(len(body), 0, limit_bytes)
@@ -330,7 +334,10 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
 
 
 def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
-    """Return a message without its ``q/meta``, and the provenance of one message with it; ``q/uuid`` is refused."""
+    """Return a message without its ``q/meta``, and the provenance of one message with it.
+
+    ``q/uuid`` and a time of delivery are refused.
+    """
     extracted = _extract([message], 0, 1, provenance)
     if extracted is None:
         return message, provenance
@@ -338,6 +345,11 @@ def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[st
     if uuids is not None:
         raise InvalidArgument(
             f"The message has a {names.UUID!r}, which queues in a shared directory do not keep.", "leave it out."
+        )
+    if with_meta is not None and any(with_meta.times()):
+        raise InvalidArgument(
+            "The message has a time of delivery, and graphs in a shared directory do not hold messages.",
+            "leave the time out; or run the graph without queues=.",
         )
     return plain, with_meta or provenance
 
@@ -387,7 +399,7 @@ def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:
 
 
 def _extract(
-    messages: Sequence[dict[str, Any]], start: int, stop: int, provenance: Provenance | None
+    messages: Sequence[dict[str, Any]], start: int, stop: int, provenance: Provenance | None, strips: bool = False
 ) -> tuple[list[dict[str, Any]], Provenance | None, list[Any] | None] | None:
     """Take ``q/meta`` and ``q/uuid`` out of messages, and refuse reserved keys that users may not write.
 
@@ -413,7 +425,11 @@ def _extract(
         clean[offset] = {k: v for k, v in message.items() if k not in HEADER_KEYS}
         if names.META in message:
             extras = extras or [None] * len(clean)
-            extras[offset] = _meta(message[names.META], offset)
+            extras[offset] = meta = _meta(message[names.META], offset)
+            if strips and names.DELIVER_AT in meta:
+                text = "The message has a time of delivery, which is metadata, and the queue drops all metadata."
+                hint = "declare the queue without metadata=False; or send the message without a time of delivery."
+                raise _at(offset, InvalidArgument(text, hint))
         if names.UUID in message:
             uuids = uuids or [None] * len(clean)
             try:
@@ -436,7 +452,16 @@ def _meta(meta: object, offset: int) -> dict[str, Any]:
     if not isinstance(meta, dict):
         text = f"q/meta must be a dict, found {type(meta).__name__}."
         raise _at(offset, InvalidArgument(text, "write a dict, such as {'q/meta': {'tx/t': 7}}."))
-    return {k: v for k, v in meta.items() if k != names.HASH}
+    kept = {k: v for k, v in meta.items() if k != names.HASH}
+    if names.DELIVER_AT in kept:
+        try:
+            at = kept[names.DELIVER_AT]
+            at = datetime.fromisoformat(at) if isinstance(at, str) else at  # as cues tail --meta prints it
+            kept[names.DELIVER_AT] = clock.instant_ns(clock.to_datetime(clock.to_ns(at)), names.DELIVER_AT)
+        except (CuesError, ValueError) as error:
+            text = f"{names.DELIVER_AT} in q/meta is {kept[names.DELIVER_AT]!r}: {error}"
+            raise _at(offset, InvalidArgument(text, "use cues.delayed(message, deliver_at=…).")) from None
+    return kept
 
 
 def _reserved(key: str) -> ReservedKey:
@@ -520,6 +545,12 @@ class Batch:
         if not head.stamps_at:
             return None
         return stamping.decode(self.value, head.stamps_at, head.count, bool(head.flags & CLOCKS))
+
+    @property
+    def delays(self) -> bool:
+        """True if a message may have a time of delivery."""
+        head = self.head
+        return head.provenance is not None and DELAY_MARK in head.provenance and not head.acknowledges
 
     def cuts(self) -> list[int]:
         """Return the offsets in :meth:`body` at which each message begins, and the offset at which the last one ends.

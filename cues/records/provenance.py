@@ -102,7 +102,24 @@ class Provenance:
         extra = _at(self.extra, offset)
         if extra:
             result = _merged(result, extra)
+            if type(extra.get(names.DELIVER_AT)) is int:
+                result[names.DELIVER_AT] = clock.to_datetime(extra[names.DELIVER_AT])
         return result
+
+    def times(self) -> list[int]:
+        """Return the time before which each message is not delivered, in nanoseconds; 0 without one."""
+        entries = self.extra if isinstance(self.extra, list) else [self.extra] * self.count
+        times = [(entry or {}).get(names.DELIVER_AT) for entry in entries]
+        return [time if type(time) is int else 0 for time in times]
+
+    def delivered(self) -> Provenance:
+        """Return the columns without the times of delivery, which a message does not pass on to others."""
+        entries = self.extra if isinstance(self.extra, list) else [self.extra]
+        if not any(entry and names.DELIVER_AT in entry for entry in entries):
+            return self
+        own = [{k: v for k, v in (entry or {}).items() if k != names.DELIVER_AT} or None for entry in entries]
+        extra: Extra = (own if any(own) else None) if isinstance(self.extra, list) else own[0]
+        return Provenance(self.count, self.columns, extra)
 
     def encode(self) -> bytes:
         columns = {

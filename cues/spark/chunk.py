@@ -91,6 +91,8 @@ def _through(stage: StagingArea, job: StepJob, part: StepPart, inputs: list[Inpu
         count = min(wanted, *(input.fill(wanted) for input in inputs))
         if not count or any(input.index != piece.start + done for input, piece in zip(inputs, part.pieces)):
             return ChunkResult(declined="purged")
+        if any(input.delays for input in inputs):
+            return ChunkResult(declined="delays")
         taken = Taken([input.take(count) for input in inputs], count, part=halving.at(done))
         results = runner.run(taken)
         if halves(job.node, count, results):

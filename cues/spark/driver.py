@@ -119,6 +119,12 @@ def check(plan: Plan) -> None:
                 "use the embedded engine.",
                 processor=node.name,
             )
+        if node.options.ttl is not None:
+            raise GraphError(
+                f"{node.id} has ttl={node.options.ttl!r}, which only the embedded engine does.",
+                "use the embedded engine; or delete old values in the function.",
+                processor=node.name,
+            )
         if node.imperative:
             raise GraphError(
                 f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"

@@ -58,6 +58,7 @@ class PartReport:
     - "state": the function asked for state that the executor does not have.
     - "purged": the messages are purged from the queue, and the driver has a copy.
     - "failures": more messages failed than an answer can hold.
+    - "delays": some messages may have a time of delivery, and the driver holds those that are not due.
     - "again": Spark repeated a task that must not be repeated.
     """
     fatal: BaseException | None = None

@@ -55,7 +55,7 @@ class Committer(PartBuilder):
         taken, parts, stop = self._parts(taken, results)
         if parts:
             # Under at-most-once the inputs have moved already; the function's own tailers move now.
-            row = self._moved([] if self.node.at_most_once else taken.slices)
+            row = self._moved([] if self.node.at_most_once and taken.times is None else taken.slices)
             self._commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
             meter = self.meter
@@ -76,13 +76,21 @@ class Committer(PartBuilder):
         pages = 2 * len(parts)
         for part in parts:
             pages += part.values()
+        if self.state.ttl_ns is not None:
+            self.state.expire()
+        held = self.held if self.held is not None and self.held.table.changed else None
         if self.state.changed:
             self._patiently(self.state.ensure)
             pages += 2 * self.state.pages()
+        if held is not None:
+            self._patiently(held.table.ensure)
+            pages += 2 * held.table.pages()
         packed = row.pack()
         self._patiently(self.store._commit, self._write_step, parts, packed, pages=pages)
         self._owned(row, packed)
         self.state.committed()
+        if held is not None:
+            held.committed()
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
@@ -120,6 +128,9 @@ class Committer(PartBuilder):
             faults.point("commit.outputs")
         if self.state.changed:
             self.state.write(txn)
+        if self.held is not None and self.held.table.changed:
+            self.held.table.write(txn)
+            faults.point("delay.holding")
         self._write_tries(txn, records)
         txn.put(self._row_key, row)
         if faults.active:

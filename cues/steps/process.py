@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from cues.base import clock, names
-from cues.base.checks import is_number
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import Node
 from cues.steps.hashes import Hasher
@@ -83,15 +82,8 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
 
 
 def _instant_ns(at: datetime | float) -> int:
-    """Return a time in nanoseconds since the epoch, in whole microseconds, as messages keep it."""
-    if not is_number(at):
-        return clock.to_ns(at)  # type: ignore[arg-type]
-    if not 0 <= at < 253_402_300_800:  # type: ignore[operator]
-        raise InvalidArgument(
-            f"The time of a timer is {at!r} seconds since the epoch.",
-            "give a number from 0 to the year 9999, such as process.now.timestamp() + 60; or an aware datetime.",
-        )
-    return round(at * 1e6) * 1000  # type: ignore[operator]
+    """Return the time of a timer in nanoseconds since the epoch."""
+    return clock.instant_ns(at, "The time of a timer")
 
 
 class Process:
@@ -198,6 +190,9 @@ class Process:
         for batch in carried.batches:
             if batch.first <= index < batch.next and batch.head.hash:
                 fields[names.HASH] = batch.head.hash.hex()
+            if batch.first <= index < batch.next and batch.delays:
+                own = batch.provenance("", frozenset(), index - batch.first, index - batch.first + 1).at(0)
+                fields |= {names.DELIVER_AT: own[names.DELIVER_AT]} if names.DELIVER_AT in own else {}
         return fields
 
     @property

@@ -71,6 +71,8 @@ class Recovery(Committer):
         with self.store._view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
+        if self.held is not None:
+            self.held.begin()
         self.imperative.forget()
         self._lingering.clear()
         for halving in self._halving:

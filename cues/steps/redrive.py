@@ -320,18 +320,22 @@ class Redriver(Stepper):
             for tailer, start, end in zip(part.taking.tailers, part.taking.starts, part.taking.ends):
                 for at in range(start, end):
                     done += self._settle(txn, redriven_key(tailer, at), part, new)
-        for input in self.inputs:  # the copies are of no use after the commit
-            log_row = input.log.row(txn)
-            index = next((end for part in reversed(parts) if (end := _end(part, input.tailer))), log_row.first)
-            if index > log_row.first:
-                _, front = input.log.delete_before(txn, log_row, index)
-                input.log.move_front(txn, log_row, front)
+        self._drop_taken(txn, parts)
         key = names.redrives_key(self.main.node.key)
         counts = Counts.unpack(txn.get(key))
         packed = counts._replace(done=counts.done + done).pack()
         txn.put(key, packed)
         self.main._redrives = packed
         faults.point("redrive.inside")
+
+    def _drop_taken(self, txn: StoreTransaction, parts: list[Part]) -> None:
+        """Remove the messages that the step took: they are copies, and of no use after the commit."""
+        for input in self.inputs:
+            log_row = input.log.row(txn)
+            index = next((end for part in reversed(parts) if (end := _end(part, input.tailer))), log_row.first)
+            if index > log_row.first:
+                _, front = input.log.delete_before(txn, log_row, index)
+                input.log.move_front(txn, log_row, front)
 
     def _settle(self, txn: StoreTransaction, origin: bytes, part: Part, new: list[int]) -> int:
         """Note that one redriven message is done; return 1 if it was the last one of its error message."""

@@ -23,6 +23,14 @@ Timers (timers.py) are rows of the state too. They begin with a byte that is no 
 
     0xfd, key part, part of the name                          the time of the timer, in ns
     0xfe, time (8 bytes), key part, part of the name          [key, name]: the timers in the order of time
+
+With ``ttl=`` a value expires when it was not written for that time. So each value has two more rows:
+
+    0xfb, row of the value                                    the time of its last write, in ns
+    0xfc, that time (8 bytes), row of the value               nil: the values in the order of their writes
+
+A value that expired is not there for any call, from the step on whose time is late enough. Its rows are deleted by
+later steps, and when the processor becomes idle, some of them in each commit.
 """
 
 from __future__ import annotations
@@ -39,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from cues import codec
-from cues.base import names
+from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.records import batch
 
@@ -53,6 +61,12 @@ _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
 _TIMER: Final = b"\xfd"
 _ORDER: Final = b"\xfe"
+_WRITTEN: Final = b"\xfb"
+_BY_WRITE: Final = b"\xfc"
+_OWN: Final = (_WRITTEN, _BY_WRITE, _TIMER, _ORDER)
+"""First bytes of rows that are not values."""
+EXPIRED_AT_ONCE: Final = 100
+"""Expired values that the commit of a step deletes, besides two for each value that it writes."""
 _AT: Final = struct.Struct(">Q")
 CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
@@ -79,8 +93,15 @@ Changes = dict[bytes, bytes | None]
 class StateTable:
     """The state of one processor, with the changes of the step that runs."""
 
-    def __init__(self, store: Store, processor: str) -> None:
+    def __init__(self, store: Store, processor: str, ttl_ns: int | None = None) -> None:
+        """``ttl_ns``: values that were not written for this time expire; None: they stay."""
         self._store = store
+        self.ttl_ns = ttl_ns
+        self.visible = self.packed if ttl_ns is None else self._unexpired
+        """Returns the value of a row as calls see it."""
+        self._timed: bool | None = None if ttl_ns is None else True
+        """Whether the times of writes are kept; None if that is not known yet."""
+        self._now = 0
         self._name = names.state_database(processor)
         self._database: Any = None
         self._missing = False
@@ -148,10 +169,16 @@ class StateTable:
         for row, packed in self._step.items():
             if row.startswith(prefix):
                 exists[row] = packed is not None
+        if self.ttl_ns is not None:
+            exists = {row: there and not self._is_expired(row) for row, there in exists.items()}
         return exists
 
     def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
         """The existing rows from ``low`` to before ``high``, in order, without the changes of running calls."""
+        rows = self._all(low, high)
+        return rows if self.ttl_ns is None else (row for row in rows if not self._is_expired(row))
+
+    def _all(self, low: bytes, high: bytes) -> Iterator[bytes]:
         if self._step_order is None:
             self._step_order = sorted(self._step)
         order = self._step_order
@@ -161,13 +188,83 @@ class StateTable:
         stored = (row for row in self._stored(low, high) if row not in self._step)
         return heapq.merge(stored, [row for row in changed if self._step[row] is not None])
 
-    def settle(self, changes: Changes) -> None:
-        """Keep the changes of a call."""
+    def settle(self, changes: Changes) -> Changes:
+        """Keep the changes of a call; return them, with those of the times of their writes."""
+        if self._timed is None:
+            self._timed = next(self._stored(_WRITTEN, _BY_WRITE), None) is not None  # ttl= was declared before
+        if self._timed:
+            changes = changes | self._times_of(changes)
         if self._step_order is not None:
             for row in changes:
                 if row not in self._step:
                     insort(self._step_order, row)
         self._step.update(changes)
+        return changes
+
+    # --- values that expire ---
+
+    def now(self) -> int:
+        """The time of the step in nanoseconds: the clock when one of its calls first needs it. It never goes back."""
+        if not self._now:
+            self._now = self._last_now = max(self._last_now, clock.now_ns())
+        return self._now
+
+    _last_now = 0
+
+    def _written(self, row: bytes) -> int | None:
+        packed = self.packed(_WRITTEN + row)
+        return None if packed is None else codec.unpack(packed)
+
+    def _is_expired(self, row: bytes) -> bool:
+        if self.ttl_ns is None or row[:1] in _OWN:
+            return False
+        written = self._written(row)
+        return written is not None and written + self.ttl_ns <= self.now()
+
+    def _unexpired(self, row: bytes) -> bytes | None:
+        packed = self.packed(row)
+        return None if packed is None or self._is_expired(row) else packed
+
+    def _times_of(self, changes: Changes) -> Changes:
+        """The changes of the times of writes that belong to changes of values."""
+        times: Changes = {}
+        for row, packed in changes.items():
+            if row[:1] in _OWN:
+                continue
+            before = self._written(row)
+            if before is not None:
+                ordered = _BY_WRITE + _AT.pack(before) + row
+                self.packed(ordered)  # write() deletes rows that were read
+                times[ordered] = None
+            if packed is not None:
+                times[_BY_WRITE + _AT.pack(self.now()) + row] = codec.pack(None)
+            if packed is not None or before is not None:
+                times[_WRITTEN + row] = None if packed is None else codec.pack(self.now())
+        return times
+
+    def expire(self, count: int = EXPIRED_AT_ONCE) -> int:
+        """Delete values that expired, with the step: up to ``count``, and two for each of its changes. Return how many.
+
+        A value that the step has written has a row with another time by now.
+        """
+        if self.ttl_ns is None:
+            return 0
+        count += 2 * len(self._step)
+        last = _AT.pack(max(0, self.now() - self.ttl_ns) + 1)
+        expired: Changes = {}
+        number = 0
+        for row in self._stored(_BY_WRITE, _BY_WRITE + last):
+            value = row[1 + _AT.size :]
+            if row in self._step:
+                continue
+            for gone in (row, value, _WRITTEN + value):
+                self.packed(gone)  # write() deletes rows that were read
+                expired[gone] = None
+            number += 1
+            if number == count:
+                break
+        self._step.update(expired)
+        return number
 
     # --- timers ---
 
@@ -225,6 +322,10 @@ class StateTable:
             self._missing = False
             self._open()
 
+    def exists(self) -> bool:
+        """Return whether the table was ever written."""
+        return self._open()
+
     def write(self, txn: StoreTransaction) -> None:
         """Write the changes of the step inside its commit, after :meth:`ensure`."""
         for row, packed in self._step.items():
@@ -238,6 +339,7 @@ class StateTable:
 
     def committed(self) -> None:
         """Keep the committed values. Rows that were only read are in memory too, and their number is bounded here."""
+        self._now = 0
         if not self._cache and not self._step:
             return
         for row, packed in self._step.items():
@@ -250,6 +352,7 @@ class StateTable:
     # --- inside ---
 
     def _drop_step(self) -> None:
+        self._now = 0
         self._step.clear()
         self._step_order = None
 
@@ -291,9 +394,13 @@ class _Shared:
         self._table = table
         self._lock = threading.Lock()
 
-    def packed(self, row: bytes) -> bytes | None:
+    def visible(self, row: bytes) -> bytes | None:
         with self._lock:
-            return self._table.packed(row)
+            return self._table.visible(row)
+
+    @property
+    def ttl_ns(self) -> int | None:
+        return self._table.ttl_ns
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         with self._lock:
@@ -303,9 +410,9 @@ class _Shared:
         with self._lock:
             return iter(list(self._table.range(low, high)))
 
-    def settle(self, changes: Changes) -> None:
+    def settle(self, changes: Changes) -> Changes:
         with self._lock:
-            self._table.settle(changes)
+            return self._table.settle(changes)
 
 
 class Layer:
@@ -370,7 +477,7 @@ class Layer:
     def get(self, row: bytes) -> Any:
         cell = self._cells.get(row)
         if cell is None:
-            packed = self._table.packed(row)
+            packed = self._table.visible(row)
             value = _ABSENT if packed is None else codec.unpack(packed)
             self._cells[row] = cell = [value, packed, False]
         return cell[0]
@@ -378,7 +485,7 @@ class Layer:
     def set(self, row: bytes, value: Any) -> None:
         cell = self._cells.get(row)
         if cell is None:
-            self._cells[row] = [value, self._table.packed(row), True]
+            self._cells[row] = [value, self._table.visible(row), True]
         else:
             cell[0] = value
             cell[2] = True
@@ -403,16 +510,16 @@ class Layer:
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
         changed: Changes = {}
+        expires = self._table.ttl_ns is not None
         for row, (value, packed, assigned) in self._cells.items():
             if not assigned and (value is _ABSENT or type(value) in _FIXED_VALUES):
                 continue
             new = None if value is _ABSENT else codec.pack(value)
-            if new != packed:
+            if new != packed or (expires and assigned and new is not None):  # the same value, for a new time
                 changed[row] = new
         self._cells.clear()
         if changed:
-            self._table.settle(changed)
-            self.settled = changed
+            self.settled = self._table.settle(changed)
 
     def discard(self) -> None:
         """After a call that failed: drop its changes."""
@@ -503,7 +610,7 @@ def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tup
             keys = cursor.iternext(values=False) if found else iter(())
             rows = list(itertools.islice((key[:-2] for key in keys if key[-2:] == b"\0\0"), 100))
         for row in rows:
-            packed = None if row[:1] in (_TIMER, _ORDER) else table.packed(row)
+            packed = None if row[:1] in _OWN else table.packed(row)
             if packed is not None:
                 key, rest = _unpacked_part(row)
                 field, _ = _unpacked_part(rest)

@@ -22,18 +22,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
 from cues.steps import tries
-from cues.steps.failure import Verdict, short, stopped_at
+from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
+from cues.steps.held import NEVER_NS
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
 
+if TYPE_CHECKING:
+    from cues.storage.transaction import StoreTransaction
+
+EXPIRED_WHEN_IDLE: Final = 1000
+"""Expired values of the state that one commit deletes when there is nothing to take."""
 Outcome = Literal["idle", "blocked", "committed"]
 """Nothing to take; something to take, but an output waits for its readers (backpressure.py); a step was made."""
 
@@ -60,6 +66,12 @@ class Firing(Protocol):
     def close(self) -> None: ...
 
 
+class Delivering(Protocol):
+    """The deliverer of a unit, as its stepper uses it."""
+
+    def step(self) -> Outcome: ...
+
+
 class Stepper(Recovery):
     """One processor that this process owns. Used by one thread at a time."""
 
@@ -72,6 +84,11 @@ class Stepper(Recovery):
     """Takes the due timers of this unit (timers.py). It is made by the first step of a processor with ``timer=``."""
     _fired = False
     """True if the last step was one of the firer: they take turns."""
+
+    deliverer: Delivering | None = None
+    """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
+    _delivered = False
+    """True if the last step was one of the deliverer: they take turns."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
@@ -89,7 +106,7 @@ class Stepper(Recovery):
             if self._something_to_take():
                 self._hold()
             return False
-        if self._pending is not None or self._redrives_wait() or self.timers_wait():
+        if self._pending is not None or self._redrives_wait() or self.timers_wait() or self.delays_wait():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
         if any(self._count(inputs, self._bounded(place, size)) for place, inputs in self._choices()):
@@ -121,6 +138,9 @@ class Stepper(Recovery):
         self._fired = not self._fired and self.timers_wait() and self._fire()
         if self._fired:
             return "committed"
+        self._delivered = not self._delivered and self.delays_wait() and self._deliver()
+        if self._delivered:
+            return "committed"
         self._room = self.gate.room()
         if not self._room and self._something_to_take():
             return self._wait_for_readers()
@@ -136,6 +156,7 @@ class Stepper(Recovery):
             for mark in self.marks.values():
                 mark.release()
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
+            more = more or (self.delays_wait() and self._deliver()) or self._expire()
             return "committed" if more else "idle"
         if faults.active:
             faults.point("take.after")
@@ -148,6 +169,9 @@ class Stepper(Recovery):
 
     def _make(self, taken: Taken) -> None:
         try:
+            if taken.times is not None:  # no call: the messages wait for their time
+                self._hold_back(taken)
+                return
             # 2. Snapshot.
             if self.node.side_effects or self.node.at_most_once:
                 self._commit_snapshot(taken)
@@ -182,6 +206,15 @@ class Stepper(Recovery):
         here = any(halving.at(input.index) for halving, input in zip(self._halving, self.inputs))
         return here or (self.redriver is not None and self.redriver.divided)
 
+    def _hold_back(self, taken: Taken) -> None:
+        """Commit a step that keeps its messages until they are due. If the processor cannot, the first one fails."""
+        held = self.held
+        assert held is not None
+        refused = held.refused(taken)
+        if refused is None:
+            held.keep(taken)
+        self._commit(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
+
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
         self.store._check_file()
@@ -209,6 +242,8 @@ class Stepper(Recovery):
     def _step_dropped(self) -> None:
         """Return to the positions of the last commit."""
         self.state.forget()
+        if self.held is not None:
+            self.held.forget()
         self.imperative.forget()
         for reader in self._readers:
             reader.stand(self.position_in(self._row, reader.tailer))
@@ -259,6 +294,46 @@ class Stepper(Recovery):
         self.firer = firer
         return outcome == "committed"
 
+    def delays_wait(self) -> bool:
+        """Return whether a delayed message is due, or may have been moved to its queue. Safe in any thread."""
+        held = self.held
+        return held is not None and held.next_ns != NEVER_NS and held.next_ns <= clock.now_ns()
+
+    def _deliver(self) -> bool:
+        assert self._deliverer_of is not None
+        self.check_fence()
+        deliverer, self.deliverer = self.deliverer, None  # after an error it is recovered, as after a start
+        if deliverer is None:
+            deliverer = self._deliverer_of(self)
+        outcome = deliverer.step()
+        self.deliverer = deliverer
+        if outcome == "blocked":
+            self._hold()  # so that the thread sleeps until there is room
+        return outcome == "committed"
+
+    def _expire(self) -> bool:
+        """Delete values of the state that expired, in a commit of their own; return False if there were none."""
+        if self.state.ttl_ns is None:
+            return False
+        count = self.state.expire(EXPIRED_WHEN_IDLE)
+        if not count:
+            self.state.committed()
+            return False
+
+        def write(txn: StoreTransaction) -> None:
+            self._fence(txn)
+            self.state.write(txn)
+            faults.point("state.expiring")
+
+        try:
+            self._patiently(self.store._commit, write, pages=3 * count)
+        except BaseException:
+            self.state.forget()
+            raise
+        self.state.committed()
+        faults.point("state.expired")
+        return True
+
     # 1. Take.
 
     def _take(self) -> Taken | None:
@@ -272,8 +347,14 @@ class Stepper(Recovery):
                 self._served = place + 1
                 if self._lingering:
                     self._lingering.pop(inputs[0].tailer, None)
+                times = None
+                if self.held is not None:
+                    for input in inputs:
+                        if input.delays:
+                            count, times = self.held.cut(inputs, count)
+                            break
                 part = self._halving[place].at(inputs[0].index)
-                return Taken([input.take(count) for input in inputs], count, part=part)
+                return Taken([input.take(count) for input in inputs], count, part=part, times=times)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
@@ -303,11 +384,14 @@ class Stepper(Recovery):
 
     @property
     def lingers_s(self) -> float | None:
-        """Seconds until the first wait for more messages ends, or the next timer is due; None without both."""
+        """Seconds until the first wait for more messages ends, or a timer or delayed message is due; else None."""
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
         if self._firer_of is not None and (first := self.state.first_due()) is not None:
             ends.append(first - clock.now_ns())
-        return max(0.0, min(ends) / 1e9) if ends else None
+        if self.held is not None and self.held.next_ns != NEVER_NS:
+            ends.append(self.held.next_ns - clock.now_ns())
+        ends = [left for left in ends if left > 0]  # what is over now waits for room, or ready() is true
+        return min(ends) / 1e9 if ends else None
 
     def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
         """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""

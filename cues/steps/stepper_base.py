@@ -25,6 +25,7 @@ from cues.errors import WriterStuck
 from cues.forwarding.low_water import LowWater
 from cues.graphs.processor import Node
 from cues.queues.backpressure import ENDLESS, Gate
+from cues.queues.options import seconds_of
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
@@ -32,6 +33,7 @@ from cues.steps import tracing, tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.halving import Halving
 from cues.steps.hashes import Hasher
+from cues.steps.held import Held
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.meter import Meter
 from cues.steps.ownership import fenced
@@ -46,6 +48,11 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
+
+
+def _table(store: Store, node: Node) -> StateTable:
+    ttl_s = seconds_of(node.options.ttl)
+    return StateTable(store, node.key, None if ttl_s is None else round(ttl_s * 1e9))
 
 
 class StepperBase:
@@ -68,12 +75,14 @@ class StepperBase:
         shares: StepperBase | None = None,
         redriver: Callable[[Any], Any] | None = None,
         firer: Callable[[Any], Any] | None = None,
+        deliverer: Callable[[Any], Any] | None = None,
     ) -> None:
         """``queues``: handles by name, needed for queues of other stores. ``marks``: the low-water marks there, by
         tailer id. ``may_linger``: whether a step may wait for more messages, as ``linger_s`` asks. ``runner``: makes
         the runner from the arguments of :class:`Runner`. ``shares``: the stepper of the same thread whose state,
         counters, appenders and fork queues this one uses too. ``redriver``: makes the stepper of its redriven
-        messages (redrive.py). ``firer``: makes the stepper of its due timers (timers.py)."""
+        messages (redrive.py). ``firer``: makes the stepper of its due timers (timers.py). ``deliverer``: makes the
+        stepper of its delayed messages that are due (delays.py); without it they are taken as all others."""
         self.store = store
         self.given: dict[str, Any] = {"queues": queues, "system": system, "pause": pause, "stopping": stopping}
         """Arguments with which another stepper of the same processor is made."""
@@ -91,7 +100,7 @@ class StepperBase:
         self.tracer = tracing.tracer() if runner is Runner else None  # not of steps whose calls are on executors
         self.span: tracing.StepSpan | None = None
         """The span of the step under way, if steps are traced."""
-        self.state: StateTable = StateTable(store, node.key) if shares is None else shares.state
+        self.state: StateTable = _table(store, node) if shares is None else shares.state
         self._emit = emit
         self._pause = pause
         self._row = row
@@ -100,6 +109,9 @@ class StepperBase:
         self._redrives_key = names.redrives_key(node.key)
         self._redriver_of = redriver
         self._firer_of = firer
+        self._deliverer_of = deliverer
+        self.held = Held(store, node) if deliverer is not None else None
+        """The delayed messages of the unit."""
         self._redrives: bytes | None = None
         """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
         self.try_log = store.queue(node.key)

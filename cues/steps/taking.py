@@ -102,6 +102,8 @@ class Taken:
     hash: bytes | None = None
     """The hash of a repeated snapshot, which is used instead of a new one."""
     _came: Provenance | None = None
+    times: list[int] | None = None
+    """The times before which these messages are not delivered, if the step holds them (delays.py); else None."""
     context: dict[str, str] | None = None
     """The trace context of the step (tracing.py), which its outputs carry; None if the step is not traced."""
     part: bool = False
@@ -147,7 +149,7 @@ class Taken:
 
     def provenance(self) -> Provenance:
         if self._came is None:
-            self._came = merge([s.provenance() for s in self.slices])
+            self._came = merge([s.provenance() for s in self.slices]).delivered()
         return self._came
 
     def carried(self) -> Provenance:
@@ -189,6 +191,8 @@ class Input:
         self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
         self._loaded = 1
         """The index after the messages that were read ahead."""
+        self.delays = False
+        """True if a message that was read ahead may have a time of delivery."""
         self._purges = -1
         self._line: timeline.Line | None = None
 
@@ -220,6 +224,7 @@ class Input:
         """Set the next index, and drop the messages that were read ahead."""
         self.index = self._loaded = index
         self._ahead.clear()
+        self.delays = False
 
     @property
     def ahead(self) -> int:
@@ -250,8 +255,20 @@ class Input:
                 tell, self.on_pending = self.on_pending, None
                 tell(producer_of(opened))
             self._ahead.append((opened, opened.messages()))
+            self.delays = self.delays or opened.delays
             self._loaded = opened.next
         return self.ahead
+
+    def times(self, count: int) -> list[int]:
+        """The times of delivery of the next ``count`` messages, which were read ahead; 0 without one."""
+        times: list[int] = []
+        for opened, messages in self._ahead:
+            low = max(self.index - opened.first, 0)
+            some = opened.provenance("", frozenset()).times() if opened.delays else [0] * len(messages)
+            times += some[low:]
+            if len(times) >= count:
+                break
+        return times[:count]
 
     def take(self, count: int) -> Slice:
         """Take the next ``count`` messages, which were read ahead."""
@@ -267,5 +284,7 @@ class Input:
             batches.append(opened)
             rest += opened.next <= stop
         del self._ahead[:rest]
+        if not self._ahead:
+            self.delays = False
         self.index = stop
         return Slice(self, start, taken, batches)

@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cues import codec
-from cues.base import events, names
+from cues.base import clock, events, names
 from cues.errors import Diverged, Unsupported
 from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, read_row
 from cues.queues.queue import continue_log
@@ -333,9 +333,24 @@ class Feeder:
                     " queue in a shared directory cannot keep.",
                     "use a queue without them, or run Spark without queues=.",
                 )
-            runs.append(_run(batch, low - batch.first, high - batch.first))
+            run = _run(batch, low - batch.first, high - batch.first)
+            if batch.delays:
+                self._refuse_delayed(queue, low, run.came)
+            runs.append(run._replace(came=run.came.delivered()))
             next = high
         return runs, first, next
+
+    @staticmethod
+    def _refuse_delayed(queue: Queue, first: int, came: Provenance) -> None:
+        """Refuse messages whose time of delivery is in the future: the stages of a directory do not hold messages."""
+        late = [(first + offset, time) for offset, time in enumerate(came.times()) if time > clock.now_ns()]
+        if late:
+            index, time = late[0]
+            raise Unsupported(
+                f"Message {index} of the queue {queue.id!r} is not to be delivered before"
+                f" {clock.to_datetime(time).isoformat()}, and graphs in a shared directory do not hold messages.",
+                "start again after that time; or run Spark without queues=.",
+            )
 
     def _write(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1

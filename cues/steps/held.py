@@ -1,0 +1,206 @@
+"""The messages that a unit holds until they are due: the rows of delays.py.
+
+The rows are a keyed state of their own (state.py), under the id ``graph.processor.delayed`` and the key None:
+
+    time, input, identity, index    [[queue, hash, message, provenance], …]: one entry; of a join, one for each input
+    "count"                         the number of these rows
+
+The first field is bytes, all of one length, and begins with the time in nanoseconds. So the table has the messages in
+the order of their times, and neither a step nor a look depends on their number. A message that is taken once more
+after a seek, while it is held, has the same row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cues import codec
+from cues.base import clock, names
+from cues.errors import CuesError, InvalidArgument
+from cues.graphs.processor import FRAME, Node
+from cues.records.batch import ACKNOWLEDGEMENT
+from cues.steps.state import StateTable, key_part
+
+if TYPE_CHECKING:
+    from cues.queues.store import Store
+    from cues.steps.taking import Input, Taken
+
+NEVER_NS: Final = (1 << 64) - 1
+MOVED_BYTES_MAX: Final = 4 << 20
+"""Bytes of messages after which one commit moves no more of them."""
+_FIELD: Final = struct.Struct(">QH8sQ")
+_COUNT: Final = "count"
+_KEY: Final = key_part(None)
+_SUFFIX: Final = names.delayer_id("").removeprefix(".")
+
+
+class Held:
+    """The held messages of one unit. Only its owner writes them, so it knows the time of the next one."""
+
+    def __init__(self, store: Store, node: Node) -> None:
+        self.table = StateTable(store, names.delayer_id(node.key))
+        self.next_ns = NEVER_NS
+        """The time of the first message; 0 if some may have been moved to the queue of those that are due."""
+        self._store = store
+        self._node = node
+        self._queues = {port.binding: port.queue for port in node.inputs}
+        self.refusal = _refusal(node)
+        """Why the processor holds no messages, as a sentence; "" if it does."""
+
+    def begin(self) -> None:
+        """Look at the store, after a start or a seek."""
+        self.forget()
+        with self._store._view() as txn:
+            moved = txn.get(names.redriver_key(names.delayer_id(self._node.key))) is not None
+        if moved:
+            self.next_ns = 0
+        else:
+            self.look()
+
+    def look(self) -> None:
+        """Find the time of the first message."""
+        self.next_ns = _first_ns(self.table)
+
+    # --- taking ---
+
+    def cut(self, inputs: list[Input], count: int) -> tuple[int, list[int] | None]:
+        """Divide what a step may take: return the number of messages that it delivers, or holds, and then their times.
+
+        A step does one of both. Otherwise a batch function could be called under one hash with other messages, when
+        the step is repeated later and some of them are due.
+        """
+        now = clock.now_ns()
+        times = list(map(max, zip(*[input.times(count) for input in inputs])))
+        holds = times[0] > now
+        run = next((offset for offset, time in enumerate(times) if (time > now) != holds), count)
+        if not holds:
+            return run, None
+        if self.refusal or len(inputs) > 1:
+            run = 1  # which may fail alone
+        return run, times[:run]
+
+    def refused(self, taken: Taken) -> CuesError | None:
+        """The error for a message that the processor cannot hold; None if it can."""
+        assert taken.times is not None
+        why = self.refusal
+        if not why and any(ACKNOWLEDGEMENT in piece.messages for piece in taken.slices):
+            why = "it joins the message with the acknowledgement of a transaction"
+        if not why:
+            return None
+        at = clock.to_datetime(taken.times[0]).isoformat()
+        return InvalidArgument(
+            f"{self._node.id} cannot hold a message until {at}: {why}.",
+            "write a stream before it, which gives the message on when it is due; or send it without deliver_at=.",
+        )
+
+    def keep(self, taken: Taken) -> None:
+        """Add the messages to the step, each with its provenance."""
+        assert taken.times is not None
+        state = self.table.view(None)
+        came = [piece.provenance() for piece in taken.slices]
+        first = taken.slices[0]
+        place = list(self._queues).index(first.binding)
+        new = 0
+        for offset, time in enumerate(taken.times):
+            entries = []
+            for piece, provenance in zip(taken.slices, came):
+                own = provenance.slice(offset, offset + 1)
+                batch = next(b for b in piece.batches if b.first <= piece.start + offset < b.next)
+                packed = own.encode() if own else None
+                message = codec.pack(piece.messages[offset])
+                entries.append([self._queues[piece.binding], batch.head.hash, message, packed])
+            field = _FIELD.pack(time, place, first.input.identity, first.start + offset)
+            new += field not in state
+            state[field] = entries
+        state[_COUNT] = state.get(_COUNT, 0) + new
+        self.table.call.settle()
+        self._coming = min(taken.times)
+
+    _coming = NEVER_NS
+    """The time of the first message of the step."""
+
+    def committed(self) -> None:
+        """Follow the commit of a step."""
+        self.table.committed()
+        self.table.forget()  # messages are not kept in memory
+        self.next_ns, self._coming = min(self.next_ns, self._coming), NEVER_NS
+
+    def forget(self) -> None:
+        """Drop the step."""
+        self.table.forget()
+        self._coming = NEVER_NS
+
+    # --- delivering ---
+
+    def take_due(self, count: int) -> list[list[Any]]:
+        """Return the entries of the first messages that are due, and delete their rows with the next write."""
+        due: list[list[Any]] = []
+        size = 0
+        rows: dict[bytes, bytes | None] = {}
+        for row in _rows(self.table, clock.now_ns()):
+            packed = self.table.packed(row) or b""
+            due.append(codec.unpack(packed))
+            rows[row] = None
+            size += len(packed)
+            if len(due) == count or size > MOVED_BYTES_MAX:
+                break
+        if due:
+            state = self.table.view(None)
+            state[_COUNT] = state.get(_COUNT, 0) - len(due)
+            self.table.call.settle()
+            self.table.settle(rows)
+        return due
+
+
+class Waiting(NamedTuple):
+    """The messages that a unit holds."""
+
+    unit: str
+    messages: int
+    next: datetime
+    """The time of the first one."""
+
+    def __str__(self) -> str:
+        messages = f"{self.messages:,} delayed messages" if self.messages > 1 else "1 delayed message"
+        next = self.next.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return f"{self.unit} holds {messages}, {'the next one ' if self.messages > 1 else ''}until {next}"
+
+
+def waiting(store: Store) -> list[Waiting]:
+    """Return the units that hold messages. The cost does not depend on the number of messages."""
+    units = []
+    for name, _ in store._entries():
+        id = name.decode("utf-8", "replace").removeprefix("state:")
+        unit = id.removesuffix(f".{_SUFFIX}")
+        if not (name.startswith(b"state:") and unit != id and "." in unit):
+            continue
+        table = StateTable(store, id)
+        first_ns = _first_ns(table)
+        if first_ns != NEVER_NS:
+            units.append(Waiting(unit, table.view(None)[_COUNT], clock.to_datetime(first_ns)))
+    return sorted(units)
+
+
+def _rows(table: StateTable, until_ns: int) -> Iterator[bytes]:
+    """The committed rows of the messages up to a time, in the order of their times."""
+    low, high = _FIELD.pack(0, 0, bytes(8), 0), _FIELD.pack(min(until_ns + 1, NEVER_NS), 0, bytes(8), 0)
+    return table.range(_KEY + key_part(low), _KEY + key_part(high))
+
+
+def _first_ns(table: StateTable) -> int:
+    row = next(_rows(table, NEVER_NS), None)
+    first: int = NEVER_NS if row is None else _FIELD.unpack(codec.unpack(row[len(_KEY) + 1 :]))[0]
+    return first
+
+
+def _refusal(node: Node) -> str:
+    if node.tailers:
+        return "it reads other queues by itself (tailers=), and would be at another place of them then"
+    if node.pending:
+        return "it writes to other stores by pending messages (across='pending')"
+    if node.options.batch == FRAME:
+        return "it is a frame"
+    return ""
