@@ -6,6 +6,7 @@ store nor the engine. So the one-line helps are in this module.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import keyword
@@ -48,6 +49,7 @@ COMMANDS: Final = {
     "restore": "Make stores of a backup.",
     "follow": "Keep a second copy of a graph's stores, and promote it.",
     "init": "Make a project to start from, with tests.",
+    "config": "The settings of the commands, and where each comes from.",
     "completion": "Print the script with which a shell completes command lines.",
 }
 
@@ -64,6 +66,7 @@ EPILOG: Final = """\
 The target of a command is a graph file (graph.py, graph.py:name, graph.py:factory()), a store (a
 directory), or either of them with #queue or #processor.
 Without a target the command takes the store that CUES_STORE names.
+Options have variables (CUES_RUN_IDLE_EXIT) and settings in cues.toml; cues config shows them.
 
 Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
 else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 130 interrupted.
@@ -96,11 +99,25 @@ class Commands(click.Group):
             if name.partition("#")[0].partition(":")[0].endswith(".py"):
                 hint = f"cues run {name}"
             raise options.WrongUsage(f"There is no command {name!r}.", hint)
+        _set(ctx, name, args[1:])
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _set(ctx: click.Context, name: str, words: Sequence[str]) -> None:
+    """Give the settings of the file to the command that is about to be parsed."""
+    from cues.cli import settings
+
+    may_fail = not ctx.resilient_parsing and not {"-h", "--help"} & set(words)
+    with contextlib.nullcontext() if may_fail else contextlib.suppress(click.UsageError, OSError):
+        file = settings.of_call(words)
+        ctx.meta[settings.__name__] = settings.Given(file, frozenset(key for key, value in os.environ.items() if value))
+        ctx.with_resource(settings.environment(file, COMMANDS))
+        if file is not None and file.tables.get(name):
+            ctx.default_map = {name: file.options(name, load(name).params)}
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -105,6 +105,11 @@ def report_usage(error: click.UsageError) -> None:
     hint = getattr(error, "hint", "") or f"{path} --help"
     near = getattr(error, "possibilities", None)
     message = error.format_message()
+    if ctx is not None and isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
+        source = ctx.get_parameter_source(str(error.param.name))
+        if source is click.core.ParameterSource.ENVIRONMENT:
+            name = error.param.envvar or f"{ctx.auto_envvar_prefix}_{str(error.param.name).upper()}"
+            message += f" That is the value of the variable {name}."
     if near:
         message = message.partition(" Did you mean")[0].partition(" (Possible")[0]
         hint = f"{path} {min(near)}"
