@@ -148,7 +148,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if asked:
         return shell_complete(commands, {}, "cues", COMPLETE, asked)
     try:
-        with commands.make_context("cues", list(sys.argv[1:] if arguments is None else arguments)) as ctx:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        with commands.make_context("cues", list(words), obj=words) as ctx:
             result: Any = commands.invoke(ctx)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
