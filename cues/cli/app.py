@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
-from click.shell_completion import shell_complete
+from click.shell_completion import CompletionItem
 
 from cues.cli import options
 from cues.errors import CuesError, NotInstalled
@@ -102,6 +102,12 @@ class Commands(click.Group):
         _set(ctx, name, args[1:])
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The commands by the table above, so that none is loaded; after a dash the options of ``cues`` itself."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -114,8 +120,9 @@ def _set(ctx: click.Context, name: str, words: Sequence[str]) -> None:
     may_fail = not ctx.resilient_parsing and not {"-h", "--help"} & set(words)
     with contextlib.nullcontext() if may_fail else contextlib.suppress(click.UsageError, OSError):
         file = settings.of_call(words)
-        ctx.meta[settings.__name__] = settings.Given(file, frozenset(key for key, value in os.environ.items() if value))
+        variables = frozenset(key for key, value in os.environ.items() if value)
         ctx.with_resource(settings.environment(file, COMMANDS))
+        ctx.meta[settings.__name__] = settings.Given(file, variables, os.environ.get("CUES_STORE"))
         if file is not None and file.tables.get(name):
             ctx.default_map = {name: file.options(name, load(name).params)}
 
@@ -146,7 +153,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     asked = os.environ.get(COMPLETE)
     if asked:
-        return shell_complete(commands, {}, "cues", COMPLETE, asked)
+        return importlib.import_module("cues.cli.completion").complete(commands, COMPLETE, asked)  # type: ignore[no-any-return]
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         with commands.make_context("cues", list(words), obj=words) as ctx:

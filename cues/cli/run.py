@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import click
 
 from cues.base import events
-from cues.cli import completion, options, target
+from cues.cli import candidates, options, target
 from cues.cli import fresh as fresh_start
 from cues.cli import reload as reloading
 from cues.cli import ui as page
@@ -48,7 +48,7 @@ ABORT_WAIT_S: Final = 2.0
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
 @store_option
 @option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
 @option(

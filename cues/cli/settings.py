@@ -177,6 +177,8 @@ class Given:
     file: SettingsFile | None
     variables: frozenset[str]
     """The variables that were set before those of the file."""
+    store: str | None
+    """The store of a call that names none."""
 
 
 def options_of(parameters: Sequence[click.Parameter]) -> dict[str, click.Option]:
