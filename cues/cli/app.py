@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cues.cli import options
-from cues.errors import CuesError, NotInstalled
+from cues.errors import CuesError, NotInstalled, QueueFull
 
 COMMANDS: Final = {
     "run": "Run a graph until its sources have ended and its queues are drained.",
@@ -69,7 +69,8 @@ Without a target the command takes the store that CUES_STORE names.
 Options have variables (CUES_RUN_IDLE_EXIT) and settings in cues.toml; cues config shows them.
 
 Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
-else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 130 interrupted.
+else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 3 the disk is
+low, 4 a bounded queue is full, 130 interrupted.
 """
 
 
@@ -176,6 +177,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return options.FAILED
     except CuesError as error:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
+        if isinstance(error, QueueFull):
+            return options.QUEUE_FULL
         return options.WRONG_USAGE if isinstance(error, NotInstalled) else options.FAILED
     except OSError as error:
         if error.filename is None:

@@ -22,6 +22,8 @@ FAILED: Final = 1
 WRONG_USAGE: Final = 2
 LOW_DISK: Final = 3
 """A run was stopped because its disk has too little free space."""
+QUEUE_FULL: Final = 4
+"""A bounded queue had no room in time; the same command may succeed later."""
 INTERRUPTED: Final = 130
 
 CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
