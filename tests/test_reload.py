@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -134,6 +135,30 @@ def test_every_message_is_processed_once_across_reloads(tmp_path: Path) -> None:
     marks = [message["version"] for message in found]
     assert marks == sorted(marks)
     assert set(marks) == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the run by /proc")
+def test_a_run_that_is_killed_at_a_save_is_followed_by_one_that_continues(tmp_path: Path) -> None:
+    """With kill -9, before the watcher sees the save, while the run drains, or while the next one starts."""
+    (tmp_path / "helper.py").write_text("VERSION = 1\n")
+    (tmp_path / "flow.py").write_text(FLOWING)
+    store = tmp_path / "data" / "flow"
+    with Command("run", tmp_path / "flow.py", "--reload") as command:
+        until(lambda: versions(store), "the first message")
+        for version, wait_s in ((2, 0.0), (3, 0.2), (4, 0.4), (5, 0.7)):
+            (tmp_path / "helper.py").write_text(f"VERSION = {version}\n")
+            time.sleep(wait_s)
+            for pid in Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            # A run that was killed after it had read the new code waits for a save, as after any failure.
+            os.utime(tmp_path / "helper.py")
+            until(lambda version=version: version in versions(store), f"a message of version {version}")  # type: ignore[misc]
+        command.signal()
+        assert command.wait() == 130
+    found = messages(store)
+    assert [message["n"] for message in found] == list(range(1, len(found) + 1))
 
 
 @pytest.mark.slow

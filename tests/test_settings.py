@@ -13,6 +13,8 @@ from cues.cli import settings
 from cues.cli.app import COMMANDS, load
 from cues.cli.app import run as cli
 
+pytestmark = pytest.mark.slow  # cues config imports every command
+
 GRAPH = """
 import cues
 graph = cues.Graph("shop", durability="process")

@@ -150,7 +150,7 @@ def watcher() -> Watcher | None:
 def watch(arguments: Sequence[str], graph: str, say: Callable[[str], object]) -> int:
     """Start runs, one after another, until a signal ends them; returns the exit code of the last one.
 
-    ``arguments`` are those of the whole command. A run that ends with wrong usage before it has started ends the
+    ``arguments`` are those of the whole command. A run that ends with wrong usage before any has started ends the
     watcher too, because no save can mend a command line.
     """
     files = _Files(graph)
@@ -163,7 +163,7 @@ def watch(arguments: Sequence[str], graph: str, say: Callable[[str], object]) ->
             code = run.process.returncode
             if signals.came():
                 return code if code >= 0 else options.INTERRUPTED
-            if code == options.WRONG_USAGE and not run.started:
+            if code == options.WRONG_USAGE and not has_started:
                 return code
             if not changed:
                 how = "has ended" if code == 0 else "failed"
