@@ -1,7 +1,7 @@
 """Run the blocks of a page of Markdown in order, in one directory, as a reader would do it.
 
     ```python            a program of its own; ``print(…)  # text`` promises that ``text`` is printed
-    # file.py            the block is the file ``file.py``
+    # file.py            the block is the file ``file.py``; likewise a ```toml block with ``# file.toml``
     # file.py: add       the block is added to the end of the file
     # file.py: replace L the block replaces the line L of the file
     ```sh                each line that begins with ``cues`` is a command (``# exit code 1`` promises that code)
@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-HEADER = re.compile(r"# (\w+\.py)(?:: (add|replace (.*)))?\n")
+HEADER = re.compile(r"# (\w+\.(?:py|toml))(?:: (add|replace (.*)))?\n")
 
 
 def run_page(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> int:
@@ -34,7 +34,7 @@ def run_page(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsy
     capsys.readouterr()
     for language, block in BLOCK.findall(page.read_text()):
         header = HEADER.match(block)
-        if language == "python" and header:
+        if language in ("python", "toml") and header:
             _write(Path(header[1]), block[header.end() :], header[2] or "", header[3] or "")
         elif language == "python":
             exec(compile(block, str(page), "exec"), {"__name__": "__main__"})

@@ -41,7 +41,7 @@ def test_every_option_of_a_command_is_on_the_page(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])  # prints a script
 def test_every_command_has_the_same_output_options(name: str) -> None:
     options = {option for parameter in command(name).params for option in parameter.opts}
-    assert "--store" in options or name in ("show", "init")
+    assert "--store" in options or name in ("show", "init", "config")
     # tail prints messages, which are JSON whatever stdout is; metrics prints the format of Prometheus.
     assert {"--json", "--table"} <= options or name in ("tail", "metrics")
 

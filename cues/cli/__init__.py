@@ -3,7 +3,8 @@
 Each command is a file. What they have in common is in ``app.py`` (the group, errors as exit codes), ``target.py``
 (graph files, stores, queues), ``options.py`` and ``output.py`` (tables for a terminal, JSON lines for a pipe).
 
-Results are printed on stdout, everything else on stderr. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
+Results are printed on stdout, everything else on stderr. Exit codes: 0, 1 failed, 2 wrong usage,
+3 low disk, 4 full queue, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ store nor the engine. So the one-line helps are in this module.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import keyword
@@ -15,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
-from click.shell_completion import shell_complete
+from click.shell_completion import CompletionItem
 
 from cues.cli import options
-from cues.errors import CuesError, NotInstalled
+from cues.errors import CuesError, NotInstalled, QueueFull
 
 COMMANDS: Final = {
     "run": "Run a graph until its sources have ended and its queues are drained.",
@@ -48,6 +49,7 @@ COMMANDS: Final = {
     "restore": "Make stores of a backup.",
     "follow": "Keep a second copy of a graph's stores, and promote it.",
     "init": "Make a project to start from, with tests.",
+    "config": "The settings of the commands, and where each comes from.",
     "completion": "Print the script with which a shell completes command lines.",
 }
 
@@ -64,9 +66,11 @@ EPILOG: Final = """\
 The target of a command is a graph file (graph.py, graph.py:name, graph.py:factory()), a store (a
 directory), or either of them with #queue or #processor.
 Without a target the command takes the store that CUES_STORE names.
+Options have variables (CUES_RUN_IDLE_EXIT) and settings in cues.toml; cues config shows them.
 
 Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
-else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 130 interrupted.
+else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 3 the disk is
+low, 4 a bounded queue is full, 130 interrupted.
 """
 
 
@@ -96,11 +100,32 @@ class Commands(click.Group):
             if name.partition("#")[0].partition(":")[0].endswith(".py"):
                 hint = f"cues run {name}"
             raise options.WrongUsage(f"There is no command {name!r}.", hint)
+        _set(ctx, name, args[1:])
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The commands by the table above, so that none is loaded; after a dash the options of ``cues`` itself."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _set(ctx: click.Context, name: str, words: Sequence[str]) -> None:
+    """Give the settings of the file to the command that is about to be parsed."""
+    from cues.cli import settings
+
+    may_fail = not ctx.resilient_parsing and not {"-h", "--help"} & set(words)
+    with contextlib.nullcontext() if may_fail else contextlib.suppress(click.UsageError, OSError):
+        file = settings.of_call(words)
+        variables = frozenset(key for key, value in os.environ.items() if value)
+        ctx.with_resource(settings.environment(file, COMMANDS))
+        ctx.meta[settings.__name__] = settings.Given(file, variables, os.environ.get("CUES_STORE"))
+        if file is not None and file.tables.get(name):
+            ctx.default_map = {name: file.options(name, load(name).params)}
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -129,9 +154,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     asked = os.environ.get(COMPLETE)
     if asked:
-        return shell_complete(commands, {}, "cues", COMPLETE, asked)
+        return importlib.import_module("cues.cli.completion").complete(commands, COMPLETE, asked)  # type: ignore[no-any-return]
     try:
-        with commands.make_context("cues", list(sys.argv[1:] if arguments is None else arguments)) as ctx:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        with commands.make_context("cues", list(words), obj=words) as ctx:
             result: Any = commands.invoke(ctx)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -151,6 +177,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return options.FAILED
     except CuesError as error:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
+        if isinstance(error, QueueFull):
+            return options.QUEUE_FULL
         return options.WRONG_USAGE if isinstance(error, NotInstalled) else options.FAILED
     except OSError as error:
         if error.filename is None:

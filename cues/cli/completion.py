@@ -1,18 +1,19 @@
-"""``cues completion``: the script with which a shell completes commands, options, and the names in a store."""
+"""``cues completion``: the script with which a shell completes commands, options, and the names in a store.
+
+At each Tab the shell calls ``cues`` with :data:`cues.cli.app.COMPLETE`, and takes what is printed. So nothing but
+completions may be printed. After an error nothing is; the command itself reports it. ``candidates.py`` has the names.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any, Final
 
 import click
+from click import shell_completion
 from click.shell_completion import CompletionItem, get_completion_class
 
 from cues.cli.options import command
-from cues.errors import CuesError
-from cues.groups.operate import list_groups
-from cues.queues.store import Store
-from cues.tools import metrics
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -24,11 +25,12 @@ def completion(shell: str) -> None:
 
     \b
       cues completion bash >> ~/.bashrc
-      cues completion zsh >> ~/.zshrc
+      cues completion zsh >> ~/.zshrc      after compinit
       cues completion fish > ~/.config/fish/completions/cues.fish
 
-    After `data/shop#` the shell offers the queues of that store, or its processors if the command needs
-    one. Completion does not import graph files, because that would run the file at every Tab.
+    After `data/shop#` or `graph.py#` the shell offers the queues of that store, or its processors if the command
+    needs one. Names are read without opening the store. A graph file is not imported; its store is known if the
+    file has the id of the graph as a text.
     """
     from cues.cli.app import COMPLETE, commands
 
@@ -39,20 +41,44 @@ def completion(shell: str) -> None:
     click.echo(script.source_template % script.source_vars())
 
 
-def names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The queues or processors after ``store#``; before the ``#`` files and directories."""
-    place, hash, _ = incomplete.partition("#")
-    path = Path(place or os.environ.get("CUES_STORE", ""))
-    if not hash:
-        return [CompletionItem(incomplete, type="file")]
-    if not (path / "data.mdb").is_file():
-        return []
+class _Bash(shell_completion.BashComplete):
+    """Bash divides words at colons too, so ``data/shop#group:b`` comes as three words, and only ``b`` is replaced."""
+
+    _before = ""
+    """The part of the word before the last colon, which bash keeps."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        words = shell_completion.split_arg_string(os.environ["COMP_WORDS"])
+        number = int(os.environ["COMP_CWORD"])
+        args, pieces = words[:number], words[number : number + 1]
+        while args and pieces and (pieces[0].startswith(":") or args[-1].endswith(":")):
+            pieces.insert(0, args.pop())
+        word = "".join(pieces)
+        self._before = word[: word.rfind(":") + 1] if len(pieces) > 1 else ""
+        whole: list[str] = []
+        for arg in args[1:]:
+            if whole and (arg.startswith(":") or whole[-1].endswith(":")):
+                whole[-1] += arg
+            else:
+                whole.append(arg)
+        return whole, word
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        return f"{item.type},{item.value.removeprefix(self._before)}"
+
+
+_CLASSES: Final[dict[str, type[shell_completion.ShellComplete]]] = {"bash": _Bash}
+
+
+def complete(commands: click.Group, variable: str, instruction: str) -> int:
+    """Print the completions that a shell asks for, as ``bash_complete``; after any error, print nothing."""
+    shell, _, asked = instruction.partition("_")
+    kind = _CLASSES.get(shell) or get_completion_class(shell)
+    if kind is None or asked != "complete":
+        return 1
     try:
-        with Store(path, readonly=True) as store:
-            of_processors = "PROCESSOR" in str(parameter.metavar)
-            known = metrics.processors(store) if of_processors else store.queues()
-            if "group:" in str(parameter.metavar):
-                known = [*(known if of_processors else ()), *(f"group:{g.group}" for g in list_groups(store))]
-    except CuesError:
-        return []  # a Tab shows no error; the command itself will
-    return [CompletionItem(f"{place}#{name}") for name in known if f"{place}#{name}".startswith(incomplete)]
+        text = kind(commands, {}, "cues", variable).complete()
+    except Exception:
+        return 0
+    click.echo(text)
+    return 0

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from cues.cli import completion, options
+from cues.cli import candidates, options
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, store_option
 from cues.cli.output import CommandOutput, count, output_options
@@ -16,7 +16,7 @@ _COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
+@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=candidates.names)
 @store_option
 @output_options
 def doctor(target: str | None, store: str | None, output: CommandOutput) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import click
 
+from cues.cli import candidates
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, confirm, yes_option
 from cues.cli.output import CommandOutput, count, output_options
@@ -21,7 +22,7 @@ CONSUMER = "consumer:"
 
 @command()
 @targets.takes_store("STORE#group:NAME | STORE#consumer:NAME | GRAPH | STORE")
-@click.argument("processor", metavar="[PROCESSOR]", required=False)
+@click.argument("processor", metavar="[PROCESSOR]", required=False, shell_complete=candidates.processor_names)
 @yes_option
 @output_options
 def forget(target: targets.StoreTarget, processor: str | None, yes: bool, output: CommandOutput) -> None:

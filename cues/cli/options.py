@@ -6,6 +6,7 @@ Every option can also be given as an environment variable, which the help names:
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -21,9 +22,22 @@ FAILED: Final = 1
 WRONG_USAGE: Final = 2
 LOW_DISK: Final = 3
 """A run was stopped because its disk has too little free space."""
+QUEUE_FULL: Final = 4
+"""A bounded queue had no room in time; the same command may succeed later."""
 INTERRUPTED: Final = 130
 
 CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+CANDIDATES: Final = {
+    "--processor": "processor_names",
+    "--queue": "queue_names",
+    "--remove": "queue_names",
+    "--tailer": "queue_names",
+    "DIR": "directories",
+    "STORE": "directories",
+}
+"""The values that a shell offers for an option, by its name or by the word in the help: functions of candidates.py."""
 
 
 class WrongUsage(click.UsageError):
@@ -46,7 +60,16 @@ def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
 def option(*declarations: str, **settings: Any) -> Callable[[F], F]:
     """An option whose help shows its default and its variable."""
     settings.setdefault("show_envvar", True)
+    for word in (*declarations, settings.get("metavar")):
+        if word in CANDIDATES:
+            settings.setdefault("shell_complete", functools.partial(_candidates, CANDIDATES[word]))
     return click.option(*declarations, **settings)
+
+
+def _candidates(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
+    from cues.cli import candidates  # only for a Tab: it reads stores
+
+    return getattr(candidates, kind)(ctx, parameter, incomplete)
 
 
 def store_option(fn: F) -> F:
@@ -105,6 +128,11 @@ def report_usage(error: click.UsageError) -> None:
     hint = getattr(error, "hint", "") or f"{path} --help"
     near = getattr(error, "possibilities", None)
     message = error.format_message()
+    if ctx is not None and isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
+        source = ctx.get_parameter_source(str(error.param.name))
+        if source is click.core.ParameterSource.ENVIRONMENT:
+            name = error.param.envvar or f"{ctx.auto_envvar_prefix}_{str(error.param.name).upper()}"
+            message += f" That is the value of the variable {name}."
     if near:
         message = message.partition(" Did you mean")[0].partition(" (Possible")[0]
         hint = f"{path} {min(near)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cues.cli import completion, options, target
+from cues.cli import candidates, options, target
 from cues.cli import place as places
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
@@ -32,7 +32,7 @@ _COLUMNS = (
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
 @store_option
 @option("--into", required=True, metavar="STORE", help="The directory of the fresh store.")
 @option("--until", metavar="INDEX|TIME", help="Copy the messages before it only. The store is for comparison.")

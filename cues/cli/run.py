@@ -23,8 +23,9 @@ from typing import Any, Final, Literal
 import click
 
 from cues.base import events
-from cues.cli import completion, options, target
+from cues.cli import candidates, options, target
 from cues.cli import fresh as fresh_start
+from cues.cli import reload as reloading
 from cues.cli import ui as page
 from cues.cli.backup import local
 from cues.cli.options import command, option, store_option, yes_option
@@ -47,7 +48,7 @@ ABORT_WAIT_S: Final = 2.0
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
 @store_option
 @option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
 @option(
@@ -125,6 +126,7 @@ ABORT_WAIT_S: Final = 2.0
     metavar="SIZE",
     help="Stop when the disk of a store has less free space: 500MB, 0 for never.  [default: 1 %, 64 MiB to 1 GiB]",
 )
+@option("--reload", is_flag=True, help="When the graph file or an imported local module changes, start anew.")
 @option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
 @option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")
@@ -149,6 +151,7 @@ def run(
     replicate: str | None,
     max_lag: float,
     min_free: str | None,
+    reload: bool,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -172,6 +175,7 @@ def run(
       cues run graph.py --workers auto     in worker processes, started again when they die
       cues run graph.py --replicate /mnt/other/flights    with a copy on another disk, at most --max-lag behind
       cues run graph.py --ui               with a page in the browser
+      cues run graph.py --reload           while you write it: each save starts the new code
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
       cues run graph.py --engine spark --queues s3://bucket/flights    queues and positions are in this directory
@@ -200,6 +204,7 @@ def run(
             "--replicate copies stores, and with --queues the queues are in a directory.",
             "copy that directory with the tools of its file system or object store.",
         ),
+        (reload and dry_run, "--dry-run starts nothing, and --reload starts it anew.", one_of_two),
         (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
     ):
         if refused:
@@ -207,6 +212,13 @@ def run(
     if ui is not None:
         page.need()
     least = size_of(min_free)
+    watcher = reloading.watcher()
+    if reload and watcher is None:
+        say = (lambda text: None) if quiet else progress_for(graph, quiet=quiet, verbose=False).say
+        return reloading.watch(click.get_current_context().find_root().obj, graph, say)
+    if watcher is not None:
+        fresh = fresh and not watcher.started_before
+        watcher.follow_imports(graph)
     file = graphfile.load(graph)
     if dry_run:
         if queues is not None:
@@ -243,7 +255,7 @@ def run(
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     noted = record.queues_of(path, file.graph.id) if queues is None else None
-    with server, progress, _logs_to(progress), contextlib.ExitStack() as pages, _Signals() as signals:
+    with server, progress, _logs_to(progress), contextlib.ExitStack() as pages, _Signals(watcher) as signals:
         if noted is not None:
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
@@ -259,6 +271,8 @@ def run(
             min_free=least,
             **more,
         )
+        if watcher is not None:
+            watcher.started()
         if isinstance(server, MetricsServer):
             server.source = running
             progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))
@@ -400,10 +414,12 @@ class _Session:
 class _Signals:
     """Puts SIGINT and SIGTERM into an inbox, inside the block; after the last allowed one, the process ends at once.
 
-    They are caught before the graph is started, so that a signal during the start drains it.
+    They are caught before the graph is started, so that a signal during the start drains it. A run that is watched
+    gets SIGTERM from its watcher for each Ctrl-C.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watcher: reloading.Watcher | None = None) -> None:
+        self._numbers = (signal.SIGTERM,) if watcher is not None else (signal.SIGINT, signal.SIGTERM)
         # SimpleQueue.put may be called from a signal handler; Event.set and Condition may not.
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.most = 1
@@ -412,7 +428,7 @@ class _Signals:
         self._kept: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._numbers:
             self._kept[number] = signal.signal(number, self._handle)
         return self
 

@@ -18,7 +18,7 @@ from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, option
 from cues.cli.output import CommandOutput, count, from_json, output_options
-from cues.errors import CuesError, QueueNotFound, StoreNotFound
+from cues.errors import CuesError, QueueFull, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.appender import Appender
 from cues.queues.delays import delayed
@@ -36,6 +36,12 @@ _READ_BYTES: Final = 1 << 20
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @option("--delay", metavar="TIME", help="Processors get the messages after this time: 90s, 10m, 2h, 1d.")
 @option("--deliver-at", metavar="TIME", help="Processors get the messages at this time: 2026-01-31T12:00Z.")
+@option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait at most this long for room on a bounded queue; 0: not at all.  [default: until there is room]",
+)
 @output_options
 def send(
     target: targets.StoreTarget,
@@ -43,6 +49,7 @@ def send(
     create: bool,
     delay: str | None,
     deliver_at: str | None,
+    timeout: float | None,
     output: CommandOutput,
 ) -> None:
     """Append messages to a queue, and wake up its readers.
@@ -60,11 +67,14 @@ def send(
 
     A graph file without #queue means its source. A line that is not a JSON object ends the command with
     exit code 1 and the number of the line: the lines before it are sent, this and the following ones are not.
+
+    A queue with max_lag or max_bytes makes writers wait for its readers. With --timeout a wait that is longer ends the
+    command with exit code 4. The error names the readers and, for stdin, the first line that is not sent.
     """
     given = _arguments(messages)
     at = _time_of_delivery(delay, deliver_at)
     with opened_queue(target, create) as queue:
-        sender = _Sender(queue.appender(), at)
+        sender = _Sender(queue.appender(timeout=timeout), at)
         try:
             if given:
                 sender.send(given, "message")
@@ -208,15 +218,30 @@ class _Sender:
         if not messages:
             return
         try:
-            self._wrote(self._appender.write_many(messages, deliver_at=self._deliver_at))
+            self._append(messages, noun, lines)
         except CuesError as error:
             offset = getattr(error, "offset", None)
             if offset is None:
                 raise
-            self._wrote(self._appender.write_many(messages[:offset], deliver_at=self._deliver_at))
+            self._append(messages[:offset], noun, lines)
             number = lines[offset] if lines else offset + 1
             raise CommandFailed(
                 f"{noun.capitalize()} {number} and the following ones cannot be sent: {error.message}", error.hint
+            ) from None
+
+    def _append(self, messages: list[dict[str, Any]], noun: str, lines: list[int] | None) -> None:
+        try:
+            self._wrote(self._appender.write_many(messages, deliver_at=self._deliver_at))
+        except QueueFull as error:
+            if lines is None:
+                raise  # all messages are one commit, and the error says that nothing was written
+            why = error.message.removesuffix(" Nothing was written.")
+            sent = f"{count(self.sent, 'message')} before {'is' if self.sent == 1 else 'are'}"
+            raise QueueFull(
+                f"{why} {noun.capitalize()} {lines[0]} and the following ones are not sent; {sent}.",
+                f"{error.hint.rstrip('.')}. Then send the rest: tail -n +{lines[0]} FILE | cues send …",
+                queue=error.queue,
+                readers=error.readers,
             ) from None
 
     def _wrote(self, written: Sequence[int]) -> None:

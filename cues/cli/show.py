@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cues.cli import completion
+from cues.cli import candidates
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, output_options
 from cues.graphs import draw, graphfile
@@ -13,7 +13,7 @@ from cues.graphs.plan import Plan
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
 @option("--format", type=click.Choice(("text", "mermaid")), default="text", show_default=True, help="How to draw it.")
 @option(
     "--engine",

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import click
 
-from cues.cli import completion
+from cues.cli import candidates
 from cues.cli.options import F, WrongUsage, store_option
 from cues.errors import NotInstalled, QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
@@ -147,7 +147,7 @@ def takes_store(metavar: str, shared: bool = False) -> Callable[[F], F]:
             return fn(target=found, **given)
 
         required = not metavar.startswith("[")
-        argument = click.argument("target", metavar=metavar, required=required, shell_complete=completion.names)
+        argument = click.argument("target", metavar=metavar, required=required, shell_complete=candidates.names)
         return argument(store_option(call))  # type: ignore[return-value]
 
     return decorate

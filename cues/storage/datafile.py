@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -32,6 +32,13 @@ _PAGE_SIZE_AT: Final = _META_AT + 24
 _MAP_SIZE_AT: Final = _META_AT + 16
 _LAST_PAGE_AT: Final = _META_AT + 120
 _TXNID_AT: Final = _LAST_PAGE_AT + 8
+_ROOT_AT: Final = _META_AT + 112
+"""The root page of the unnamed database, which has the rows and the names of the others."""
+_NO_PAGE: Final = (1 << 64) - 1
+_LEAF: Final = 2
+"""The flag of a page that has keys and values; others have keys and pages."""
+_LOOKS: Final = 5
+_LOOK_PAGES: Final = 2000
 _MAGIC: Final = 0xBEEFC0DE
 _DATA_VERSION: Final = 1
 
@@ -95,6 +102,58 @@ def map_bytes(path: Path) -> int:
     with (path / "data.mdb").open("rb") as file:
         head = file.read(2 * PAGE_BYTES)
     return max(int(struct.unpack_from("=Q", head, at + _MAP_SIZE_AT)[0]) for at in (0, PAGE_BYTES))
+
+
+def row_keys(path: Path, prefix: bytes) -> list[bytes]:
+    """Return the keys of the rows that begin with ``prefix``, without opening the store: nothing is locked or written.
+
+    A writer uses the pages of transaction n again from transaction n + 3 on. So what was read is of one moment if at
+    most one transaction has committed meanwhile; else it is read again, a few times, and the last result is returned
+    as it is. So this is good for suggestions only. At most :data:`_LOOK_PAGES` pages are read. Raises OSError without
+    the file, and ValueError or struct.error for pages that are not LMDB's.
+    """
+    keys: list[bytes] = []
+    with (path / "data.mdb").open("rb", buffering=0) as file:
+        for _ in range(_LOOKS):
+            number, root, size = _newest_meta(file.fileno())
+            keys = list(_keys_below(file.fileno(), root, size, prefix, [_LOOK_PAGES]))
+            if _newest_meta(file.fileno())[0] <= number + 1:
+                break
+    return keys
+
+
+def _newest_meta(fd: int) -> tuple[int, int, int]:
+    """The number of the last transaction, the root page of the unnamed database, and the size of a page."""
+    (size,) = struct.unpack("=I", os.pread(fd, 4, _PAGE_SIZE_AT))
+    if size < 256 or size > 1 << 16:
+        raise ValueError(size)
+    metas = []
+    for at in (0, size):
+        head = os.pread(fd, _TXNID_AT + 8, at)
+        if _META.unpack_from(head, _META_AT) == (_MAGIC, _DATA_VERSION):
+            metas.append((*struct.unpack_from("=Q", head, _TXNID_AT), *struct.unpack_from("=Q", head, _ROOT_AT), size))
+    return max(metas)
+
+
+def _keys_below(fd: int, page: int, size: int, prefix: bytes, pages: list[int]) -> Iterator[bytes]:
+    """The keys in the tree below a page; ``pages`` is the number of pages that may still be read."""
+    if page == _NO_PAGE or pages[0] <= 0:
+        return
+    pages[0] -= 1
+    raw = os.pread(fd, size, page * size)
+    flags, lower = struct.unpack_from("=HH", raw, 10)
+    nodes = []
+    for (at,) in struct.iter_unpack("=H", raw[16:lower]):
+        low, high, more, length = struct.unpack_from("=HHHH", raw, at)
+        nodes.append((raw[at + 8 : at + 8 + length], low | high << 16 | more << 32))
+    if flags & _LEAF:
+        yield from (key for key, _ in nodes if key.startswith(prefix))
+        return
+    ends: list[bytes | None] = [*(key for key, _ in nodes[1:]), None]
+    for place, ((key, child), end) in enumerate(zip(nodes, ends)):
+        begins_after = place > 0 and key > prefix and not key.startswith(prefix)
+        if not begins_after and (end is None or end >= prefix):
+            yield from _keys_below(fd, child, size, prefix, pages)
 
 
 def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForeign:
