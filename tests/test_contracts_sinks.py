@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import IN_PROCESSES, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
+from contracts_sinks import IN_PROCESSES, KAFKA, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
 from contracts_sinks import POSTGRES as SERVERS
 from sets import slow_except
 from test_processors_sql import Presented
@@ -32,6 +32,8 @@ FILES = [name for name, case in SINKS.items() if case.numbers is file_numbers]
 def case(request: pytest.FixtureRequest) -> SinkCase:
     if "postgres" in request.param:
         SERVERS[:] = [request.getfixturevalue("postgres")]
+    if request.param == "kafka":
+        KAFKA[:] = [request.getfixturevalue("kafka")]
     return case_of(request.param)
 
 
@@ -117,6 +119,8 @@ def test_the_control_without_the_row_doubles(case: SinkCase, tmp_path: Path, mon
 def test_random_kills_leave_each_message_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if "postgres" in name:
         SERVERS[:] = [request.getfixturevalue("postgres")]
+    if name == "kafka":
+        KAFKA[:] = [request.getfixturevalue("kafka")]
     case, chance = case_of(name), random.Random(seeds.new())
     (tmp_path / "slow").touch()
     target = case.make(tmp_path)
