@@ -175,7 +175,7 @@ class _Reading:
         """Yield records until the end (``follow``: until the graph drains)."""
         ended: set[int] = set()
         while process is None or not process.stopping:
-            for message in self.consumer.consume(_AT_ONCE, _LOOK_S):
+            for message in self._next():
                 error, partition = message.error(), message.partition()
                 if error is None:
                     ended.discard(partition)
@@ -193,6 +193,11 @@ class _Reading:
                 return
             if self._source.follow and time.monotonic() - self._discovered >= self._source.discover_s:
                 self._discover()
+
+    def _next(self) -> list[Any]:
+        """Wait for a record, and return it with all that are there already; consume() alone waits for more of them."""
+        message = self.consumer.poll(_LOOK_S)
+        return [] if message is None else [message, *self.consumer.consume(_AT_ONCE, 0)]
 
     def _layout(self) -> int:
         """Return the number of partitions. Raises :class:`Diverged` if the topic is not that of the position."""

@@ -630,8 +630,8 @@ class Broker:
         """Read all committed records, in the order of each partition."""
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-        config = {"bootstrap.servers": self.servers, "group.id": "tests", "enable.partition.eof": True, "log_level": 0}
-        consumer = Consumer({**config, "isolation.level": "read_committed", "enable.auto.commit": False})
+        config = {"bootstrap.servers": self.servers, "group.id": "tests", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        consumer = Consumer({**config, "log_level": 0, "isolation.level": "read_committed", "enable.auto.commit": False})
         partitions = list(consumer.list_topics(topic, 30).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         records, ended = [], set()
