@@ -10,7 +10,7 @@ exactly-once needs, and refuses what a real broker refuses:
     logs                 leader epochs, topic ids, deletion of records from the front, truncation (a test's own request)
 
 Run it as a program: it prints its port, and ends when its standard input does. ``Broker`` starts it so.
-``hook`` requests inject an error into the next requests of a kind, or end the program at one.
+``hook`` requests inject errors into the next requests of a kind.
 """
 
 from __future__ import annotations
@@ -246,8 +246,6 @@ class Cluster:
         with self.changed:
             self.expire()
             failure = self.hooks[api].pop(0) if self.hooks[api] else OK
-            if failure == -2:
-                os._exit(9)
             if failure == -3:  # what was asked is done, and the answer is lost
                 getattr(self, f"_{api}")(r, OK)
                 raise ConnectionError
@@ -263,7 +261,7 @@ class Cluster:
                 log.end = log.batches[-1][1] if log.batches else 0
                 log.epochs.append((log.epochs[-1][0] + 1, log.end))
         else:
-            self.hooks[api] += [error] * times
+            self.hooks[api] = [error] * times
         return b""
 
     def _18(self, r: Reader, failure: int) -> bytes:
@@ -630,8 +628,15 @@ class Broker:
         """Read all committed records, in the order of each partition."""
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-        config = {"bootstrap.servers": self.servers, "group.id": "tests", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
-        consumer = Consumer({**config, "log_level": 0, "isolation.level": "read_committed", "enable.auto.commit": False})
+        config = {
+            "bootstrap.servers": self.servers,
+            "group.id": "tests",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+        }
+        consumer = Consumer(
+            {**config, "log_level": 0, "isolation.level": "read_committed", "enable.auto.commit": False}
+        )
         partitions = list(consumer.list_topics(topic, 30).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         records, ended = [], set()
@@ -650,7 +655,10 @@ class Broker:
         return sorted(records, key=lambda message: (message.partition(), message.offset()))
 
     def hook(self, api: int, error: int, times: int = 1, topic: str | None = None) -> None:
-        """Answer the next requests of a kind with an error; -2: end the broker; -3: do it, and lose the answer."""
+        """Answer the next requests of a kind with an error (-3: do it, and lose the answer); 0 times: no more.
+
+        With the kind -1: cut ``error`` offsets from the end of each log of a topic.
+        """
         host, port = self.servers.rsplit(":", 1)
         with socket.create_connection((host, int(port)), 30) as connection:
             body = pack("hhi", HOOK, 0, 0) + string("") + pack("iii", api, error, times)
