@@ -219,16 +219,17 @@ class _Reading:
     def _discover(self) -> None:
         self._discovered = time.monotonic()
         try:
-            count = self._layout()
+            new = [partition for partition in range(self._layout()) if partition not in self._marks]
+            if not new:
+                return
+            self.consumer.list_topics(self._source.topic, self._source.timeout_s)  # so that the consumer knows them
+            begin = {partition: [self._bounds(partition)[0], -1] for partition in new}
         except self._lib.KafkaException as error:
             if _passes(error.args[0], self._lib.KafkaError):
                 return kafka.LOG.warning("no look for new partitions of %s: %s", self._source.topic, error)
             raise
-        new = [partition for partition in range(count) if partition not in self._marks]
-        for partition in new:
-            self._marks[partition] = [self._bounds(partition)[0], -1]
-        if new:
-            self.consumer.incremental_assign([self._place(partition) for partition in new])
+        self._marks.update(begin)
+        self.consumer.incremental_assign([self._place(partition) for partition in new])
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         place = self._lib.TopicPartition(self._source.topic, partition)
@@ -323,8 +324,9 @@ def _of_clients(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _passes(error: Any, codes: Any) -> bool:
-    """Return whether librdkafka tries again by itself."""
+    """Return whether librdkafka tries again by itself, or the next look may find what is missing."""
     return error.retriable() or error.code() in (
+        codes._UNKNOWN_PARTITION,
         codes._TRANSPORT,
         codes._ALL_BROKERS_DOWN,
         codes._TIMED_OUT,

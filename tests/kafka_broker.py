@@ -36,7 +36,7 @@ MESSAGE_BYTES_MAX, METADATA_BYTES_MAX = 1_000_000, 4_096
 HOOK = 9_999  # not of Kafka: api, error, times
 
 VERSIONS = {
-    0: 7, 1: 11, 2: 5, 3: 12, 9: 7, 10: 2, 16: 2, 18: 0, 19: 4, 20: 1, 21: 1, 22: 1, 23: 2, 24: 0, 25: 0, 26: 1, 28: 2,
+    0: 7, 1: 11, 2: 5, 3: 12, 9: 7, 10: 2, 16: 2, 18: 0, 19: 4, 20: 1, 21: 1, 22: 3, 23: 2, 24: 0, 25: 0, 26: 1, 28: 2,
     37: 1,
 }  # fmt: skip
 """Of each API, the only version that is spoken."""
@@ -406,18 +406,20 @@ class Cluster:
         return pack("ih", 0, failure) + string(None) + pack("i", 1) + string(host) + pack("i", port)
 
     def _22(self, r: Reader, failure: int) -> bytes:
-        name, timeout_ms = r.string(), r.take("i")
+        name, timeout_ms, pid, epoch = r.compact(), r.take("i"), r.take("q"), r.take("h")
+        if name is not None and pid >= 0:  # a client that continues after an abort, with a higher epoch
+            failure = failure or self.check(name, pid, epoch)
         if failure:
-            return pack("ihqh", 0, failure, -1, -1)
+            return pack("ihqhb", 0, failure, -1, -1, 0)
         self.pids += 1
         if name is None:
-            return pack("ihqh", 0, OK, self.pids, 0)
+            return pack("ihqhb", 0, OK, self.pids, 0, 0)
         id = self.ids.setdefault(name, Transactional(self.pids))
         id.epoch += 1
         id.timeout_s, id.ended = timeout_ms / 1000, None
         if id.open:
             self.end(id, False)
-        return pack("ihqh", 0, OK, id.pid, id.epoch)
+        return pack("ihqhb", 0, OK, id.pid, id.epoch, 0)
 
     def _24(self, r: Reader, failure: int) -> bytes:
         name, pid, epoch = r.string() or "", r.take("q"), r.take("h")
@@ -575,7 +577,7 @@ class Connection(socketserver.BaseRequestHandler):
                 raise AssertionError(f"api {api} version {version} is not spoken")
             else:
                 r.string()
-                if api in (3, 9):  # flexible versions
+                if api in (3, 9, 22):  # flexible versions
                     r.tags()
                     out += b"\0"
                 try:

@@ -185,7 +185,8 @@ def test_records_that_are_deleted_while_the_source_follows_are_named(on_gap: str
 def test_a_topic_that_was_created_again_or_cut_is_refused(kafka: Broker) -> None:
     own(kafka)
     topic = kafka.topic()
-    kafka.produce(topic, ["0", "1", "2"])
+    for value in ("0", "1", "2"):  # each in a batch of its own
+        kafka.produce(topic, [value])
     source = Records(kafka.servers, topic)
     *_, (position, _) = source(None)
     kafka.hook(-1, 2, topic=topic)
