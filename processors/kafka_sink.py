@@ -325,8 +325,8 @@ class _Unit:
         producer = kafka.client(
             lib.Producer,
             topic.servers,
-            # With "rebootstrap", the default, send_offsets_to_transaction never returns after all brokers were away for a
-            # moment (librdkafka 2.16).
+            # With "rebootstrap", the default, send_offsets_to_transaction never returns after all brokers were away for
+            # a moment (librdkafka 2.16).
             {"linger.ms": 5, "metadata.recovery.strategy": "none", **topic.config},
             {
                 "transactional.id": f"{topic.prefix}.{self.store}.{self.id}",

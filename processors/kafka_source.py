@@ -5,8 +5,9 @@
 The position of each partition is kept by Cues, in the commit of the messages, and Kafka keeps none. The source is
 assigned all partitions by that position; it joins no consumer group, so no rebalance can move it.
 
-    1. compare     the topic is the one of the position (its id), and each offset is still there
-    2. assign      each partition from its offset and leader epoch; a partition that is new, from its beginning
+    1. compare     the topic is the one of the position, by its id
+    2. assign      each partition from its offset and leader epoch, which the broker compares with its log; a partition
+                   that is new, from its beginning
     3. read        committed records only (``read_committed``)
     4. discover    look for new partitions, every ``discover_s`` seconds
 
@@ -119,7 +120,7 @@ class Records:
         """Yield ``(position, message)`` after ``position``."""
         reading = _Reading(self, position)
         try:
-            yield from reading.begin()
+            reading.begin()
             yield from reading.records(process)
         except kafka.library().KafkaException as error:
             raise _failed(self, error.args[0]) from error
@@ -136,6 +137,7 @@ class _Reading:
         self._id, self._marks = _parts(position)
         self._first = position is None
         self._discovered = time.monotonic()
+        self._asked_again: set[tuple[int, int]] = set()
         options = {
             "group.id": f"cues-{source.topic}",  # librdkafka asks for one; nothing is committed to it
             "fetch.wait.max.ms": 500 if source.follow else 10,  # a broker says so late that there is no more
@@ -156,20 +158,16 @@ class _Reading:
         """The position after the last record."""
         return [_VERSION, self._id, [[partition, *mark] for partition, mark in sorted(self._marks.items())]]
 
-    def begin(self) -> Iterator[tuple[Position, Any]]:
-        """Compare the position with the topic, and assign all partitions. Yields gaps that are failed messages."""
+    def begin(self) -> None:
+        """Compare the topic with that of the position, and assign all partitions."""
         count = self._layout()
         for partition in range(count):
-            low, high = self._bounds(partition)
             if partition not in self._marks:
-                latest = self._first and self._source.start == "latest"
-                self._marks[partition] = [high if latest else low, -1]
-            offset = self._marks[partition][0]
-            if offset > high:
-                raise self._diverged(f"The partition {partition} ends at {high}, and the position is {offset}")
-            if offset < low:
-                yield self._gap(partition, low)
+                low, high = self._bounds(partition)
+                self._marks[partition] = [high if self._first and self._source.start == "latest" else low, -1]
         self.consumer.assign([self._place(partition) for partition in range(count)])
+        for partition in range(count):
+            self._validate(partition)
 
     def records(self, process: Any) -> Iterator[tuple[Position, Any]]:
         """Yield records until the end (``follow``: until the graph drains)."""
@@ -184,9 +182,7 @@ class _Reading:
                 elif error.code() == self._lib.KafkaError._PARTITION_EOF:
                     ended.add(partition)
                 elif error.code() == self._lib.KafkaError._AUTO_OFFSET_RESET:
-                    yield from self._out_of_range(partition)
-                elif error.code() == self._lib.KafkaError._LOG_TRUNCATION:
-                    raise self._diverged(f"The log of the partition {partition} was cut before the position")
+                    yield from self._refused(partition, error)
                 elif error.fatal() or not _passes(error, self._lib.KafkaError):
                     raise self._lib.KafkaException(error)
             if not self._source.follow and len(ended) == len(self._marks):
@@ -244,15 +240,36 @@ class _Reading:
         known = {"leader_epoch": epoch} if epoch >= 0 else {}
         return self._lib.TopicPartition(self._source.topic, partition, offset, **known)
 
-    def _out_of_range(self, partition: int) -> Iterator[tuple[Position, Any]]:
+    def _validate(self, partition: int) -> None:
+        """Have the broker compare the leader epoch of the position with its log: a seek does it, an assignment not."""
+        place, deadline = self._place(partition), time.monotonic() + self._source.timeout_s
+        if place.leader_epoch is None:
+            return
+        while True:
+            try:
+                self.consumer.seek(place)
+                return
+            except self._lib.KafkaException as error:
+                if error.args[0].code() != self._lib.KafkaError._STATE or time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_S)  # the partition is not being read yet
+
+    def _refused(self, partition: int, error: Any) -> Iterator[tuple[Position, Any]]:
+        """Decide about a position that the broker does not have: a gap, or another log."""
         low, high = self._bounds(partition)
         offset = self._marks[partition][0]
-        if offset > high:
-            raise self._diverged(f"The partition {partition} ends at {high}, and the position is {offset}")
+        if "truncation" in error.str() or offset > high or (partition, offset) in self._asked_again:
+            raise self._diverged(
+                f"The partition {partition} has the offsets {low} to {high}, and the position {offset}, of the leader"
+                f" epoch {self._marks[partition][1]}, is of another log ({error.str()})"
+            )
         if offset < low:
             yield self._gap(partition, low)
+        else:  # a replica that was behind; once
+            self._asked_again.add((partition, offset))
         self.consumer.incremental_unassign([self._lib.TopicPartition(self._source.topic, partition)])
         self.consumer.incremental_assign([self._place(partition)])
+        self._validate(partition)
 
     def _gap(self, partition: int, low: int) -> tuple[Position, Any]:
         source, offset = self._source, self._marks[partition][0]
