@@ -261,7 +261,7 @@ class Cluster:
                 log.end = log.batches[-1][1] if log.batches else 0
                 log.epochs.append((log.epochs[-1][0] + 1, log.end))
         else:
-            self.hooks[api] = [error] * times
+            self.hooks[api] = self.hooks[api] + [error] * times if times else []
         return b""
 
     def _18(self, r: Reader, failure: int) -> bytes:

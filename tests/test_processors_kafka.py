@@ -186,15 +186,18 @@ def test_records_that_are_deleted_while_the_source_follows_are_named(on_gap: str
 
 def test_a_topic_that_was_created_again_or_cut_is_refused(kafka: Broker) -> None:
     own(kafka)
-    topic = kafka.topic()
+    topic = kafka.topic(2)
     for value in ("0", "1", "2"):  # each in a batch of its own
-        kafka.produce(topic, [value])
+        kafka.produce(topic, [value], partition=0)
     source = Records(kafka.servers, topic)
     *_, (position, _) = source(None)
+    position = [*position[:2], position[2][:1]]  # as if the partition 1 were new
     kafka.hook(-1, 2, topic=topic)
     with pytest.raises(Diverged, match="has the offsets 0 to 1, and the position 3"):
         read(source, position)
-    kafka.produce(topic, ["x", "y", "z"])  # the offsets are there again, with other records, of another leader epoch
+    kafka.produce(
+        topic, ["x", "y", "z"], partition=0
+    )  # the offsets are there again, with other records, of another leader epoch
     with pytest.raises(Diverged, match=r"is of another log .*truncation"):
         read(source, position)
     kafka.admin.delete_topics([topic])[topic].result(30)
@@ -336,6 +339,21 @@ def test_an_error_on_the_way_repeats_and_loses_nothing(api: int, error: int, tim
     deliver(target, 3, 6)
     kafka.hook(api, 0, 0)
     deliver(target, 1, 8)
+    assert numbers(kafka, target.topic) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("error", [49, 59, 48, -1])
+def test_a_commit_that_was_done_and_then_refused_is_not_sent_again(error: int, kafka: Broker) -> None:
+    """The answer is lost, and the repeated request is refused: the sink stops, or finds that it was done."""
+    own(kafka)
+    target = a_sink(kafka)
+    deliver(target, 1, 3)
+    kafka.hook(END_TXN, -3)
+    kafka.hook(END_TXN, error)
+    with contextlib.suppress(CheckpointError):
+        deliver(target, 3, 6)
+    kafka.hook(END_TXN, 0, 0)
+    deliver(target, 3, 8)
     assert numbers(kafka, target.topic) == [1, 2, 3, 4, 5, 6, 7]
 
 
