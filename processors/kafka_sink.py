@@ -25,7 +25,8 @@ After a crash between 6 and the commit of the store the messages are delivered a
 ``shape="value"``: the message is the value, as JSON; ``key=`` names the field of its key. Keys choose partitions as in
 Kafka's own clients (murmur2).
 
-**Errors.** An abortable error aborts the transaction, and the same records are sent in a new one, for ``timeout_s``.
+**Errors.** An error that ends the transaction aborts it. If the position says that it was not committed, the same
+records are sent in a new one, for ``timeout_s``.
 A record that the client or the broker refuses (too large) is a failure of its messages: they are written to the error
 queue, or stop the sink. All else is :class:`cues.errors.CheckpointError`, which stops the sink at this message; a
 later start continues there. :class:`cues.Fenced` says that another process took over the processor.
@@ -182,8 +183,8 @@ class Topic:
 class Writer:
     """The open transaction of a :class:`Topic`. Use it inside its block, in one thread."""
 
-    def __init__(self, unit: _Unit) -> None:
-        self._unit = unit
+    def __init__(self, unit: _Unit, delivery: cues.Delivery) -> None:
+        self._unit, self._delivery = unit, delivery
         self._topic = unit.topic
         self._lib = kafka.library()
         self._records: list[dict[str, Any]] = []
@@ -285,18 +286,37 @@ class Writer:
                 return
             except self._lib.KafkaException as error:
                 reason = error.args[0]
-                if reason.fatal() or not reason.txn_requires_abort() or time.monotonic() > deadline:
+                fenced = reason.code() == self._lib.KafkaError._FENCED
+                ended = reason.fatal() or reason.txn_requires_abort()
+                if fenced or not ended or time.monotonic() > deadline:
                     raise
                 kafka.LOG.warning("the transaction of %s is aborted and tried again: %s", unit.id, reason)
                 time.sleep(_PAUSE_S)
                 again = True
 
     def _is_committed_or_sent_again(self) -> bool:
-        """Abort. If the position says that the transaction was committed, return True; else send all records again."""
-        self._unit.abort()
-        if self.row != self.before and self._unit.read() == self.row:
+        """Abort. If the position says that the transaction was committed, return True; else send all records again.
+
+        An abort can succeed after a commit whose answer was lost, and a client can be beyond an abort.
+        """
+        unit = self._unit
+        try:
+            unit.abort()
+        except self._lib.KafkaException as error:
+            if error.args[0].code() == self._lib.KafkaError._FENCED:
+                raise
+            unit.drop()  # the fence of the next clients aborts
+            unit.open(self._delivery)
+        row = unit.read()
+        if row == self.row != self.before:
             return True
-        self._unit.producer.begin_transaction()
+        if row != self.before:
+            raise CheckpointError(
+                f"The position of {unit.id} at {self._topic.where} was changed by another process.",
+                "end the other process, such as one over a copy of the store, and start this one again.",
+                where=self._topic.where,
+            )
+        unit.producer.begin_transaction()
         self._failed = []
         self._send(self._records)
         if self._failed:
@@ -387,7 +407,7 @@ class _Positions:
             try:
                 unit.open(self._delivery)
                 unit.producer.begin_transaction()
-                writer = Writer(unit)
+                writer = Writer(unit, self._delivery)
                 try:
                     yield writer
                     writer.commit()

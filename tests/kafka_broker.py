@@ -341,6 +341,8 @@ class Cluster:
                 return pack("ihi", 0, 0, 0) + array(listed)
             self.changed.wait(left)
             self.expire()
+            if not failure and self.hooks[1]:  # it was asked for while this request waited
+                failure = self.hooks[1].pop(0)
 
     def _fetched(
         self, topic: str, number: int, epoch: int, offset: int, size: int, isolation: int, failure: int
