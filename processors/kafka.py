@@ -61,6 +61,24 @@ def client(kind: Callable[..., Any], servers: str, config: Mapping[str, Any], ow
         ) from error
 
 
+def connections(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of every kind of client: connections and security."""
+    names = (
+        "security",
+        "sasl",
+        "ssl",
+        "socket",
+        "broker",
+        "client",
+        "reconnect",
+        "metadata",
+        "enable.ssl",
+        "debug",
+        "log",
+    )
+    return {name: value for name, value in config.items() if name.startswith(names)}
+
+
 def patiently(call: Callable[[], Any], deadline: float) -> Any:
     """Return the result of a call, repeated while its error says that the same call may succeed."""
     while True:

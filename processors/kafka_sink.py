@@ -355,7 +355,7 @@ class _Unit:
             },
         )
         own = {"group.id": self.group, "enable.auto.commit": False, "isolation.level": "read_committed"}
-        self._consumer = kafka.client(lib.Consumer, topic.servers, _of_connections(topic.config), own)
+        self._consumer = kafka.client(lib.Consumer, topic.servers, kafka.connections(topic.config), own)
         deadline = time.monotonic() + topic.timeout_s
         kafka.patiently(lambda: producer.init_transactions(topic.timeout_s), deadline)
         self.producer = producer
@@ -466,7 +466,7 @@ class _Positions:
 
 
 def _admin(topic: Topic) -> Any:
-    return kafka.client(kafka.library().admin.AdminClient, topic.servers, _of_connections(topic.config), {})
+    return kafka.client(kafka.library().admin.AdminClient, topic.servers, kafka.connections(topic.config), {})
 
 
 def _glance(topic: Topic, group: str) -> Row | None:
@@ -496,24 +496,6 @@ def _row_of(topic: Topic, group: str, place: Any) -> Row | None:
             "use another prefix=, or delete the group if it is of another program. A broker that does not keep the"
             " metadata of offsets in transactions cannot be a target.",
         ) from error
-
-
-def _of_connections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of every client: connections and security, not those of a producer."""
-    ours = (
-        "bootstrap",
-        "security",
-        "sasl",
-        "ssl",
-        "socket",
-        "broker",
-        "client",
-        "reconnect",
-        "metadata",
-        "debug",
-        "log",
-    )
-    return {name: value for name, value in config.items() if name.startswith(ours)}
 
 
 def _json(message: Any) -> bytes:

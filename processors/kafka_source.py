@@ -93,14 +93,8 @@ class Records:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.servers, self.topic = servers, topic
-        self.value, self.key, self.shape, self.follow, self.start, self.on_gap = (
-            value,
-            key,
-            shape,
-            follow,
-            start,
-            on_gap,
-        )
+        self.value, self.key, self.shape = value, key, shape
+        self.follow, self.start, self.on_gap = follow, start, on_gap
         self.discover_s, self.timeout_s = discover_s, timeout_s
         self.config = kafka.checked(servers, topic, config, _RESERVED)
         self.__name__ = "records"
@@ -197,9 +191,8 @@ class _Reading:
 
     def _layout(self) -> int:
         """Return the number of partitions. Raises :class:`Diverged` if the topic is not that of the position."""
-        source = self._source
-        if self._admin is None:
-            self._admin = kafka.client(self._lib.admin.AdminClient, source.servers, _of_clients(source.config), {})
+        source, kind = self._source, self._lib.admin.AdminClient
+        self._admin = self._admin or kafka.client(kind, source.servers, kafka.connections(source.config), {})
         asked = self._lib.TopicCollection([source.topic])
         futures = self._admin.describe_topics(asked, request_timeout=source.timeout_s)
         described = futures[source.topic].result()
@@ -332,12 +325,6 @@ def _parts(position: Position | None) -> tuple[str, dict[int, list[int]]]:
 def _epoch_of(message: Any) -> int:
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
-
-
-def _of_clients(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a client without a group has too: connections and security."""
-    ours = ("group", "session.", "heartbeat.", "max.poll", "fetch.", "queued.", "partition.assignment")
-    return {name: value for name, value in config.items() if not name.startswith(ours)}
 
 
 def _passes(error: Any, codes: Any) -> bool:
