@@ -127,6 +127,12 @@ FILE_POINTS: dict[str, str] = {
 }
 """Points of sinks that write files (``cues.processors.file_sink``)."""
 
+KAFKA_POINTS: dict[str, str] = {
+    "kafka.fenced": "earlier processes fenced, nothing read",
+    "kafka.positioned": "records and position in an open transaction",
+}
+"""Points of sinks that write to Kafka (``cues.processors.kafka_sink``)."""
+
 CONSUMER_POINTS: dict[str, str] = {
     "consumer.restored": "a consumer's checkpoint restored, nothing else done",
     "consumer.repeated": "the acknowledgements of the checkpoint repeated; other messages pending, nothing read",
@@ -237,6 +243,7 @@ POINTS: dict[str, str] = {
     **ROLLBACK_POINTS,
     **CHECKPOINT_POINTS,
     **FILE_POINTS,
+    **KAFKA_POINTS,
     **CONSUMER_POINTS,
     **ABORT_POINTS,
     **GROUP_POINTS,

@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases and other systems; windows and joins.
+"""Ready-made sources and sinks for files, databases and Kafka; windows and joins.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -10,6 +10,8 @@ says so, and loads it on first use.
     sql.py           transactions of sinks in SQLite, which take every message exactly once
     sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
     sql_sink.py      tables as targets of sinks: append, upsert, delete
+    kafka_source.py  records of a Kafka topic
+    kafka_sink.py    Kafka topics as targets of sinks, exactly once; kafka.py is what both use
     databases.py, waits.py   the databases in one form; pauses of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time

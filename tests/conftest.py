@@ -24,6 +24,7 @@ from cues.queues.store import Store
 from cues.steps.pace import Pace, Stride
 
 if TYPE_CHECKING:
+    from kafka_broker import Broker
     from postgres import Postgres
     from pyspark.sql import SparkSession
 
@@ -58,7 +59,7 @@ def _group(item: pytest.Function) -> str | None:
     """Return the name of what all tests of a group share; None where a test shares nothing."""
     if item.path.stem.startswith("test_spark"):
         return "spark"  # a Java each, and many megabytes
-    for fixture in ("spark", "postgres"):
+    for fixture in ("spark", "postgres", "kafka"):
         if fixture in item.fixturenames:
             return fixture
     scopes = {found[-1].scope for found in item._fixtureinfo.name2fixturedefs.values() if found}
@@ -140,6 +141,16 @@ def postgres() -> Iterator[Postgres]:
             "no PostgreSQL that may be run here (pip install 'cues-streams[test]'; as root, where nobody sees it)"
         )
     with postgres.running() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Broker]:
+    """A Kafka broker of the tests' own; ``topic()`` makes a new topic in it."""
+    pytest.importorskip("confluent_kafka")
+    import kafka_broker
+
+    with kafka_broker.running() as found:
         yield found
 
 

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kafka_broker import Broker
+
 import cues
 from cues import testing
 from cues.processors import places, sql
 from cues.processors.databases import DuckDB, Reader
 from cues.processors.file_sink import FileSink, write
+from cues.processors.kafka_sink import Topic
 from cues.processors.sql_sink import Table
 
 COUNT = 23
@@ -76,6 +79,28 @@ def _table_numbers(table: Table) -> list[int]:
         reader.close()
 
 
+KAFKA: list[Any] = []
+"""The broker of the tests (tests/kafka_broker.py), if a case needs it."""
+
+
+def _topic(path: Path) -> Topic:
+    return Topic(*kafka_topic(path), shape="value", key="n")
+
+
+def kafka_topic(path: Path) -> tuple[str, str]:
+    """The same new topic for each call with this directory, also from another process."""
+    place = path / "topic"
+    if not place.exists():
+        path.mkdir(exist_ok=True)
+        place.write_text(f"{KAFKA[0].servers} {KAFKA[0].topic()}")
+    servers, topic = place.read_text().split()
+    return servers, topic
+
+
+def _topic_numbers(topic: Topic) -> list[int]:
+    return [json.loads(record.value())["n"] for record in Broker(topic.servers).records(topic.topic)]
+
+
 def _files(format: str, **options: Any) -> Callable[[Path], FileSink]:
     return lambda path: FileSink(path / "out", format, **{"roll_bytes": 40, "durability": "process", **options})
 
@@ -99,6 +124,7 @@ SINKS = {
     "table-sqlite": SinkCase(_table("db"), write, _table_numbers, ("sqlalchemy",)),
     "table-duckdb": SinkCase(_table("duckdb"), write, _table_numbers, ("sqlalchemy", "duckdb")),
     "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
+    "kafka": SinkCase(_topic, write, _topic_numbers, ("confluent_kafka",)),
     "jsonl": SinkCase(_files("jsonl"), write, file_numbers),
     "jsonl-each-step": SinkCase(_files("jsonl", roll_bytes=0), write, file_numbers),
     "jsonl-one-file": SinkCase(_files("jsonl", roll_bytes=10**9), write, file_numbers),
@@ -110,7 +136,7 @@ SINKS = {
 }
 """A new sink joins here."""
 
-IN_PROCESSES = ("sqlite", "jsonl", "csv-gzip", "parquet", "table-sqlite", "table-duckdb", "table-postgres")
+IN_PROCESSES = ("sqlite", "jsonl", "csv-gzip", "parquet", "table-sqlite", "table-duckdb", "table-postgres", "kafka")
 """Those whose target other processes can see."""
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from contracts_sinks import database
+from contracts_sinks import database, kafka_topic
 
 import cues
 from cues import testing
 from cues.processors import files
 from cues.processors.file_source import Files
+from cues.processors.kafka_source import Records
 from cues.processors.sql_sink import Table
 from cues.processors.sql_source import Rows
 
@@ -131,6 +132,31 @@ def _rows(kind: str, **options: Any) -> Callable[[Path], Source]:
     return make
 
 
+def _records(path: Path) -> Source:
+    """A topic of which some records were written in transactions, one of them aborted."""
+    from confluent_kafka import Producer
+
+    if not (path / "topic").exists():
+        servers, topic = kafka_topic(path)
+        producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+        producer.init_transactions(30)
+        for number, rows in enumerate(_parts()):
+            producer.begin_transaction()
+            for row in rows:
+                producer.produce(topic, json.dumps(row), headers={"part": str(number)})
+            if number == 2:  # an empty part
+                producer.produce(topic, "aborted")
+                producer.flush(30)
+                producer.abort_transaction(30)
+            else:
+                producer.commit_transaction(30)
+    return Records(*kafka_topic(path), value="json", shape="value")
+
+
+def _kafka_row(message: Any) -> Any:
+    return {name: value for name, value in message.items() if name != "q/meta"}
+
+
 SOURCES = {
     "read-csv": SourceCase(_read_csv),
     "read-jsonl": SourceCase(_read_jsonl),
@@ -142,6 +168,7 @@ SOURCES = {
     "arrow": SourceCase(_files("arrow"), ("pyarrow",)),
     "last-grows": SourceCase(_files("jsonl", follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)),
     "tail": SourceCase(_tailed),
+    "kafka": SourceCase(_records, ("confluent_kafka",), _kafka_row),
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),

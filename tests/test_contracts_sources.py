@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import POSTGRES
+from contracts_sinks import KAFKA, POSTGRES
 from contracts_sources import ROWS, SOURCES, SourceCase, graph_over
 from sets import slow_except
 
 import cues
 from cues import codec, testing
 
-SERVERS = ("rows-duckdb", "rows-postgres")
+SERVERS = ("rows-duckdb", "rows-postgres", "kafka")
 
 
 @pytest.fixture(params=slow_except([name for name in SOURCES if name not in SERVERS], SOURCES))
@@ -27,6 +27,8 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         pytest.importorskip(module)
     if "postgres" in request.param:
         POSTGRES[:] = [request.getfixturevalue("postgres")]
+    if request.param == "kafka":
+        KAFKA[:] = [request.getfixturevalue("kafka")]
     return SOURCES[request.param]
 
 
@@ -78,10 +80,13 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip", "rows-sqlite", "rows-duckdb"])
-def test_random_kills_leave_each_record_once(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip", "rows-sqlite", "rows-duckdb", "kafka"])
+def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     chance = random.Random(seeds.new())
     (tmp_path / "data").mkdir()
+    if name == "kafka":
+        KAFKA[:] = [request.getfixturevalue("kafka")]
+        SOURCES[name].make(tmp_path / "data")
     code = "import sys; from contracts_sources import run_child; run_child(sys.argv[1], sys.argv[2])"
     for _ in range(4):
         with Child(code, name, tmp_path) as child, contextlib.suppress(AssertionError):

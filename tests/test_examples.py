@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka_broker import Broker
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CUES = [sys.executable, "-c", "from cues.cli import main; main()"]
@@ -139,6 +140,22 @@ def test_import_orders(kind: str, tmp_path: Path, request: pytest.FixtureRequest
         found = connection.execute(sa.text("select * from orders order by id")).all()
     engine.dispose()
     assert found == [(1, "pen", 3.0), (4, "ink", 21.0)]
+
+
+@pytest.mark.slow
+def test_kafka_mirror(tmp_path: Path, kafka: Broker) -> None:
+    """A second run adds what came in between; the copies have partitions, keys, values and times."""
+    script = EXAMPLES / "kafka_mirror.py"
+    assert len([line for line in script.read_text().splitlines() if line.strip()]) < 40
+    source, target = kafka.topic(3), kafka.topic(3)
+    for values in (["a", "b", "c"], ["d", "e"]):
+        kafka.produce(source, values)
+        printed = run(sys.executable, str(script), kafka.servers, source, kafka.servers, target, cwd=tmp_path)
+        assert printed == f"{source} is mirrored to {target}\n"
+        found = [
+            [(r.partition(), r.value(), r.timestamp()) for r in kafka.records(topic)] for topic in (source, target)
+        ]
+        assert found[0] == found[1] and len(found[0]) in (3, 5)
 
 
 def test_word_count_partitioned(tmp_path: Path) -> None:

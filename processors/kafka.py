@@ -1,0 +1,110 @@
+"""The client of Kafka as ``kafka_source.py`` and ``kafka_sink.py`` use it: configuration, errors, values of records.
+
+The client is confluent-kafka (librdkafka), the extra ``kafka``. It is imported on first use.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from cues.errors import InvalidArgument, Unsupported
+
+LOG: Final = logging.getLogger("cues.processors.kafka")
+"""What librdkafka says, such as a broker that cannot be reached."""
+
+SHAPES: Final = ("record", "value")
+
+
+def library() -> Any:
+    """Import confluent_kafka. Raises :class:`cues.errors.Unsupported` if it is not installed."""
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError as error:
+        raise Unsupported("confluent-kafka is not installed.", "pip install 'cues-streams[kafka]'.") from error
+    return confluent_kafka
+
+
+def checked(servers: str, topic: str, config: Mapping[str, Any] | None, reserved: Mapping[str, str]) -> dict[str, Any]:
+    """Return the user's options of librdkafka. Raises :class:`InvalidArgument` for one that is not the user's.
+
+    ``reserved`` has the options that the processor sets, and what to use for each.
+    """
+    if not servers or not topic:
+        raise InvalidArgument(f"servers={servers!r}, topic={topic!r}: one is empty.", "give both, as 'host:9092'.")
+    reserved = {"bootstrap.servers": "use the first argument.", **reserved}
+    for name in config or {}:
+        if name in reserved:
+            raise InvalidArgument(f"config= has {name!r}, which exactly-once delivery fixes.", reserved[name])
+    return dict(config or {})
+
+
+def client(kind: Callable[..., Any], servers: str, config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+    """Return a Consumer, Producer or AdminClient. Raises :class:`InvalidArgument` for an option that is unknown."""
+    options = {
+        "client.id": f"cues-{os.getpid()}",
+        **config,
+        **own,
+        "bootstrap.servers": servers,
+        "error_cb": lambda error: LOG.warning("%s", error),
+    }
+    try:
+        return kind(options, logger=LOG)
+    except library().KafkaException as error:
+        raise InvalidArgument(
+            f"librdkafka refuses the configuration: {error.args[0].str()}.", "correct config=, or the servers."
+        ) from error
+
+
+def connections(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of every kind of client: connections and security."""
+    names = (
+        "security",
+        "sasl",
+        "ssl",
+        "socket",
+        "broker",
+        "client",
+        "reconnect",
+        "metadata",
+        "enable.ssl",
+        "debug",
+        "log",
+    )
+    return {name: value for name, value in config.items() if name.startswith(names)}
+
+
+def patiently(call: Callable[[], Any], deadline: float) -> Any:
+    """Return the result of a call, repeated while its error says that the same call may succeed."""
+    while True:
+        try:
+            return call()
+        except library().KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline:
+                raise
+
+
+def text_of(value: bytes | None) -> str | None:
+    """Decode UTF-8; None stays None."""
+    return None if value is None else value.decode()
+
+
+def json_of(value: bytes | None) -> Any:
+    """Decode JSON; None stays None."""
+    return None if value is None else json.loads(value)
+
+
+DECODERS: Final[dict[str, Callable[[Any], Any]]] = {"bytes": lambda value: value, "text": text_of, "json": json_of}
+"""The choices of ``value=`` and ``key=`` of a source."""
+
+
+def encoded(value: Any) -> bytes | None:
+    """Return the bytes of a value or key: bytes and None as they are, text as UTF-8, all else as JSON."""
+    if value is None or isinstance(value, bytes):
+        return value
+    return (value if isinstance(value, str) else json.dumps(value)).encode()

@@ -1,0 +1,345 @@
+"""A source of the records of a Kafka topic, exactly once.
+
+    graph.add(cues.Source("orders", Records("localhost:9092", "orders", follow=True)))
+
+The position of each partition is kept by Cues, in the commit of the messages, and Kafka keeps none. The source is
+assigned all partitions by that position; it joins no consumer group, so no rebalance can move it.
+
+    1. compare     the topic is the one of the position, by its id
+    2. assign      each partition from its offset and leader epoch, which the broker compares with its log; a partition
+                   that is new, from its beginning
+    3. read        committed records only (``read_committed``)
+    4. discover    look for new partitions, every ``discover_s`` seconds
+
+The position is ``[version, topic id, [[partition, next offset, leader epoch], …]]``.
+
+**Messages.** ``shape="record"`` gives a message for each record::
+
+    {"topic", "partition", "offset", "time": datetime | None, "key", "value", "headers": [[name, bytes | None], …]}
+
+``shape="value"``, with ``value="json"``, gives the object in the value; the other fields are in the metadata, as
+``process.metadata["kafka"]``. A record that cannot be decoded is a failed message that names its place.
+
+**Lost records.** If records were deleted before they were read (retention), the source stops with
+:class:`cues.MessagesPurged`, which names them. With ``on_gap="fail"`` this error is a failed message: it is written to
+the error queue, and the source continues after the gap. A topic that was created again, or whose log was cut
+(an unclean election), is :class:`cues.errors.Diverged`.
+
+Not guaranteed: an order between partitions. A compacted topic gives what the compaction left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from cues import CuesError, MessagesPurged
+from cues.errors import Diverged, InvalidArgument
+from cues.processors import kafka
+
+_VERSION: Final = 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_AT_ONCE: Final = 1_000
+_LOOK_S: Final = 0.1
+"""Seconds for which a read waits before the source looks whether the graph drains."""
+
+_RESERVED: Final = {
+    "enable.auto.commit": "leave it out: Cues keeps the position.",
+    "enable.auto.offset.store": "leave it out: Cues keeps the position.",
+    "isolation.level": "leave it out: the source reads committed records.",
+    "auto.offset.reset": "use on_gap=, and start= for the first start.",
+    "enable.partition.eof": "use follow=False to end at the end.",
+}
+
+Position = list[Any]
+
+
+class Records:
+    """A source of the records of a topic; see the module. Give it to ``cues.Source(id, Records(...))``.
+
+    ``servers``     addresses of brokers, ``"host:port,host:port"``
+    ``topic``       its name
+    ``value``       decoding of values: ``"bytes"``, ``"text"`` (UTF-8) or ``"json"``
+    ``key``         decoding of keys, in the same way
+    ``shape``       ``"record"``: messages with the record's fields; ``"value"``: the JSON object of the value
+    ``follow``      True: wait for new records; otherwise the source ends at the end of each partition
+    ``start``       of a first start: ``"earliest"`` or ``"latest"`` (until the first message was committed)
+    ``on_gap``      records that were deleted unread: ``"raise"`` stops the source; ``"fail"`` is a failed message
+    ``discover_s``  seconds between two looks for new partitions
+    ``timeout_s``   seconds for which a request may take
+    ``config``      more options of librdkafka, such as ``security.protocol``
+
+    Kind: source
+    Needs: extra `kafka`
+    Guarantee: exactly once: each committed record is on the queue once, also after kill -9
+    Mechanism: position of offset and leader epoch of each partition, committed with the messages
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        value: str = "bytes",
+        key: str = "bytes",
+        shape: str = "record",
+        follow: bool = False,
+        start: str = "earliest",
+        on_gap: str = "raise",
+        discover_s: float = 30.0,
+        timeout_s: float = 30.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.servers, self.topic = servers, topic
+        self.value, self.key, self.shape = value, key, shape
+        self.follow, self.start, self.on_gap = follow, start, on_gap
+        self.discover_s, self.timeout_s = discover_s, timeout_s
+        self.config = kafka.checked(servers, topic, config, _RESERVED)
+        self.__name__ = "records"
+        for name, given, known in (
+            ("value", value, tuple(kafka.DECODERS)),
+            ("key", key, tuple(kafka.DECODERS)),
+            ("shape", shape, kafka.SHAPES),
+            ("start", start, ("earliest", "latest")),
+            ("on_gap", on_gap, ("raise", "fail")),
+        ):
+            if given not in known:
+                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
+        if shape == "value" and value != "json":
+            raise InvalidArgument(f"shape='value' with value={value!r}: a message is an object.", "use value='json'.")
+
+    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
+        """Yield ``(position, message)`` after ``position``."""
+        reading = _Reading(self, position)
+        try:
+            reading.begin()
+            yield from reading.records(process)
+        except kafka.library().KafkaException as error:
+            raise _failed(self, error.args[0]) from error
+        finally:
+            reading.consumer.close()
+
+
+class _Reading:
+    """One call of a source: its consumer, and the next offset of each partition."""
+
+    def __init__(self, source: Records, position: Position | None) -> None:
+        self._source = source
+        self._lib = kafka.library()
+        self._id, self._marks = _parts(position)
+        self._first = position is None
+        self._discovered = time.monotonic()
+        self._asked_again: set[tuple[int, int]] = set()
+        options = {
+            "group.id": f"cues-{source.topic}",  # librdkafka asks for one; nothing is committed to it
+            "fetch.wait.max.ms": 500 if source.follow else 10,  # a broker says so late that there is no more
+            **source.config,
+        }
+        own = {
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+        }
+        self.consumer = kafka.client(self._lib.Consumer, source.servers, options, own)
+        self._admin: Any = None
+
+    @property
+    def position(self) -> Position:
+        """The position after the last record."""
+        return [_VERSION, self._id, [[partition, *mark] for partition, mark in sorted(self._marks.items())]]
+
+    def begin(self) -> None:
+        """Compare the topic with that of the position, and assign all partitions."""
+        count = self._layout()
+        for partition in range(count):
+            if partition not in self._marks:
+                low, high = self._bounds(partition)
+                self._marks[partition] = [high if self._first and self._source.start == "latest" else low, -1]
+        self.consumer.assign([self._place(partition) for partition in range(count)])
+        for partition in range(count):
+            self._validate(partition)
+
+    def records(self, process: Any) -> Iterator[tuple[Position, Any]]:
+        """Yield records until the end (``follow``: until the graph drains)."""
+        ended: set[int] = set()
+        while process is None or not process.stopping:
+            for message in self._next():
+                error, partition = message.error(), message.partition()
+                if error is None:
+                    ended.discard(partition)
+                    self._marks[partition] = [message.offset() + 1, _epoch_of(message)]
+                    yield self.position, self._message(message)
+                elif error.code() == self._lib.KafkaError._PARTITION_EOF:
+                    ended.add(partition)
+                elif error.code() == self._lib.KafkaError._AUTO_OFFSET_RESET:
+                    yield from self._refused(partition, error)
+                elif error.fatal() or not _passes(error, self._lib.KafkaError):
+                    raise self._lib.KafkaException(error)
+            if not self._source.follow and len(ended) == len(self._marks):
+                return
+            if self._source.follow and time.monotonic() - self._discovered >= self._source.discover_s:
+                self._discover()
+
+    def _next(self) -> list[Any]:
+        """Wait for a record, and return it with all that are there already; consume() alone waits for more of them."""
+        message = self.consumer.poll(_LOOK_S)
+        return [] if message is None else [message, *self.consumer.consume(_AT_ONCE, 0)]
+
+    def _layout(self) -> int:
+        """Return the number of partitions. Raises :class:`Diverged` if the topic is not that of the position."""
+        source, kind = self._source, self._lib.admin.AdminClient
+        self._admin = self._admin or kafka.client(kind, source.servers, kafka.connections(source.config), {})
+        asked = self._lib.TopicCollection([source.topic])
+        futures = self._admin.describe_topics(asked, request_timeout=source.timeout_s)
+        described = futures[source.topic].result()
+        count, id = len(described.partitions), str(described.topic_id or "")
+        id = "" if set(id) <= set("A=") else id  # a broker without ids answers zeros
+        if self._id and id and id != self._id:
+            raise self._diverged(f"The topic has the id {id}, and the position is of the id {self._id}")
+        if self._marks and count <= max(self._marks):
+            raise self._diverged(f"The topic has {count} partitions, and the position has one {max(self._marks)}")
+        self._id = self._id or id
+        return count
+
+    def _discover(self) -> None:
+        self._discovered = time.monotonic()
+        try:
+            new = [partition for partition in range(self._layout()) if partition not in self._marks]
+            if not new:
+                return
+            self.consumer.list_topics(self._source.topic, self._source.timeout_s)  # so that the consumer knows them
+            begin = {partition: [self._bounds(partition)[0], -1] for partition in new}
+        except self._lib.KafkaException as error:
+            if _passes(error.args[0], self._lib.KafkaError):
+                return kafka.LOG.warning("no look for new partitions of %s: %s", self._source.topic, error)
+            raise
+        self._marks.update(begin)
+        self.consumer.incremental_assign([self._place(partition) for partition in new])
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        place = self._lib.TopicPartition(self._source.topic, partition)
+        deadline = time.monotonic() + self._source.timeout_s
+        low, high = kafka.patiently(
+            lambda: self.consumer.get_watermark_offsets(place, timeout=self._source.timeout_s), deadline
+        )
+        return low, high
+
+    def _place(self, partition: int) -> Any:
+        offset, epoch = self._marks[partition]
+        known = {"leader_epoch": epoch} if epoch >= 0 else {}
+        return self._lib.TopicPartition(self._source.topic, partition, offset, **known)
+
+    def _validate(self, partition: int) -> None:
+        """Have the broker compare the leader epoch of the position with its log: a seek does it, an assignment not."""
+        place, deadline = self._place(partition), time.monotonic() + self._source.timeout_s
+        if place.leader_epoch is None:
+            return
+        while True:
+            try:
+                self.consumer.seek(place)
+                return
+            except self._lib.KafkaException as error:
+                if error.args[0].code() != self._lib.KafkaError._STATE or time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_S)  # the partition is not being read yet
+
+    def _refused(self, partition: int, error: Any) -> Iterator[tuple[Position, Any]]:
+        """Decide about a position that the broker does not have: a gap, or another log."""
+        low, high = self._bounds(partition)
+        offset = self._marks[partition][0]
+        if "truncation" in error.str() or offset > high or (partition, offset) in self._asked_again:
+            raise self._diverged(
+                f"The partition {partition} has the offsets {low} to {high}, and the position {offset}, of the leader"
+                f" epoch {self._marks[partition][1]}, is of another log ({error.str()})"
+            )
+        if offset < low:
+            yield self._gap(partition, low)
+        else:  # a replica that was behind; once
+            self._asked_again.add((partition, offset))
+        self.consumer.incremental_unassign([self._lib.TopicPartition(self._source.topic, partition)])
+        self.consumer.incremental_assign([self._place(partition)])
+        self._validate(partition)
+
+    def _gap(self, partition: int, low: int) -> tuple[Position, Any]:
+        source, offset = self._source, self._marks[partition][0]
+        error = MessagesPurged(
+            f"The records {offset} to {low - 1} of the topic {source.topic!r}, partition {partition}, were deleted"
+            " before they were read: the retention of the topic is shorter than the source was behind.",
+            "give the topic a longer retention. To continue without these records: on_gap='fail', which writes this"
+            " error to the error queue.",
+            queue=f"{source.topic}/{partition}",
+            first=offset,
+            last=low - 1,
+        )
+        if source.on_gap == "raise":
+            raise error
+        self._marks[partition] = [low, -1]
+        return self.position, error
+
+    def _diverged(self, text: str) -> Diverged:
+        return Diverged(
+            f"{text}: the topic {self._source.topic!r} was deleted and created again, or its log was cut.",
+            "give the source another id, which begins at the start; or restore the topic.",
+        )
+
+    def _message(self, message: Any) -> Any:
+        source = self._source
+        place = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset()}
+        try:
+            kind, ms = message.timestamp()
+            fields = {
+                **place,
+                "time": None if kind == self._lib.TIMESTAMP_NOT_AVAILABLE else _EPOCH + timedelta(milliseconds=ms),
+                "key": kafka.DECODERS[source.key](message.key()),
+                "headers": [list(header) for header in message.headers() or []],
+            }
+            value = kafka.DECODERS[source.value](message.value())
+            if source.shape == "record":
+                return {**fields, "value": value}
+            if not isinstance(value, dict):
+                raise ValueError(f"the value is {type(value).__name__}, not an object")
+            return {**value, "q/meta": {"kafka": fields}}
+        except (ValueError, OverflowError) as error:
+            return InvalidArgument(
+                f"The record {place['offset']} of the topic {source.topic!r}, partition {place['partition']}, cannot be"
+                f" read as value={source.value!r}, key={source.key!r}, shape={source.shape!r}: {error}.",
+                "correct the writer of the topic; or read it with value='bytes', and decode it in a stream.",
+            )
+
+
+def _parts(position: Position | None) -> tuple[str, dict[int, list[int]]]:
+    if position is None:
+        return "", {}
+    if not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION:
+        raise Diverged(
+            f"The position {str(position)[:80]} is not one of cues.processors.kafka_source, version {_VERSION}.",
+            "give the source another id, which begins at the start.",
+        )
+    return position[1], {partition: [offset, epoch] for partition, offset, epoch in position[2]}
+
+
+def _epoch_of(message: Any) -> int:
+    epoch = message.leader_epoch()
+    return -1 if epoch is None else epoch
+
+
+def _passes(error: Any, codes: Any) -> bool:
+    """Return whether librdkafka tries again by itself, or the next look may find what is missing."""
+    return error.retriable() or error.code() in (
+        codes._UNKNOWN_PARTITION,
+        codes._TRANSPORT,
+        codes._ALL_BROKERS_DOWN,
+        codes._TIMED_OUT,
+        codes._RESOLVE,
+    )
+
+
+def _failed(source: Records, error: Any) -> CuesError:
+    return CuesError(
+        f"The topic {source.topic!r} at {source.servers} cannot be read: {error.str()} ({error.name()}).",
+        "start the graph again when the broker answers and the topic is there; the source continues at its position.",
+    )
