@@ -209,7 +209,9 @@ class Source(Processor):
     and yields ``(position, message)``. The position is committed together with the messages, so a restart continues
     after the last committed message. A function that yields bare messages needs ``resume="skip"`` (it yields the same
     messages again, and those that are committed are skipped) or ``resume="again"`` (at-least-once). It can be an async
-    generator. Without a function the queue is fed by ``send``.
+    generator. ``yield position, None`` moves the position without a message. A source that waits for something calls
+    ``process.pause(seconds)``. Ready-made sources are :func:`cues.every`, :func:`cues.cron` and those of
+    :mod:`cues.processors`. Without a function the queue is fed by ``send``.
     """
 
     kind = "source"
