@@ -138,6 +138,10 @@ class Processor:
         need(given.resume in (None, "skip", "again"), "resume", "give 'skip' or 'again'.")
         key_fits = key is None or isinstance(key, str) or callable(key)
         need(key_fits, "key", "give the name of a field, or a function of a message.")
+        try:
+            given.calls_per_s  # noqa: B018 (it raises)
+        except InvalidArgument as error:
+            raise self._wrong(f"{where}: {error.message}", error.hint) from None
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
         check_retries(self.id, self.kind, given.strategy, given)

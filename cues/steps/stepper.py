@@ -84,9 +84,11 @@ class Stepper(Recovery):
             if self._something_to_take():
                 self._hold()
             return False
+        if self._limited():
+            return False
         if self._pending is not None or self._redrives_wait() or self.timers_wait():
             return True
-        size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
+        size = self._calls(self.runner.pace.count) if self.runner is not None and self._linger_ns else 1
         if any(self._count(inputs, size) for _, inputs in self._choices()):
             return True
         self._tell_of_starving()
@@ -110,6 +112,10 @@ class Stepper(Recovery):
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
+        if self._limited():
+            self.store._check_file()
+            self.check_fence()
+            return "blocked"
         self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
         if self._redrove:
             return "committed"
@@ -132,6 +138,9 @@ class Stepper(Recovery):
                 mark.release()
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
             return "committed" if more else "idle"
+        if self.bucket is not None:
+            self.bucket.take(1 if self.node.options.batch else taken.count)
+            self.counters.limited = False
         if faults.active:
             faults.point("take.after")
         if self.tracer is None:
@@ -148,11 +157,24 @@ class Stepper(Recovery):
                 self._commit_snapshot(taken)
             # 3. Run.
             results = self._condemned(taken) or self._run(taken)
+            if self.bucket is not None and results.closed is not None:  # the rest is not called in this step
+                self.bucket.take(results.closed - taken.count)
             # 4. Commit.
             self._commit(taken, results)
         except BaseException:
             self._step_dropped()
             raise
+
+    def _limited(self) -> bool:
+        """Return whether ``rate=`` allows no call now. Note whether anything waits for it."""
+        if self.bucket is None or self.bucket.calls():
+            return False
+        self.counters.limited = self._redrives_wait() or self.timers_wait() or self._something_to_take()
+        return True
+
+    def _calls(self, size: int) -> int:
+        """Return the number of messages up to ``size`` for which ``rate=`` allows the calls now."""
+        return size if self.bucket is None or self.node.options.batch else min(size, self.bucket.calls())
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
@@ -194,6 +216,11 @@ class Stepper(Recovery):
         """Make one step of the redriver, if a redrive waits; else return False. Raises the errors of :meth:`step`."""
         self.check_fence()
         return self._redrives_wait() and self._redrive()
+
+    @property
+    def redrive_waits_s(self) -> float:
+        """Seconds until ``rate=`` allows the call of a redriven message; 0 if it does, or none waits."""
+        return self.bucket.wait_s() if self.bucket is not None and self._redrives_wait() else 0.0
 
     def _redrive(self) -> bool:
         redriver, self.redriver = self.redriver, None  # after an error it is recovered, as after a start
@@ -237,7 +264,7 @@ class Stepper(Recovery):
         if self._pending is not None:
             return self._take_again(*self._pending)
         assert self.runner is not None
-        size = min(self.runner.pace.count, self._room)
+        size = min(self._calls(self.runner.pace.count), self._room)
         for place, inputs in self._choices():
             count = self._count(inputs, self._bounded(place, size))
             if count:
@@ -273,7 +300,11 @@ class Stepper(Recovery):
 
     @property
     def lingers_s(self) -> float | None:
-        """Seconds until the first wait for more messages ends, or the next timer is due; None without both."""
+        """Seconds until the first wait for more messages ends, the next timer is due, or ``rate=`` allows a call.
+
+        None if it waits for none of these."""
+        if self.bucket is not None and (wait_s := self.bucket.wait_s()):
+            return wait_s
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
         if self._firer_of is not None and (first := self.state.first_due()) is not None:
             ends.append(first - clock.now_ns())

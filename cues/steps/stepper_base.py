@@ -29,6 +29,7 @@ from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
 from cues.steps import tracing, tries
+from cues.steps.bucket import Bucket
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
@@ -145,6 +146,10 @@ class StepperBase:
         self._linger_ns = round(node.options.linger_s * 1e9)
         self._lingering: dict[str, int] = {}
         """The ends of the waits for more messages (``linger_s``), by the first tailer of the choice."""
+        self.bucket: Bucket | None = None if shares is None else shares.bucket
+        """The calls that ``rate=`` allows, also for redriven messages and timers."""
+        if shares is None and node.options.calls_per_s is not None:
+            self.bucket = Bucket(node.options.calls_per_s, self._units, self.try_log._row().time_ns)
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
         self.watch: Callable[[int, int, int], None] | None = None
@@ -185,6 +190,11 @@ class StepperBase:
         for reader in self._readers:
             if reader.queue._bounded and reader.queue.store.id == store.id:
                 self.rings |= reader.queue._log.mask  # its writers may wait for this reader
+
+    def _units(self) -> int:
+        """Return the number of units of the processor now."""
+        queue = self.inputs[0].queue
+        return (queue if queue._whole is None else queue._whole).options.partitions
 
     def _key_of_row(self) -> bytes:
         return names.processor_key(self.node.id)
