@@ -209,18 +209,18 @@ class Stepper(Recovery):
 
     def _redrives_wait(self) -> bool:
         """Return whether redrives were asked for and are not done, as of the last comparison of the fence."""
-        counts = self._redrives
-        return counts is not None and counts[:8] != counts[8:16] and self._redriver_of is not None
+        return self._redriver_of is not None and _asked(self._redrives)
 
     def redrive(self) -> bool:
         """Make one step of the redriver, if a redrive waits; else return False. Raises the errors of :meth:`step`."""
         self.check_fence()
-        return self._redrives_wait() and self._redrive()
+        return (self._redrives_wait() and self._redrive()) or (_asked(self._timer_redrives) and self._fire())
 
     @property
     def redrive_waits_s(self) -> float:
         """Seconds until ``rate=`` allows the call of a redriven message; 0 if it does, or none waits."""
-        return self.bucket.wait_s() if self.bucket is not None and self._redrives_wait() else 0.0
+        waits = self._redrives_wait() or _asked(self._timer_redrives)
+        return self.bucket.wait_s() if self.bucket is not None and waits else 0.0
 
     def _redrive(self) -> bool:
         redriver, self.redriver = self.redriver, None  # after an error it is recovered, as after a start
@@ -238,7 +238,7 @@ class Stepper(Recovery):
         if self._firer_of is None:
             return False
         firer = self.firer
-        if firer is None or firer.waiting:
+        if firer is None or firer.waiting or _asked(self._timer_redrives):
             return True
         first = self.state.first_due()
         return first is not None and first <= clock.now_ns()
@@ -357,3 +357,8 @@ class Stepper(Recovery):
 
     def _input_of(self, taken: Taken) -> int:
         return self.inputs.index(taken.slices[0].input)
+
+
+def _asked(counts: bytes | None) -> bool:
+    """Return whether redrives were asked for and are not done, by their packed counts."""
+    return counts is not None and counts[:8] != counts[8:16]

@@ -102,6 +102,9 @@ class StepperBase:
         self._firer_of = firer
         self._redrives: bytes | None = None
         """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
+        self._timer_redrives_key = names.redrives_key(names.timer_id(node.key))
+        self._timer_redrives: bytes | None = None
+        """The counts of redrives of timers that failed; None without ``timer=``."""
         self.try_log = store.queue(node.key)
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
@@ -228,7 +231,7 @@ class StepperBase:
     def moved(self) -> bool:
         """Return whether a seek or a takeover wrote the row since the last commit."""
         with self.store._view() as txn:
-            self._redrives = txn.get(self._redrives_key)
+            self._see_redrives(txn)
             return bool(txn.get(self._row_key) != self._expected)
 
     def check_fence(self) -> None:
@@ -241,7 +244,12 @@ class StepperBase:
         stored = txn.get(self._row_key)
         if stored != self._expected:
             raise fenced(self.node.id, self._expected, stored)
+        self._see_redrives(txn)
+
+    def _see_redrives(self, txn: StoreTransaction) -> None:
         self._redrives = txn.get(self._redrives_key)
+        if self._firer_of is not None:
+            self._timer_redrives = txn.get(self._timer_redrives_key)
 
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""
