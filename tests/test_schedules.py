@@ -262,6 +262,29 @@ def test_a_drain_in_a_long_count_writes_no_wrong_tick(clock: testing.Clock) -> N
     assert list(ticks) == []
 
 
+def test_a_source_moves_without_a_message(clock: testing.Clock) -> None:
+    """``yield position, None`` is committed like a message, between others and alone; without a position it fails."""
+    given = [(1, {"n": 1}), (2, None), (3, {"n": 3}), (4, None)]
+    starts: list[Any] = []
+
+    def source(position: int | None) -> Iterator[Any]:
+        starts.append(position)
+        yield from [item for item in given if item[0] > (position or 0)]
+
+    graph = cues.Graph("g", [cues.Source("in", source, schema={"type": "object", "required": ["n"]})])
+    with testing.temporary_store() as store:
+        assert testing.run_until_idle(graph, store).counters["in"].taken == 2
+        given.append((5, None))
+        assert testing.run_until_idle(graph, store).counters["in"].taken == 0
+        testing.run_until_idle(graph, store)
+        assert starts == [None, 4, 5]
+        assert testing.messages(store, "in") == [{"n": 1}, {"n": 3}]
+        assert not testing.check_attempts(store)
+        bare = cues.Graph("h", [cues.Source("bare", lambda: iter([None]), resume="again")])
+        with pytest.raises(cues.ProcessorStopped, match="NoneType"):
+            testing.run_until_idle(bare, store)
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 

@@ -219,3 +219,22 @@ def test_a_backup_has_the_timers_that_are_set_and_those_that_are_due(clock: test
             testing.run_until_idle(graph_of(), store)
             assert [message["k"] for message in testing.messages(store, "out")] == ["x", "y"], path
             assert store.check() == []
+
+
+@pytest.mark.slow
+def test_a_replay_sets_the_timers_by_its_own_clock(tmp_path: Path) -> None:
+    with testing.Clock(START) as clock:
+        with cues.open(tmp_path / "store", durability="process", map_size=4 << 20) as store:
+            send(store, {"k": "x", "n": 1, "after": 3600}, {"k": "y", "n": 2, "after": -10})
+            testing.run_until_idle(graph_of(), store)
+            clock.advance(4000)
+            testing.run_until_idle(graph_of(), store)
+            assert [message["k"] for message in testing.messages(store, "out")] == ["y", "x"]
+    given = graph_of()
+    graph = Graph("g", list(given.processors.values()), errors="errors", store=tmp_path / "store")
+    cues.replay(graph, into=tmp_path / "replayed")
+    with cues.open(tmp_path / "replayed") as store, testing.Clock() as clock:
+        assert [message["k"] for message in testing.messages(store, "out")] == ["y"]
+        clock.advance(4000)
+        testing.run_until_idle(graph_of(), store)
+        assert [message["k"] for message in testing.messages(store, "out")] == ["y", "x"]
