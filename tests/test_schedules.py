@@ -62,6 +62,7 @@ def test_ticks_that_were_missed_are_written_as_the_policy_says(
         assert seconds(store) == expected
 
 
+@pytest.mark.slow
 def test_a_crash_at_each_point_of_a_step_neither_loses_nor_repeats_a_tick(clock: testing.Clock) -> None:
     """Also in the first step, which commits the start without a message."""
 
@@ -320,6 +321,7 @@ def test_policies_zones_and_positions_that_do_not_fit_are_refused() -> None:
 # --- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_source_that_waits_is_idle_and_ends_at_a_drain(tmp_path: Path) -> None:
     graph = cues.Graph("g", [cues.Source("ticks", cues.every("10d"))], store=tmp_path / "store", durability="process")
     running = graph.start()

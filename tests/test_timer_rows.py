@@ -139,6 +139,7 @@ def test_a_redriven_timer_that_was_replaced_or_cancelled_is_resolved_without_a_c
     assert [message["n"] for message in testing.messages(store, "out")] == [7]
 
 
+@pytest.mark.slow
 def test_a_running_graph_takes_redriven_timers(store: cues.Store) -> None:
     with testing.Clock(START) as clock:
         graph = failed(store, clock)
@@ -223,13 +224,12 @@ def test_a_backup_has_the_timers_that_are_set_and_those_that_are_due(clock: test
 
 @pytest.mark.slow
 def test_a_replay_sets_the_timers_by_its_own_clock(tmp_path: Path) -> None:
-    with testing.Clock(START) as clock:
-        with cues.open(tmp_path / "store", durability="process", map_size=4 << 20) as store:
-            send(store, {"k": "x", "n": 1, "after": 3600}, {"k": "y", "n": 2, "after": -10})
-            testing.run_until_idle(graph_of(), store)
-            clock.advance(4000)
-            testing.run_until_idle(graph_of(), store)
-            assert [message["k"] for message in testing.messages(store, "out")] == ["y", "x"]
+    with testing.Clock(START) as clock, cues.open(tmp_path / "store", durability="process", map_size=4 << 20) as store:
+        send(store, {"k": "x", "n": 1, "after": 3600}, {"k": "y", "n": 2, "after": -10})
+        testing.run_until_idle(graph_of(), store)
+        clock.advance(4000)
+        testing.run_until_idle(graph_of(), store)
+        assert [message["k"] for message in testing.messages(store, "out")] == ["y", "x"]
     given = graph_of()
     graph = Graph("g", list(given.processors.values()), errors="errors", store=tmp_path / "store")
     cues.replay(graph, into=tmp_path / "replayed")
