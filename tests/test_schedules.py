@@ -284,6 +284,9 @@ def test_a_source_moves_without_a_message(clock: testing.Clock) -> None:
         bare = cues.Graph("h", [cues.Source("bare", lambda: iter([None]), resume="again")])
         with pytest.raises(cues.ProcessorStopped, match="NoneType"):
             testing.run_until_idle(bare, store)
+        checked = cues.Source("checked", lambda position: iter([None]), resume="again", schema={"type": "object"})
+        with pytest.raises(cues.ProcessorStopped, match="object"):
+            testing.run_until_idle(cues.Graph("i", [checked]), store)
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -190,11 +190,12 @@ class Feed:
             try:
                 if isinstance(message, Exception):
                     raise message
-                if schema is not None and message is not None:
+                moves = message is None and type(after) is not MessageCount
+                if schema is not None and not moves:
                     message = schema.written(message)
                 if output._options is not packer.options:
                     packer.renew()
-                handed = NO_MESSAGE if message is None and arguments else packer.pack(message)
+                handed = NO_MESSAGE if moves else packer.pack(message)
             except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
                 handed = RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
             yield after, handed

@@ -140,7 +140,6 @@ class Stepper(Recovery):
             return "committed" if more else "idle"
         if self.bucket is not None:
             self.bucket.take(1 if self.node.options.batch else taken.count)
-            self.counters.limited = False
         if faults.active:
             faults.point("take.after")
         if self.tracer is None:
@@ -167,7 +166,10 @@ class Stepper(Recovery):
 
     def _limited(self) -> bool:
         """Return whether ``rate=`` allows no call now. Note whether anything waits for it."""
-        if self.bucket is None or self.bucket.calls():
+        if self.bucket is None:
+            return False
+        if self.bucket.calls():
+            self.counters.limited = False
             return False
         self.counters.limited = self._redrives_wait() or self.timers_wait() or self._something_to_take()
         return True
