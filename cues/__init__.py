@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cues.graphs.declaration import AllOf, AnyOf, Sink, Source, Stream
     from cues.graphs.graph import Graph, merge
     from cues.graphs.options import Retry
+    from cues.graphs.schedules import cron, every
     from cues.queues.appender import Appender
     from cues.queues.delays import delayed
     from cues.queues.options import QueueOptions, Retention
@@ -55,7 +56,8 @@ __all__ = [
     "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
-    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "delayed", "discard", "error_context", "errors",
+    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "error_context", "errors",
+    "every",
     "faults", "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "schemas", "testing", "txn",
 ]
 # fmt: on
@@ -68,6 +70,7 @@ _MODULES = {
     "graphs.compose": "broadcast",
     "graphs.graph": "Graph merge",
     "graphs.options": "Retry",
+    "graphs.schedules": "cron every",
     "graphs.declaration": "AllOf AnyOf Sink Source Stream",
     "queues.appender": "Appender",
     "queues.delays": "delayed",

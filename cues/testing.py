@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from cues import codec, faults
 from cues.base import clock as clocks
@@ -89,6 +89,9 @@ class Clock:
     :meth:`advance` but not :meth:`set`.
     """
 
+    current: ClassVar[Clock | None] = None
+    """The clock of the ``with`` block under way."""
+
     def __init__(self, start: datetime | None = None) -> None:
         self._start = start
         self._wall_ns = 0
@@ -120,12 +123,14 @@ class Clock:
         self._real = (clocks.now_ns, clocks.monotonic_ns)
         self._wall_ns = clocks.to_ns(self._start) if self._start is not None else clocks.now_ns()
         self._monotonic_ns = clocks.monotonic_ns()
+        Clock.current = self
         clocks.now_ns = lambda: self._wall_ns
         clocks.monotonic_ns = lambda: self._monotonic_ns
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._real is not None
+        Clock.current = None
         clocks.now_ns, clocks.monotonic_ns = self._real
 
 
@@ -260,7 +265,7 @@ class Report:
     events: list[Event] = field(default_factory=list)
     """All events, in order."""
     waits_s: list[float] = field(default_factory=list)
-    """The pauses before retries, in seconds; the run did not sleep."""
+    """The pauses before retries, and for ``rate=``, in seconds; the run did not sleep."""
     counters: dict[str, Counters] = field(default_factory=dict)
     """The counters, by processor name."""
     stopped: dict[str, BaseException] = field(default_factory=dict)
@@ -348,7 +353,13 @@ def _turn(stepper: Stepper, report: Report) -> bool:
         try:
             if isinstance(stepper, SourceStepper):
                 stepper.feed.pull(stepper.node.options.batch_size)
-            return stepper.step() == "committed"
+            outcome = stepper.step()
+            if outcome == "blocked" and stepper.counters.limited and not Clock.current:
+                assert stepper.bucket is not None
+                report.waits_s.append(stepper.bucket.wait_s())
+                stepper.bucket.fill()
+                continue
+            return outcome == "committed"
         except Fenced as fence:
             if fence.reason != "seek":
                 raise

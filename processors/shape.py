@@ -1,18 +1,20 @@
 """Streams that change the shape of a flow: functions that take one line to use.
 
     graph.stream("clicks", "unique")(shape.dedupe("id", within="1d"))
+    graph.add(shape.debounce("edits", "settled", key="document", quiet="5s"))
     graph.stream("orders", "lines")(shape.flat_map("lines"))
     graph.stream("orders", {"big": "big", "rest": "small"})(shape.split(big=lambda o: o["total"] > 99, other="rest"))
     graph.stream("clicks", "some")(shape.sample(0.01, by="user"))
     graph.stream(cues.AnyOf(a="app", b="db"), "log")(shape.merge("at", "a", "b"))
 
 Each call returns a function for ``graph.stream`` or ``cues.Stream``, of the name of the call: give ``id=`` if a graph
-has two of one. State of :func:`dedupe` and :func:`merge` is that of the processor: it commits with the step, is bounded
-as each says, and needs ``concurrency=1``. Over an input with several partitions each partition is on its own, so the
+has two of one. :func:`debounce` returns a ``cues.Stream``, because it has a function for messages and one for timers.
+State of :func:`dedupe` and :func:`merge` is that of the processor: it commits with the step, is bounded as each says,
+and needs ``concurrency=1``. Over an input with several partitions each partition is on its own, so the
 queue needs ``key=`` of the same field.
 
-Nothing is dropped in silence but duplicates and what :func:`sample` leaves out: a message that comes too late
-(:class:`LateMessage`), or that no branch takes, fails, and is written to the error queue.
+Nothing is dropped in silence but duplicates, superseded messages and what :func:`sample` leaves out: a message that
+comes too late (:class:`LateMessage`), or that no branch takes, fails, and is written to the error queue.
 
 Not guaranteed: that a message leaves :func:`merge` while another input is silent and the buffer is not full.
 """
@@ -102,6 +104,58 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
         return message if passes else None
 
     return dedupe
+
+
+def debounce(
+    input: str,
+    output: str,
+    *,
+    key: str | Callable[[Message], Any],
+    quiet: float | str | timedelta,
+    longest: float | str | timedelta | None = None,
+    count: str | None = None,
+    id: str | None = None,
+    **options: Any,
+) -> cues.Stream:
+    """Return a stream that passes the last message of a key after the key was quiet for a time.
+
+    ``input``    a queue; with several partitions it needs ``key=`` of the same field
+    ``output``   the queue of the messages that pass
+    ``key``      a field, or a function of the message
+    ``quiet``    seconds, ``"5s"``, ``"15m"`` or a timedelta: a message passes when none of its key came for so long
+    ``longest``  a key that is never quiet passes its last message so long after the first one that is held
+    ``count``    a field of the output: the number of messages for which it stands, itself and those that it superseded
+    ``id``       the name of the processor; None: the name of ``output``
+    ``options``  those of :class:`cues.Stream`
+
+    ``graph.add(shape.debounce("edits", "settled", key="document", quiet="5s"))``. Time is the clock of this machine
+    when a message is taken. The state has one message for each key that is not quiet. A message that is superseded
+    changes this state and nothing else. If a key has messages on the queue when its time is over, for example after a
+    long stop, its last known message may pass before they are taken.
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once: of each quiet time one message, the last one, also after kill -9
+    Mechanism: state and a durable timer of the key, committed with the step
+    """
+    quiet_s = _seconds(quiet, "quiet")
+    longest_s = None if longest is None else _seconds(longest, "longest")
+
+    def debounce(message: Message, process: cues.Process) -> None:
+        state, now = process.state, process.now.timestamp()
+        _, held, first = state.get("held", (None, 0, now))
+        state["held"] = [message, held + 1, first]
+        at = now + quiet_s if longest_s is None else min(now + quiet_s, first + longest_s)
+        process.timer(key(message) if callable(key) else message[key], at)
+
+    def passed(timer: Message, process: cues.Process) -> Message:
+        message, held, _ = process.state.pop("held")
+        return message if count is None else {**message, count: held}
+
+    for name in ("batch", "timer"):
+        if name in options:
+            raise InvalidArgument(f"debounce() takes no option {name}=.", f"leave {name}= out.")
+    return cues.Stream(debounce, input, output, id=id or output, key=key, timer=passed, **options)
 
 
 def flat_map(of: str | Callable[[Message], Iterable[Message] | None]) -> Stream:
@@ -266,11 +320,11 @@ def _time_of(message: Message, field: str) -> float:
     raise TypeError(f"$.{field}: expected seconds or an aware datetime, found {value!r:.60}")
 
 
-def _seconds(within: float | str | timedelta) -> float:
+def _seconds(within: float | str | timedelta, name: str = "within") -> float:
     seconds: Any = within.total_seconds() if isinstance(within, timedelta) else within
     if isinstance(within, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", within)
         seconds = float(match[1]) * _UNITS_S[match[2]] if match else None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise InvalidArgument(f"within={within!r}.", "pass seconds, or '90s', '15m', '12h', '1d', '2w'.")
+        raise InvalidArgument(f"{name}={within!r}.", "pass seconds, or '90s', '15m', '12h', '1d', '2w'.")
     return float(seconds)

@@ -23,7 +23,7 @@ def test_every_block_of_a_page_runs(
 ) -> None:
     if "checkpoints import SQLCheckpoint" in page.read_text():
         pytest.importorskip("sqlalchemy")
-    for extra, package in (("metrics", "prometheus_client"), ("watch", "rich")):
+    for extra, package in (("metrics", "prometheus_client"), ("watch", "rich"), ("time", "cronsim")):
         if f"cues-streams[{extra}]" in page.read_text():
             pytest.importorskip(package)
     assert run_page(page, tmp_path, monkeypatch, capsys) > 0

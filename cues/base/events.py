@@ -129,6 +129,8 @@ class Counters:
     """Messages of a step."""
     waited_s: float = 0.0
     """Seconds for which it waited for readers of its outputs (``max_lag``, ``max_bytes``)."""
+    limited: bool = False
+    """Messages wait because ``rate=`` allows no call now."""
 
     @property
     def call_s(self) -> float | None:
@@ -139,7 +141,10 @@ class Counters:
         """Return the sums of two counters."""
         numbers = {name: value + getattr(other, name) for name, value in vars(self).items() if type(value) is int}
         return Counters(
-            **numbers, latency=self.latency.with_those_of(other.latency), sizes=self.sizes.with_those_of(other.sizes)
+            **numbers,
+            latency=self.latency.with_those_of(other.latency),
+            sizes=self.sizes.with_those_of(other.sizes),
+            limited=self.limited or other.limited,
         )
 
     def copy(self) -> Counters:

@@ -43,6 +43,7 @@ _COLUMNS = (
     TableColumn("per second", "rate", right=True),
     TableColumn("failed", "errors", right=True, optional=True),
     TableColumn("calls", "calling", optional=True),
+    TableColumn("limit", "limited", optional=True),
     TableColumn("last step", "stepped"),
     TableColumn("owner", "owner", optional=True),
 )
@@ -278,6 +279,7 @@ def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
         "kind": units[0].kind,
         "rate": sum(rates) if rates else None,
         "errors": sum(unit.errors for unit in units) or None,
+        "limited": "waits for rate=" if any(u.counters is not None and u.counters.limited for u in units) else None,
         "calling": calling(calls, sum(unit.in_flight or 0 for unit in units), spent / calls if calls else None),
         "stepped": ago(max((unit.stepped for unit in units if unit.stepped), default=None)) or "never",
         "owner": ", ".join(map(str, owners)) or None,
@@ -416,6 +418,7 @@ def _processor(
         "calls": processor.calls,
         "in_flight": processor.in_flight,
         "call_s": processor.call_s,
+        "limited": counters.limited,
         "latency_s": quantiles(counters.latency, 1e-6),
         "batch": quantiles(counters.sizes),
         "errors": processor.errors,

@@ -52,6 +52,7 @@ _TABLE: Final = (
     TableColumn("batch", "batch", right=True, optional=True),
     TableColumn("calls", "calls", right=True, optional=True),
     TableColumn("in flight", "in_flight", right=True, optional=True),
+    TableColumn("limit", "limited", optional=True),
     TableColumn("errors", "errors", right=True),
 )
 
@@ -119,6 +120,7 @@ def rates(before: Look | None, now: Look) -> list[Row]:
                 0, _taken(units, counters) - _taken(before.processors.get(id, units), before.counters.get(id))
             )
             row["in"] /= seconds
+        row["limited"] = "waits for rate=" if counters is not None and counters.limited else None
         if counters is not None:
             known = before.counters.get(id, Counters()) if before is not None else Counters()
             if seconds:

@@ -178,14 +178,18 @@ def run(
     records = (*planned.records, *planned.requested)
     rows = ErrorRows(home)
     deadline = None if timeout is None else time.monotonic() + timeout
+
+    def over() -> bool:
+        return halted() or (deadline is not None and time.monotonic() >= deadline)
+
     while True:
         left = [r for r, resolution in zip(records, _resolutions(rows, records)) if resolution.state == "requested"]
-        if not left or halted() or (deadline is not None and time.monotonic() >= deadline):
+        if not left or over():
             break
         free = sorted({record.processor for record in left if not _owned(home, record.processor)})
         if free and graph is None:
             break
-        if not (free and graph is not None and _run_here(graph, home, free, emit)):
+        if not (free and graph is not None and _run_here(graph, home, free, emit, over)):
             time.sleep(LOOK_S)
     return _result(planned, records, _resolutions(rows, records))
 
@@ -218,26 +222,35 @@ def _owned(home: Store, unit: str) -> bool:
     return any(home._locks.mine(offset) or home._locks.holder(offset) is not None for offset in offsets)
 
 
-def _run_here(graph: Graph, home: Store, units: Sequence[str], emit: Callable[[events.Event], None]) -> bool:
+def _run_here(
+    graph: Graph,
+    home: Store,
+    units: Sequence[str],
+    emit: Callable[[events.Event], None],
+    over: Callable[[], bool],
+) -> bool:
     """Take the redriven messages of these units in this thread. Return False if another process runs one of them."""
     try:
         assembly = assemble(graph, home, units=units, emit=emit)
     except AlreadyRunning:
         return False
     try:
-        _take_redriven(assembly)
+        _take_redriven(assembly, over)
     finally:
         assembly.close()
     return True
 
 
-def _take_redriven(assembly: Assembly) -> None:
+def _take_redriven(assembly: Assembly, over: Callable[[], bool]) -> None:
     going = True
     while going:
         going = False
         for stepper in assembly.steppers:
             try:
                 going |= stepper.redrive()
+                if stepper.redrive_waits_s:  # a new assembly would begin with a call in its bucket
+                    time.sleep(min(LOOK_S, stepper.redrive_waits_s))
+                    going |= not over()
             except Fenced as fence:
                 if fence.reason != "seek":
                     raise

@@ -141,6 +141,10 @@ class Processor:
         need(given.resume in (None, "skip", "again"), "resume", "give 'skip' or 'again'.")
         key_fits = key is None or isinstance(key, str) or callable(key)
         need(key_fits, "key", "give the name of a field, or a function of a message.")
+        try:
+            given.calls_per_s  # noqa: B018 (it raises)
+        except InvalidArgument as error:
+            raise self._wrong(f"{where}: {error.message}", error.hint) from None
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
         check_retries(self.id, self.kind, given.strategy, given)
@@ -212,7 +216,9 @@ class Source(Processor):
     and yields ``(position, message)``. The position is committed together with the messages, so a restart continues
     after the last committed message. A function that yields bare messages needs ``resume="skip"`` (it yields the same
     messages again, and those that are committed are skipped) or ``resume="again"`` (at-least-once). It can be an async
-    generator. Without a function the queue is fed by ``send``.
+    generator. ``yield position, None`` moves the position without a message. A source that waits for something calls
+    ``process.pause(seconds)``. Ready-made sources are :func:`cues.every`, :func:`cues.cron` and those of
+    :mod:`cues.processors`. Without a function the queue is fed by ``send``.
     """
 
     kind = "source"

@@ -22,6 +22,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from cues.base.option_texts import OptionText, describes
+from cues.errors import InvalidArgument
+from cues.queues.options import duration_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,6 +124,7 @@ class Options:
     schema: Any = None
     timer: Function | None = None
     ttl: str | float | timedelta | None = None
+    rate: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -135,6 +138,23 @@ class Options:
     @property
     def retry(self) -> Retry:
         return self.retries if isinstance(self.retries, Retry) else Retry(self.retries + 1)
+
+    @property
+    def calls_per_s(self) -> float | None:
+        """The calls a second of ``rate``. Raises :class:`InvalidArgument` if it is not a rate."""
+        return None if self.rate is None else calls_per_s(self.rate)
+
+
+def calls_per_s(rate: str) -> float:
+    """Return the calls a second of a rate such as ``"10/s"``, ``"600/m"`` or ``"5/10s"``."""
+    count, slash, per = rate.partition("/") if isinstance(rate, str) else ("", "", "")
+    try:
+        calls, seconds = int(count), duration_of(per if per[:1].isdigit() else f"1{per}", "The time of a rate")
+    except (ValueError, InvalidArgument):
+        calls = 0
+    if not slash or calls < 1:
+        raise InvalidArgument(f"rate is {rate!r}.", "give calls by time, such as '10/s', '600/m' or '5/10s'.")
+    return calls / seconds
 
 
 OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
@@ -178,6 +198,7 @@ class _Taking(_Common, total=False):
     isolation: Isolation
     timer: Function | None
     ttl: str | float | timedelta | None
+    rate: str | None
 
 
 class SourceOptions(_Common, total=False):
@@ -321,6 +342,8 @@ _TEXTS: Final = {
     " of `key`, `name` and `at`, and returns what the function of the processor returns.",
     "ttl": "A value of the state that was not written for this time expires: `process.state` does not have it any more."
     ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
+    "rate": 'The most calls of the function by time, such as `"10/s"`, `"600/m"` or `"5/10s"`, evenly spread; a batch'
+    " is one call. It is for the processor as a whole: each of n partitions has 1/n of it. None: no limit.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

@@ -311,6 +311,21 @@ def seconds_of(value: float | str | timedelta | None) -> float | None:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
+def duration_of(value: float | str | timedelta, name: str) -> float:
+    """Return the seconds of a duration: seconds, a timedelta, or a text such as ``"90s"``; more than 0.
+
+    ``name`` begins the error. Raises :class:`InvalidArgument`.
+    """
+    hint = "pass seconds, a timedelta, or a text such as '90s', '15m', '12h', '10d' or '2w'."
+    try:
+        seconds = seconds_of(value)
+    except (InvalidArgument, ValueError):  # ValueError: "1.2.3s"
+        seconds = None
+    if not is_number(seconds) or not 0 < seconds < 1e10:  # type: ignore[operator]
+        raise InvalidArgument(f"{name} is {value!r}, not a duration above 0.", hint)
+    return float(seconds)  # type: ignore[arg-type]
+
+
 def size_of(value: int | str | None) -> int | None:
     """Return the bytes of a size such as ``"500MB"``; 0 and None stay. Raises :class:`InvalidArgument`."""
     if value is not None and not isinstance(value, str) and not is_count(value, 0, 1 << 62):

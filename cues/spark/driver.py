@@ -113,9 +113,10 @@ def check(plan: Plan) -> None:
                 "use the embedded engine; or read the queue in Spark with option('isolation', 'committed').",
                 processor=node.name,
             )
-        if node.options.timer is not None:
+        option = "timer=" if node.options.timer is not None else "rate=" if node.options.rate is not None else None
+        if option is not None:
             raise GraphError(
-                f"{node.id} has timer=, which only the embedded engine does.",
+                f"{node.id} has {option}, which only the embedded engine does.",
                 "use the embedded engine.",
                 processor=node.name,
             )

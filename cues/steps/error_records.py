@@ -124,6 +124,11 @@ class ErrorRecord:
         return config if isinstance(config, dict) else {}
 
     @property
+    def of_timer(self) -> bool:
+        """True if a timer failed, and not a message."""
+        return "timer" in self.config
+
+    @property
     def causes(self) -> list[dict[str, str]]:
         """The chain of exceptions, outermost first: ``type``, ``message``, ``trace``."""
         return [cause for cause in self.message.get(names.ERR_CAUSE) or [] if isinstance(cause, dict)]

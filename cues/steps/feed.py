@@ -60,6 +60,9 @@ class RefusedItem(NamedTuple):
     """The message's ``repr`` when it was yielded."""
 
 
+NO_MESSAGE: Final = b""
+"""In place of a packed message: the position moves, and nothing is written."""
+
 Item = tuple[bytes | int | MessageCount | RefusedItem, bytes | RefusedItem]
 """A yielded message, packed at once, because the generator may change it later, after the position after it.
 
@@ -111,6 +114,7 @@ class Feed:
         """Pull up to ``count`` messages in the calling thread (deterministic runs)."""
         if self._iterator is None:
             self._iterator = self._pulls()
+        self._source.process._waits = False
         try:
             while len(self._items) < count:
                 self._items.append(next(self._iterator))
@@ -186,11 +190,12 @@ class Feed:
             try:
                 if isinstance(message, Exception):
                     raise message
-                if schema is not None:
+                moves = message is None and type(after) is not MessageCount
+                if schema is not None and not moves:
                     message = schema.written(message)
                 if output._options is not packer.options:
                     packer.renew()
-                handed = packer.pack(message)
+                handed = NO_MESSAGE if moves else packer.pack(message)
             except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
                 handed = RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
             yield after, handed
@@ -306,7 +311,7 @@ class SourceStepper(Stepper):
         parts, row, stop = self._source_parts(items)
         if parts:
             self._commit_parts(parts, row)
-            count = sum(part.stop for part in parts)
+            count = sum(part.written for part in parts)
             self.counters.taken += count
             self.counters.sizes.add(count)
             self._failures = 0
@@ -359,11 +364,14 @@ class SourceStepper(Stepper):
             digest = self.hasher.digest([], ["source", before, after])
             if isinstance(message, RefusedItem):
                 appends = [self._refused(message, cast(Failure, failure), digest)]
+                written = 1
             else:
-                appends = self._append(list(map(_MESSAGE, items[:stop])), digest)
+                packed = list(filter(None, map(_MESSAGE, items[:stop])))  # without NO_MESSAGE
+                appends = self._append(packed, digest) if packed else []
+                written = len(packed)
             items = items[stop:]
             taking = tries.Taking((), (), (), source=(before, after))
-            parts.append(Part(0, stop, digest, taking, failure, self._at_home(appends, digest), stop))
+            parts.append(Part(0, stop, digest, taking, failure, self._at_home(appends, digest), written))
             if bare:
                 count = after
             else:

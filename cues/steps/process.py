@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
+import time
 from collections.abc import Callable, Hashable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument
@@ -15,6 +16,9 @@ from cues.steps.hashes import Hasher
 from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.steps.state import Layer, State, key_part
 from cues.steps.taking import Slice, Taken
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks of a source that waits at whether the graph drains."""
 
 
 class Delivery:
@@ -104,7 +108,11 @@ class Process:
     timer(key, at)        call ``timer=`` for a key at a time: :meth:`timer`
     tailers, appenders    by binding: the queues that an imperative function reads and writes itself
     stopping              True when the graph drains: a source that never ends should return
+    pause(seconds)        of a source: wait, and return False when the graph drains: :meth:`pause`
     """
+
+    _waits = True
+    """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
 
     def __init__(
         self,
@@ -164,6 +172,20 @@ class Process:
     @property
     def stopping(self) -> bool:
         return self._stopping()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait in the function of a source; return False at once when the graph drains, and the source should return.
+
+        In :func:`cues.testing.run_until_idle` nothing waits: it returns False, because a source that waits is idle. The
+        next run calls the source again, with its committed position.
+        """
+        end = time.monotonic() + seconds
+        while self._waits and not self._stopping():
+            left = end - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(left, LOOK_S))
+        return False
 
     @property
     def binding(self) -> str:

@@ -67,13 +67,16 @@ def refusal(home: BaseStore, record: ErrorRecord, nodes: Mapping[str, Node] | No
         return "it holds no messages of a processor"
     if record.message.get(names.ERR_ABRIDGED):
         return "its input was nested too deeply for an error message, which has only the beginning of its text"
-    if "timer" in record.config:
-        return "it was a timer, which is not redriven: set it again by a message of its key"
     unit = record.processor
     with home._view() as txn:
         topology = read_topology(txn, unit)
     if topology is None:
         return f"the store {home.path} has no processor {unit}"
+    if record.of_timer and nodes is not None:
+        node = nodes.get(unit.partition("/")[0])
+        return f"{unit} has no timer= any more" if node is None or node.options.timer is None else unable(node)
+    if record.of_timer:
+        return ""
     if record.config.get("tailers"):
         return f"{unit} reads other queues by itself (tailers=), and its position there is not that of the failure"
     read = {queue.partition("/")[0] for queue in topology.queues}
@@ -149,13 +152,18 @@ def ask(home: Store, records: Sequence[ErrorRecord]) -> Asked:
 
 def _queues_of(record: ErrorRecord) -> dict[str, str]:
     """The queue of redriven messages for each binding of a record."""
+    if record.of_timer:
+        return {binding: names.timer_queue(record.unit_key) for binding in record.inputs}
     inputs = record.config["inputs"]
     return {binding: names.redrive_queue(record.unit_key, inputs[binding]) for binding in record.inputs}
 
 
 def _make_queues(home: Store, records: Iterable[ErrorRecord]) -> None:
-    wanted = {names.redriver_id(record.unit_key): TRY_LOG for record in records}
-    wanted |= {id: QueueOptions() for record in records for id in _queues_of(record).values()}
+    wanted: dict[str, QueueOptions] = {}
+    for record in records:
+        id = names.timer_id(record.unit_key) if record.of_timer else names.redriver_id(record.unit_key)
+        options = TRY_LOG if record.of_timer else QueueOptions()
+        wanted |= {id: TRY_LOG} | dict.fromkeys(_queues_of(record).values(), options)
     with home._view() as txn:
         missing = [id for id in wanted if txn.get(names.queue_key(id)) is None]
 
@@ -175,7 +183,7 @@ def _pages(record: ErrorRecord) -> dict[str, list[Page]]:
     came = batch.provenance(record.queue, frozenset(), at, at + 1)
 
     def build(messages: list[dict[str, Any]]) -> list[Page]:
-        if came:
+        if came and not record.of_timer:
             try:
                 spread = came.spread(len(messages))
                 return batches.build(messages, batches.OWN_BYTES_MAX, None, spread, reserved=True)
@@ -206,8 +214,9 @@ def _write_requests(
                 for offset in range(record.count):
                     txn.put(redriven_key(queue, start + offset), record.key, db=rows.database)
         rows.put(txn, record.key, "requested", by, left=record.count, error=[record.queue, record.index])
-        counts = Counts.unpack(txn.get(names.redrives_key(record.unit_key)))
-        txn.put(names.redrives_key(record.unit_key), counts._replace(asked=counts.asked + 1).pack())
+        counts_key = names.redrives_key(names.timer_id(record.unit_key) if record.of_timer else record.unit_key)
+        counts = Counts.unpack(txn.get(counts_key))
+        txn.put(counts_key, counts._replace(asked=counts.asked + 1).pack())
         topology = read_topology(txn, record.processor)
         if topology is not None:  # its owner sleeps on its inputs
             mask |= wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in topology.queues)
@@ -264,30 +273,20 @@ class _SharedRunner:
         """Do nothing: the stepper of the unit closes its runner."""
 
 
-class Redriver(Stepper):
-    """Takes the redriven messages of one unit. Used by the thread of the unit's stepper."""
+class Beside(Stepper):
+    """A second stepper of a unit (:class:`Redriver`, timers.py): its inputs may hold redriven messages.
 
-    def __init__(self, main: Stepper, node: RedriveNode, row: ProcessorRow) -> None:
+    It has a row of its own, and shares the state. Used by the thread of the unit's stepper.
+    """
+
+    def __init__(self, main: Stepper, node: Node, row: ProcessorRow, **given: Any) -> None:
         self.main = main
-        assert main.runner is not None
-        runner = main.runner
-        super().__init__(
-            main.store,
-            node,
-            row,
-            **main.given,
-            emit=self._emit_for_main,
-            runner=lambda *arguments: _SharedRunner(runner, self),  # type: ignore[arg-type]
-            shares=main,
-        )
+        super().__init__(main.store, node, row, **main.given, emit=self._emit_for_main, shares=main, **given)
         self.rows = ErrorRows(main.store)
 
     def _emit_for_main(self, event: events.Event) -> None:
         if not isinstance(event, events.Recovered):
             self.main._emit(replace(event, processor=self.main.node.id))
-
-    def _key_of_row(self) -> bytes:
-        return names.redriver_key(self.main.node.key)
 
     def _fence(self, txn: StoreTransaction) -> None:
         """Raise :class:`Fenced` also if another process, or a seek, wrote the row of the unit: it shares its state."""
@@ -295,6 +294,15 @@ class Redriver(Stepper):
         stored = txn.get(self.main._row_key)
         if stored != self.main._expected:
             raise fenced(self.main.node.id, self.main._expected, stored)
+
+    @property
+    def _counts_key(self) -> bytes:
+        """The key of the counts of its redrives."""
+        return self.main._redrives_key
+
+    def _note_counts(self, packed: bytes) -> None:
+        """Keep the counts that are about to commit."""
+        self.main._redrives = packed
 
     # --- commit ---
 
@@ -308,10 +316,21 @@ class Redriver(Stepper):
                     fields = None if key is None else self.rows.get(txn, key)
                     if fields is not None:
                         origins[key] = fields["error"]
-        return {names.ERR_REDRIVEN: [{"queue": queue, "index": index} for queue, index in origins.values()]}
+        places = [{"queue": queue, "index": index} for queue, index in origins.values()]
+        return {names.ERR_REDRIVEN: places} if places else {}
 
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
+        counts = Counts.unpack(txn.get(self._counts_key))
+        if counts.asked != counts.done:  # else none of these messages is redriven
+            done = self._settle_parts(txn, parts)
+            packed = counts._replace(done=counts.done + done).pack()
+            txn.put(self._counts_key, packed)
+            self._note_counts(packed)
+        self._drop_taken(txn, parts)
+
+    def _settle_parts(self, txn: StoreTransaction, parts: list[Part]) -> int:
+        """Note that redriven messages are done; return the number of error messages of which none is left."""
         done = 0
         for part in parts:
             new = []
@@ -320,13 +339,7 @@ class Redriver(Stepper):
             for tailer, start, end in zip(part.taking.tailers, part.taking.starts, part.taking.ends):
                 for at in range(start, end):
                     done += self._settle(txn, redriven_key(tailer, at), part, new)
-        self._drop_taken(txn, parts)
-        key = names.redrives_key(self.main.node.key)
-        counts = Counts.unpack(txn.get(key))
-        packed = counts._replace(done=counts.done + done).pack()
-        txn.put(key, packed)
-        self.main._redrives = packed
-        faults.point("redrive.inside")
+        return done
 
     def _drop_taken(self, txn: StoreTransaction, parts: list[Part]) -> None:
         """Remove the messages that the step took: they are copies, and of no use after the commit."""
@@ -354,6 +367,23 @@ class Redriver(Stepper):
         self.rows.put(txn, key, state, fields["by"], **more)
         return int(not left)
 
+
+class Redriver(Beside):
+    """Takes the redriven messages of one unit. Used by the thread of the unit's stepper."""
+
+    def __init__(self, main: Stepper, node: RedriveNode, row: ProcessorRow) -> None:
+        assert main.runner is not None
+        runner = main.runner
+        shared = lambda *arguments: _SharedRunner(runner, self)  # noqa: E731
+        super().__init__(main, node, row, runner=shared)
+
+    def _key_of_row(self) -> bytes:
+        return names.redriver_key(self.main.node.key)
+
+    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
+        super()._write_step(txn, parts, row)
+        faults.point("redrive.inside")
+
     def refuse(self) -> None:
         """Give up the redrives that wait, in one commit: the error messages are unresolved again."""
         refuse_waiting(self.main, self.rows, "the messages do not fit the inputs that the processor has now")
@@ -366,16 +396,22 @@ def _end(part: Part, tailer: str) -> int:
     return taking.ends[taking.tailers.index(tailer)] if tailer in taking.tailers else 0
 
 
-def refuse_waiting(main: Stepper, rows: ErrorRows, why: str) -> None:
-    """Write that the redrives of a unit that wait cannot be made, and remove their messages."""
+def refuse_waiting(main: Stepper, rows: ErrorRows, why: str, firer: Beside | None = None) -> None:
+    """Write that the redrives of a unit that wait cannot be made, and remove their messages.
+
+    With ``firer``, those of its timers, unless a message is on the queue of due timers: it may be one of them.
+    """
     store, unit = main.store, main.node.id
-    prefix = names.redrive_queue(main.node.key, "")
+    prefix = names.redrive_queue(main.node.key, "") if firer is None else names.timer_queue(main.node.key) + "\0"
     logs = [Log(store, id) for id in store.queues(all=True) if id.startswith(prefix)]
+    counts_key = main._redrives_key if firer is None else main._timer_redrives_key
 
     def write(txn: StoreTransaction) -> int:
         stored = txn.get(main._row_key)
         if stored != main._expected:
             raise fenced(unit, main._expected, stored)
+        if firer is not None and firer.inputs[0].log.row(txn).next > firer.inputs[0].index:
+            return 0
         refused = 0
         cursor = txn.cursor(rows.database)
         alive = cursor.set_range(b"r" + prefix.encode())
@@ -393,9 +429,13 @@ def refuse_waiting(main: Stepper, rows: ErrorRows, why: str) -> None:
         for log in logs:
             row = log.row(txn)
             log.move_front(txn, row, row.next)
-        counts = Counts.unpack(txn.get(main._redrives_key))
-        main._redrives = counts._replace(done=counts.asked).pack()
-        txn.put(main._redrives_key, main._redrives)
+        counts = Counts.unpack(txn.get(counts_key))
+        packed = counts._replace(done=counts.asked).pack()
+        txn.put(counts_key, packed)
+        if firer is None:
+            main._redrives = packed
+        else:
+            main._timer_redrives = packed
         return refused
 
     refused = store._commit(write)

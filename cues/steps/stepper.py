@@ -106,9 +106,11 @@ class Stepper(Recovery):
             if self._something_to_take():
                 self._hold()
             return False
+        if self._limited():
+            return False
         if self._pending is not None or self._redrives_wait() or self.timers_wait() or self.delays_wait():
             return True
-        size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
+        size = self._calls(self.runner.pace.count) if self.runner is not None and self._linger_ns else 1
         if any(self._count(inputs, self._bounded(place, size)) for place, inputs in self._choices()):
             return True
         self._tell_of_starving()
@@ -132,6 +134,10 @@ class Stepper(Recovery):
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
+        if self._limited():
+            self.store._check_file()
+            self.check_fence()
+            return "blocked"
         self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
         if self._redrove:
             return "committed"
@@ -158,6 +164,8 @@ class Stepper(Recovery):
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
             more = more or (self.delays_wait() and self._deliver()) or self._expire()
             return "committed" if more else "idle"
+        if self.bucket is not None and taken.times is None:
+            self.bucket.take(1 if self.node.options.batch else taken.count)
         if faults.active:
             faults.point("take.after")
         if self.tracer is None:
@@ -182,6 +190,8 @@ class Stepper(Recovery):
                 if halves(self.node, taken.count, results):
                     self._halve(taken, results)
                     return
+            if self.bucket is not None and results.closed is not None:  # the rest is not called in this step
+                self.bucket.take(results.closed - taken.count)
             # 4. Commit.
             self._commit(taken, results)
         except BaseException:
@@ -214,6 +224,21 @@ class Stepper(Recovery):
         if refused is None:
             held.keep(taken)
         self._commit(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
+
+    def _limited(self) -> bool:
+        """Return whether ``rate=`` allows no call now. Note whether anything waits for it."""
+        if self.bucket is None:
+            return False
+        if self.bucket.calls():
+            self.counters.limited = False
+            return False
+        due = self._redrives_wait() or self.timers_wait() or self.delays_wait()
+        self.counters.limited = due or self._something_to_take()
+        return True
+
+    def _calls(self, size: int) -> int:
+        """Return the number of messages up to ``size`` for which ``rate=`` allows the calls now."""
+        return size if self.bucket is None or self.node.options.batch else min(size, self.bucket.calls())
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
@@ -250,13 +275,18 @@ class Stepper(Recovery):
 
     def _redrives_wait(self) -> bool:
         """Return whether redrives were asked for and are not done, as of the last comparison of the fence."""
-        counts = self._redrives
-        return counts is not None and counts[:8] != counts[8:16] and self._redriver_of is not None
+        return self._redriver_of is not None and _asked(self._redrives)
 
     def redrive(self) -> bool:
         """Make one step of the redriver, if a redrive waits; else return False. Raises the errors of :meth:`step`."""
         self.check_fence()
-        return self._redrives_wait() and self._redrive()
+        return (self._redrives_wait() and self._redrive()) or (_asked(self._timer_redrives) and self._fire())
+
+    @property
+    def redrive_waits_s(self) -> float:
+        """Seconds until ``rate=`` allows the call of a redriven message; 0 if it does, or none waits."""
+        waits = self._redrives_wait() or _asked(self._timer_redrives)
+        return self.bucket.wait_s() if self.bucket is not None and waits else 0.0
 
     def _redrive(self) -> bool:
         redriver, self.redriver = self.redriver, None  # after an error it is recovered, as after a start
@@ -274,7 +304,7 @@ class Stepper(Recovery):
         if self._firer_of is None:
             return False
         firer = self.firer
-        if firer is None or firer.waiting:
+        if firer is None or firer.waiting or _asked(self._timer_redrives):
             return True
         first = self.state.first_due()
         return first is not None and first <= clock.now_ns()
@@ -340,7 +370,7 @@ class Stepper(Recovery):
         if self._pending is not None:
             return self._take_again(*self._pending)
         assert self.runner is not None
-        size = min(self.runner.pace.count, self._room)
+        size = min(self._calls(self.runner.pace.count), self._room)
         for place, inputs in self._choices():
             count = self._count(inputs, self._bounded(place, size))
             if count:
@@ -384,7 +414,11 @@ class Stepper(Recovery):
 
     @property
     def lingers_s(self) -> float | None:
-        """Seconds until the first wait for more messages ends, or a timer or delayed message is due; else None."""
+        """Seconds until the first wait for more messages ends, a timer or delayed message is due, or a call is allowed.
+
+        None if it waits for none of these."""
+        if self.bucket is not None and (wait_s := self.bucket.wait_s()):
+            return wait_s
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
         if self._firer_of is not None and (first := self.state.first_due()) is not None:
             ends.append(first - clock.now_ns())
@@ -440,3 +474,8 @@ class Stepper(Recovery):
 
     def _input_of(self, taken: Taken) -> int:
         return self.inputs.index(taken.slices[0].input)
+
+
+def _asked(counts: bytes | None) -> bool:
+    """Return whether redrives were asked for and are not done, by their packed counts."""
+    return counts is not None and counts[:8] != counts[8:16]

@@ -30,6 +30,7 @@ from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
 from cues.steps import tracing, tries
+from cues.steps.bucket import Bucket
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.halving import Halving
 from cues.steps.hashes import Hasher
@@ -114,6 +115,9 @@ class StepperBase:
         """The delayed messages of the unit."""
         self._redrives: bytes | None = None
         """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
+        self._timer_redrives_key = names.redrives_key(names.timer_id(node.key))
+        self._timer_redrives: bytes | None = None
+        """The counts of redrives of timers that failed; None without ``timer=``."""
         self.try_log = store.queue(node.key)
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
@@ -158,6 +162,10 @@ class StepperBase:
         self._linger_ns = round(node.options.linger_s * 1e9)
         self._lingering: dict[str, int] = {}
         """The ends of the waits for more messages (``linger_s``), by the first tailer of the choice."""
+        self.bucket: Bucket | None = None if shares is None else shares.bucket
+        """The calls that ``rate=`` allows, also for redriven messages and timers."""
+        if shares is None and node.options.calls_per_s is not None:
+            self.bucket = Bucket(node.options.calls_per_s, self._units, self.try_log._row().time_ns)
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
         self.watch: Callable[[int, int, int], None] | None = None
@@ -201,6 +209,11 @@ class StepperBase:
             if reader.queue._bounded and reader.queue.store.id == store.id:
                 self.rings |= reader.queue._log.mask  # its writers may wait for this reader
 
+    def _units(self) -> int:
+        """Return the number of units of the processor now."""
+        queue = self.inputs[0].queue
+        return (queue if queue._whole is None else queue._whole).options.partitions
+
     def _key_of_row(self) -> bytes:
         return names.processor_key(self.node.id)
 
@@ -233,7 +246,7 @@ class StepperBase:
     def moved(self) -> bool:
         """Return whether a seek or a takeover wrote the row since the last commit."""
         with self.store._view() as txn:
-            self._redrives = txn.get(self._redrives_key)
+            self._see_redrives(txn)
             return bool(txn.get(self._row_key) != self._expected)
 
     def check_fence(self) -> None:
@@ -246,7 +259,12 @@ class StepperBase:
         stored = txn.get(self._row_key)
         if stored != self._expected:
             raise fenced(self.node.id, self._expected, stored)
+        self._see_redrives(txn)
+
+    def _see_redrives(self, txn: StoreTransaction) -> None:
         self._redrives = txn.get(self._redrives_key)
+        if self._firer_of is not None:
+            self._timer_redrives = txn.get(self._timer_redrives_key)
 
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""

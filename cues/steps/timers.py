@@ -12,26 +12,28 @@ leaves a timer that is due, or a message that is taken. A :class:`Firer` is a st
 (redrive.py): it has its own row, epoch, positions and try log, under the id ``graph.processor.timer``. It shares the
 state and the fork queues of the unit's stepper, and runs in its thread; its commits compare the row of the unit too.
 
-Not guaranteed: that a timer fires at its time. It fires after it, when its processor runs. A timer that fails for
-good is an error message, and is not set any more.
+Not guaranteed: that a timer fires at its time. It fires after it, when its processor runs.
+
+A timer that fails for good is an error message. Its own row stays, and its row in the order of time is gone, so it does
+not fire. A redrive (redrive.py) appends its message to the queue of due timers once more. If it was cancelled or
+replaced since, it is skipped as in 3, and the redrive is resolved without a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import clock, events, names
+from cues.base import clock, names
 from cues.graphs.processor import TimerNode
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.queue import create_queue
 from cues.records import batch as batches
+from cues.steps.error_records import Counts, ErrorRows
 from cues.steps.hashes import Hasher, Range
-from cues.steps.ownership import fenced
-from cues.steps.redrive import claim_beside
+from cues.steps.redrive import Beside, claim_beside, refuse_waiting
 from cues.steps.stepper import Outcome, Stepper
 
 if TYPE_CHECKING:
@@ -56,30 +58,25 @@ class TimerHasher(Hasher):
         return super().digest(ranges, ["timer", *[self.times[index] for index in range(start, stop)]])
 
 
-class Firer(Stepper):
+class Firer(Beside):
     """Moves the due timers of one unit, and takes them. Used by the thread of the unit's stepper."""
 
     def __init__(self, main: Stepper, node: TimerNode, row: ProcessorRow) -> None:
-        self.main = main
         self.waiting = True
         """False after a look that found no message of a due timer."""
-        super().__init__(main.store, node, row, **main.given, emit=self._emit_for_main, shares=main)
+        super().__init__(main, node, row)
         self.hasher = TimerHasher(node.key, row.generation)
         self.process._renew(self.hasher, row.epoch)
-
-    def _emit_for_main(self, event: events.Event) -> None:
-        if not isinstance(event, events.Recovered):
-            self.main._emit(replace(event, processor=self.main.node.id))
 
     def _key_of_row(self) -> bytes:
         return names.redriver_key(names.timer_id(self.main.node.key))
 
-    def _fence(self, txn: StoreTransaction) -> None:
-        """Raise :class:`Fenced` also if another process, or a seek, wrote the row of the unit: it shares its state."""
-        super()._fence(txn)
-        stored = txn.get(self.main._row_key)
-        if stored != self.main._expected:
-            raise fenced(self.main.node.id, self.main._expected, stored)
+    @property
+    def _counts_key(self) -> bytes:
+        return self.main._timer_redrives_key
+
+    def _note_counts(self, packed: bytes) -> None:
+        self.main._timer_redrives = packed
 
     def step(self) -> Outcome:
         self.waiting = True
@@ -88,6 +85,9 @@ class Firer(Stepper):
             if self._move():
                 return super().step()
             self.waiting = False
+            counts = self.main._timer_redrives
+            if counts is not None and Counts.unpack(counts).waiting:  # an older version has taken their messages
+                refuse_waiting(self.main, self.rows, "the timers are not on the queue of due timers", self)
         return outcome
 
     def _move(self) -> int:
@@ -124,10 +124,6 @@ class Firer(Stepper):
 
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
-        input = self.inputs[0]  # its messages are of no use after the commit
-        log_row = input.log.row(txn)
-        _, front = input.log.delete_before(txn, log_row, parts[-1].taking.ends[0])
-        input.log.move_front(txn, log_row, front)
         faults.point("timer.inside")
 
 
@@ -142,6 +138,7 @@ def firer_of(main: Stepper) -> Firer:
             create_queue(txn, store, id, QueueOptions(metadata=False))
 
     store._commit(create)
+    ErrorRows(store).ensure()  # a redrive may be asked for at any time, and a commit cannot open it
     own = names.timer_id(main.node.key)
     firer = Firer(main, node, claim_beside(main, node, own, {port.queue: Log(store, port.queue)}))
     faults.point("timer.claimed")

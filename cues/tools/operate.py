@@ -313,11 +313,14 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
         for key in keys.values():
             with contextlib.suppress(QueueNotFound):
                 tables.append(store._database(names.state_database(key)))
-        logs = [Log(store, key) for key in keys.values()]
+        of_timers = {id for key in keys.values() for id in (names.timer_id(key), names.timer_queue(key))}
+        logs = [Log(store, id) for id in (*keys.values(), *sorted(of_timers & set(store.queues(all=True))))]
 
         def delete(txn: StoreTransaction) -> None:
             for unit in plan.units:
                 processor_rows.forget(txn, unit)
+                txn.delete(names.redriver_key(names.timer_id(keys[unit])))
+                txn.delete(names.redriver_inputs_key(names.timer_id(keys[unit])))
             for table in tables:
                 txn.drop(table, delete=False)
             for log in logs:  # the row of the try log stays: the key is not used again

@@ -222,8 +222,27 @@ class Feeder:
     # --- copying ---
 
     def ready(self) -> bool:
-        """Return True if there are messages to copy."""
-        return any(view._row().next > self._next(id) for id, view in self.logs().items())
+        """Return True if there are messages to copy, or a source has moved without one."""
+        if any(view._row().next > self._next(id) for id, view in self.logs().items()):
+            return True
+        with self._store._view() as txn:
+            return self._moved(self._sources_in(txn), self.ledger.now.sources)
+
+    def _sources_in(self, txn: StoreTransaction) -> dict[str, str]:
+        """By source that has yielded: epoch, generation and position of its row, in msgpack and hex."""
+        rows = {source: read_row(txn, source) for source in self._sources}
+        return {
+            source: codec.pack([row.epoch, row.generation, row.source]).hex()
+            for source, row in rows.items()
+            if row is not None and row.source
+        }
+
+    def _moved(self, sources: Mapping[str, str], before: Mapping[str, str]) -> bool:
+        """Return True if the position of a source differs. A start changes the rest of its row."""
+        return any(
+            packed != before.get(source) and _position_of(packed) != _position_of(before.get(source))
+            for source, packed in sources.items()
+        )
 
     def _next(self, log: str) -> int:
         """The index that is copied next."""
@@ -266,10 +285,9 @@ class Feeder:
         return True
 
     def _look(self) -> None:
-        """Note a cut, if there are messages after the last one."""
+        """Note a cut, if there are messages after the last one, or a source has moved without one."""
         ends: dict[str, int] = {}
         seals: dict[str, str] = {}
-        sources: dict[str, str] = {}
         logs = self.logs()
         for id, view in logs.items():
             if view.store is not self._store:
@@ -280,12 +298,10 @@ class Feeder:
                     row = view._log.row(txn)
                     ends[id], seal = row.next, view._log.seal_before(txn, row, row.next)
                     seals |= {id: seal.hex()} if seal != NO_SEAL else {}
-            for source in self._sources:
-                own = read_row(txn, source)
-                if own is not None and own.source:
-                    sources[source] = codec.pack([own.epoch, own.generation, own.source]).hex()
+            sources = self._sources_in(txn)
         before = self._cuts[-1].ends if self._cuts else {id: self._next(id) for id in ends}
-        if any(end != before.get(id, 1) for id, end in ends.items()):
+        known = self._cuts[-1].sources if self._cuts else self.ledger.now.sources
+        if any(end != before.get(id, 1) for id, end in ends.items()) or self._moved(sources, known):
             self._cuts.append(_Cut(ends, seals, sources))
 
     def _count(self, cut: _Cut) -> int:
@@ -379,6 +395,11 @@ def _run(batch: Batch, start: int, stop: int) -> _Run:
     values = [bytes(body[low:high]) for low, high in pairwise(cuts[start : stop + 1])]
     came = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
     return _Run(values, head.hash.hex() if head.hash else None, head.time_ns // 1000, came.slice(start, stop))
+
+
+def _position_of(packed: str | None) -> bytes | None:
+    """The position in the row of a source, as a record has it."""
+    return None if packed is None else codec.unpack(bytes.fromhex(packed))[2]
 
 
 def _of_sources(run: _Run) -> _Run:
