@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,7 @@ def test_messages_wait_for_their_time_and_not_for_each_other(cues_store: Any, cl
     assert tailer.envelope.metadata == {"q/deliver-at": at(600)}
     outputs = cues_store.queue("out").tailer(meta=True)
     assert all("q/deliver-at" not in message["q/meta"] for message in outputs)
+    assert len(cues_store.queue("g.p.delayed.in")) == 0
 
 
 @pytest.mark.slow
@@ -154,13 +155,13 @@ def test_messages_delayed_at_random_come_as_the_model_says(case: int) -> None:
     assert durable["queues"]["errors"] == []
 
 
-def _check_crashes(graph: Callable[[], Graph] = graph_of, play: Play = PLAY) -> None:
-    sites = testing.crash_sites(lambda: played(play, graph()), POINTS)
-    assert {point for point, _ in sites} >= set(faults.DELAY_POINTS) | {"commit.inside", "commit.after"}
+def _check_crashes(graph: Callable[[], Graph] = graph_of, play: Play = PLAY, points: Iterable[str] = POINTS) -> None:
+    sites = testing.crash_sites(lambda: played(play, graph()), points)
+    assert {point for point, _ in sites} >= set(faults.DELAY_POINTS)
     expected = played(play, graph())
     last = dict(sites)
     for point, hit in sites:
-        if point not in faults.DELAY_POINTS and hit not in (1, 2, last[point] // 2, last[point]):
+        if point not in faults.DELAY_POINTS and hit not in (1, last[point]):
             continue
         with testing.crash(point, hit, how="raise"):
             durable = played(play, graph(), (point, hit))
@@ -194,7 +195,7 @@ def test_control_messages_that_are_moved_in_two_commits(monkeypatch: pytest.Monk
     monkeypatch.setattr(delays.Deliverer, "_move", move)
     assert played(PLAY, graph_of())["queues"]["out"] == model(PLAY)
     with pytest.raises(AssertionError, match=r"delay\.moving"):
-        _check_crashes()
+        _check_crashes(points=faults.DELAY_POINTS)
 
 
 @pytest.mark.slow
@@ -464,14 +465,14 @@ def test_messages_that_are_due_wait_for_the_readers_of_a_bounded_queue(tmp_path:
         while len(middle := running.store.queue("middle")) < 2:
             assert time.monotonic() < limit
             time.sleep(0.01)
+        assert len(middle) <= 3, "two that are not read, and the first one until it is purged"
         read: list[int] = []
         while len(read) < 10:
             assert time.monotonic() < limit
             message = reader.read(block=True, timeout=1)
-            assert len(middle) <= 4 + len(read)
             if message is not None:
                 read.append(message["n"])
-        assert read == list(range(10))
+        assert sorted(read) == list(range(10))
 
 
 @pytest.mark.slow
