@@ -43,6 +43,8 @@ MODULES = {
     "cues.processors.sql_source": "a source of the rows of a table",
     "cues.processors.sql_sink": "sinks into tables",
     "cues.processors.databases": "SQLite, PostgreSQL and DuckDB in one form",
+    "cues.processors.http": "answers, failures, rates and signatures of the HTTP processors",
+    "cues.processors.http_sink": "a request for each message",
     "cues.processors.shape": "dedupe, flat map, split, sample, merge",
     "cues.schemas": "types of messages",
     "cues.processors.windows": "windows of event time",

@@ -10,6 +10,7 @@ says so, and loads it on first use.
     sql.py           transactions of sinks in SQLite, which take every message exactly once
     sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
     sql_sink.py      tables as targets of sinks: append, upsert, delete
+    http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
     databases.py, waits.py   the databases in one form; pauses of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time

@@ -140,6 +140,8 @@ class Processor:
         need(key_fits, "key", "give the name of a field, or a function of a message.")
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
+        if not (is_number(given.retry.jitter) and 0 <= given.retry.jitter <= 1):
+            raise self._wrong(f"{where} has retries with jitter={given.retry.jitter!r}.", "give a share from 0 to 1.")
         check_retries(self.id, self.kind, given.strategy, given)
         if linger_s and batch in (False, FRAME):
             manner = "is a frame" if batch else "is called for one message at a time"

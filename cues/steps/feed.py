@@ -331,7 +331,7 @@ class SourceStepper(Stepper):
             return None
         self._failures += 1
         self.counters.retries += 1
-        wait_s = retry.wait_s(self._failures)
+        wait_s = retry.wait_s(self._failures, error)
         self._emit(retry_event(self.node.id, self._failures, retry.attempts, error, wait_s))
         self.feed = Feed(self)
         return wait_s
