@@ -12,7 +12,9 @@ They need the extra ``http``: httpx, and starlette and uvicorn for the webhook.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import hashlib
 import hmac
 import importlib
@@ -39,6 +41,9 @@ SHOWN_CHARACTERS: Final = 500
 
 BODY_BYTES_MAX: Final = 16 << 20
 """Bytes of a body that are kept in memory by default."""
+
+SAFE: Final = ("GET", "HEAD")
+"""Methods that change nothing: they follow redirects, and have no key."""
 
 _PER_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -123,9 +128,9 @@ def refused(method: str, answer: Answer, retry_on: Collection[int], retry_after_
     if answer.status in retry_on:
         wait_s = min(retry_after_s(answer.headers), retry_after_s_max)
         return failed(TryLater, text, "send it again later.", answer, retry_after_s=wait_s)
-    hint = (
-        "use the address that it names, or redirects=." if place else "correct the request, then redrive the message."
-    )
+    hint = "correct the request; a failed message can be redriven."
+    if place:
+        hint = "use that address, or allow redirects=."
     return failed(RequestFailed, text, hint, answer)
 
 
@@ -151,6 +156,75 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
         return 0.0
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
+
+
+class Terms(NamedTuple):
+    """The terms of a request, as the processors take them."""
+
+    timeout_s: float
+    redirects: int
+    body_bytes_max: int
+    accept: frozenset[int]
+    retry_on: frozenset[int]
+    retry_after_s_max: float
+
+    def check(self) -> Terms:
+        """Raise :class:`InvalidArgument` for a value that is too small."""
+        if self.timeout_s <= 0 or self.redirects < 0 or self.body_bytes_max < 1 or self.retry_after_s_max < 0:
+            raise InvalidArgument(
+                f"timeout_s={self.timeout_s}, redirects={self.redirects}, body_bytes_max={self.body_bytes_max},"
+                f" retry_after_s_max={self.retry_after_s_max}: one of them is too small.",
+                "use the defaults.",
+            )
+        return self
+
+    def client(self) -> Any:
+        """Return a new client; the number of its connections is that of the calls."""
+        httpx = package("httpx")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        hops = max(1, self.redirects)
+        return httpx.AsyncClient(timeout=self.timeout_s, limits=limits, max_redirects=hops, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> Any:
+    """Return the certificates that clients trust. To read them takes longer than a request."""
+    return package("httpx").create_ssl_context()
+
+
+async def exchange(client: Any, request: Any, terms: Terms, *, whole: bool = True) -> Answer:
+    """Send a request, and return an answer whose status is 2xx or accepted.
+
+    ``whole``: an answer above ``body_bytes_max`` is a failure; otherwise the body is cut, and not decoded. Raises
+    :class:`TryLater` and :class:`RequestFailed`.
+    """
+    httpx, method = package("httpx"), request.method
+    try:
+        async with asyncio.timeout(terms.timeout_s):
+            follows = terms.redirects > 0 and method in SAFE
+            response = await client.send(request, stream=True, follow_redirects=follows)
+            try:
+                body, more = bytearray(), False
+                async for chunk in response.aiter_bytes() if whole else response.aiter_raw():
+                    body += chunk
+                    if more := len(body) > terms.body_bytes_max:
+                        break
+            finally:
+                await response.aclose()
+    except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.TooManyRedirects, httpx.DecodingError) as error:
+        text = f"{method} {shown_url(request.url)} failed: {type(error).__name__}: {error}"
+        hint = "correct the request; a failed message can be redriven."
+        raise failed(RequestFailed, text, hint, None, url=shown_url(request.url)) from error
+    except (httpx.TransportError, TimeoutError) as error:
+        raise unanswered(method, request.url, error) from error
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    answer = Answer(response.status_code, str(response.url), headers, bytes(body[: terms.body_bytes_max]))
+    if not (200 <= answer.status < 300 or answer.status in terms.accept):
+        raise refused(method, answer, terms.retry_on, terms.retry_after_s_max)
+    if whole and more:
+        text = f"{method} {shown_url(answer.url)} answered more than {terms.body_bytes_max} bytes."
+        raise failed(RequestFailed, text, "raise body_bytes_max=; a failed message can be redriven.", answer, body="")
+    return answer
 
 
 def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:

@@ -51,7 +51,6 @@ ATTEMPTS: Final = 8
 
 _DRAINED_BYTES_MAX: Final = 1 << 16
 """Bytes of an answer that a sink reads, so that the connection can be used again. A longer one costs a connection."""
-_SAFE: Final = ("GET", "HEAD")
 
 
 class Requests:
@@ -110,21 +109,22 @@ class Requests:
     ) -> None:
         self._url, self._method, self._headers = url, method, headers
         self._json, self._body, self._key, self._key_header, self._sign = json, body, key, key_header, sign
-        self._accept = http.check_statuses("accept", accept)
-        self._retry_on = http.check_statuses("retry_on", retry_on)
-        self._attempts, self._retry_after_s_max, self._timeout_s = attempts, retry_after_s_max, timeout_s
+        self._terms = http.Terms(
+            timeout_s,
+            redirects,
+            body_bytes_max,
+            http.check_statuses("accept", accept),
+            http.check_statuses("retry_on", retry_on),
+            retry_after_s_max,
+        ).check()
+        self._attempts, self._answer = attempts, answer
         self._rate = None if rate is None else http.Rate(rate)
-        self._redirects, self._answer, self._body_bytes_max = redirects, answer, body_bytes_max
         self._make_client = client
         self._clients: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
         if json is not None and body is not None:
             raise InvalidArgument("json= and body= are both given.", "give one of them.")
-        if attempts < 1 or timeout_s <= 0 or retry_after_s_max < 0 or redirects < 0 or body_bytes_max < 1:
-            raise InvalidArgument(
-                f"attempts={attempts}, timeout_s={timeout_s}, retry_after_s_max={retry_after_s_max},"
-                f" redirects={redirects}, body_bytes_max={body_bytes_max}: one of them is too small.",
-                "use the defaults.",
-            )
+        if attempts < 1:
+            raise InvalidArgument(f"attempts={attempts}.", "give 1 or more.")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_clients"}
@@ -154,67 +154,42 @@ class Requests:
 
         Raises :class:`cues.processors.http.TryLater` and :class:`cues.processors.http.RequestFailed`.
         """
-        await self._exchange(message, process, _DRAINED_BYTES_MAX, whole=False)
+        await self._exchange(message, process, self._terms._replace(body_bytes_max=_DRAINED_BYTES_MAX), whole=False)
 
     async def fetch(self, message: Message, process: cues.Process) -> Any:
         """Send the request of a message, and return its answer: the function of :meth:`stream`. Raises as ``send``."""
-        answer = await self._exchange(message, process, self._body_bytes_max, whole=True)
+        answer = await self._exchange(message, process, self._terms, whole=True)
         if self._answer is not None:
             return self._answer(message, answer)
         return {**message, **answer._asdict()}
 
-    async def _exchange(self, message: Message, process: cues.Process, limit: int, whole: bool) -> http.Answer:
-        httpx = http.package("httpx")
+    async def _exchange(self, message: Message, process: cues.Process, terms: http.Terms, whole: bool) -> http.Answer:
         client = await self._client()
-        request, method = self._request(client, message, process)
+        request = self._request(client, message, process)
         if self._rate is not None:
             await asyncio.sleep(self._rate.wait_s())
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                follows = self._redirects > 0 and method in _SAFE
-                response = await client.send(request, stream=True, follow_redirects=follows)
-                try:
-                    chunks = response.aiter_bytes() if whole else response.aiter_raw()
-                    body, more = await _beginning(chunks, limit)
-                finally:
-                    await response.aclose()
-        except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.TooManyRedirects, httpx.DecodingError) as e:
-            raise http.failed(
-                http.RequestFailed, f"{method} {http.shown_url(request.url)} failed: {type(e).__name__}: {e}",
-                "correct the request, then redrive the message.", None, url=http.shown_url(request.url),
-            ) from e  # fmt: skip
-        except (httpx.TransportError, TimeoutError) as error:
-            raise http.unanswered(method, request.url, error) from error
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        answer = http.Answer(response.status_code, str(response.url), headers, body)
-        if not (response.is_success or answer.status in self._accept):
-            raise http.refused(method, answer, self._retry_on, self._retry_after_s_max)
-        if whole and more:
-            raise http.failed(
-                http.RequestFailed, f"{method} {http.shown_url(answer.url)} answered more than {limit} bytes.",
-                "raise body_bytes_max=, then redrive the message.", answer, body="",
-            )  # fmt: skip
-        return answer
+        return await http.exchange(client, request, terms, whole=whole)
 
-    def _request(self, client: Any, message: Message, process: cues.Process) -> tuple[httpx.Request, str]:
+    def _request(self, client: Any, message: Message, process: cues.Process) -> httpx.Request:
         method = (self._method(message) if callable(self._method) else self._method).upper()
         url = self._url(message) if callable(self._url) else self._url
         headers = dict((self._headers(message) if callable(self._headers) else self._headers) or {})
         content: bytes | str | None = None
         if self._body is not None:
             content = self._body(message)
-        elif self._json is not None or method not in _SAFE:
+        elif self._json is not None or method not in http.SAFE:
             content = as_json(message if self._json is None else self._json(message))
             headers = {"Content-Type": "application/json", **headers}
         key = process.delivery_hash
         if self._key is not None:
             key = str(self._key(message) if callable(self._key) else message[self._key])
-        if method not in _SAFE:
+        if method not in http.SAFE:
             headers[self._key_header] = key
         if self._sign is not None:
             content = content.encode() if isinstance(content, str) else content or b""
             headers.update(self._sign.headers(content, key))
-        return client.build_request(method, url, headers=headers, content=content), method
+        request: httpx.Request = client.build_request(method, url, headers=headers, content=content)
+        return request
 
     async def _client(self) -> Any:
         """Return the client of this event loop; it is closed with the loop."""
@@ -226,27 +201,12 @@ class Requests:
         return self._clients[loop][0]
 
     async def _held(self) -> AsyncGenerator[httpx.AsyncClient, None]:
-        httpx = http.package("httpx")
-        if self._make_client is not None:
-            client = self._make_client()
-        else:
-            # As many connections as there are calls: their number is that of concurrency=.
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            client = httpx.AsyncClient(timeout=self._timeout_s, limits=limits, max_redirects=max(1, self._redirects))
+        client = (self._make_client or self._terms.client)()
         try:
             yield client
         finally:
+            self._clients.pop(asyncio.get_running_loop(), None)
             await client.aclose()
-
-
-async def _beginning(chunks: Any, limit: int) -> tuple[bytes, bool]:
-    """Return at most ``limit`` bytes, and whether there are more."""
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > limit:
-            return bytes(body[:limit]), True
-    return bytes(body), False
 
 
 def as_json(value: Any) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 import cues
 from cues import testing
 from cues.processors.http_sink import Requests
+from cues.processors.http_source import Poll
 
 COUNT = 5
 
@@ -37,3 +38,16 @@ def crash(path: str, url: str, concurrency: int, point: str, hit: int) -> None:
     prepare(path)
     with testing.crash(point, hit):
         send(path, url, concurrency)
+
+
+def poll(path: str, url: str, ends: bool) -> None:
+    """Ask a list again and again, until the test kills this process; or once more, to the end."""
+    graph = cues.Graph("p", durability="process")
+    source = Poll(f"{url}/list", id="n", interval_s=None if ends else 0.001)
+    graph.add(cues.Source("items", source, batch_size=3))
+    with cues.open(path, durability="process", map_size=16 << 20) as store:
+        if ends:
+            testing.run_until_idle(graph, store)
+        else:
+            with graph.start(store=store) as running:
+                running.wait_done()

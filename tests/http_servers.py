@@ -40,12 +40,14 @@ class Server:
 
     def __init__(self, answer: Callable[[Seen], Reply]) -> None:
         self.seen: list[Seen] = []
+        self.errors: list[Exception] = []
         self.guard = threading.Lock()
         self.closing = threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's acknowledgement
 
             def handle_one_request(self) -> None:
                 try:
@@ -54,11 +56,19 @@ class Server:
                     self.close_connection = True
 
             def reply(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                size = int(self.headers.get("content-length", 0))
+                body = self.rfile.read(size)
+                if len(body) < size:  # the client was killed in the middle of its request
+                    self.close_connection = True
+                    return
                 request = Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
                 with server.guard:
                     server.seen.append(request)
-                    told = answer(request)
+                    try:
+                        told = answer(request)
+                    except Exception as error:  # of the test, which raises it at its end
+                        server.errors.append(error)
+                        told = Reply(418)
                 if told.reset and not told.body:
                     self.reset()
                     return
@@ -113,6 +123,8 @@ def serving(answer: Callable[[Seen], Reply]) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+    for error in server.errors:
+        raise error
 
 
 class Ledger:
