@@ -212,6 +212,9 @@ class Source(Processor):
     after the last committed message. A function that yields bare messages needs ``resume="skip"`` (it yields the same
     messages again, and those that are committed are skipped) or ``resume="again"`` (at-least-once). It can be an async
     generator. Without a function the queue is fed by ``send``.
+
+    An object with a method ``committed(position)`` is a function that is told of each commit: after it, in another
+    thread, with the position of the last message. So it can acknowledge messages where they came from.
     """
 
     kind = "source"

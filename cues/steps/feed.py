@@ -306,6 +306,9 @@ class SourceStepper(Stepper):
         parts, row, stop = self._source_parts(items)
         if parts:
             self._commit_parts(parts, row)
+            committed = getattr(self.node.fn, "committed", None)
+            if committed is not None:  # a source that acknowledges its messages elsewhere
+                committed(self.position[0])
             count = sum(part.stop for part in parts)
             self.counters.taken += count
             self.counters.sizes.add(count)
