@@ -57,8 +57,9 @@ REMEMBER_MAX: Final = 20_000
 """Each commit writes the position three times, which is then half a megabyte."""
 
 _VERSION: Final = 1
-_CONNECTIONS_PER_EVENT: Final = 4
-"""Connections for each event of ``pending_max``; more are answered 503 by the server itself."""
+_CONNECTIONS_PER_EVENT: Final = 2
+"""Connections for each event of ``pending_max``; more are answered 503 by the server itself. So at most three times
+``pending_max`` bodies are in memory."""
 _CLOSE_S: Final = 5.0
 """Seconds that the end of a source waits for commits and answers."""
 

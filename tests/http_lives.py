@@ -21,7 +21,7 @@ COUNT = 5
 def graph_of(url: str, concurrency: int = 1, **options: Any) -> cues.Graph:
     graph = cues.Graph("g", errors="errors")
     graph.source("orders")
-    graph.add(Requests(f"{url}/orders", **options).sink("orders", batch_size=3, concurrency=concurrency))
+    graph.add(Requests(f"{url}/orders", **options).sink("orders", batch_size=3, concurrency=concurrency, step_s=None))
     return graph
 
 
@@ -33,11 +33,6 @@ def prepare(path: str) -> None:
 def send(path: str, url: str, concurrency: int = 1) -> None:
     with cues.open(path, durability="process") as store:
         testing.run_until_idle(graph_of(url, concurrency), store)
-
-
-def sites(path: str, url: str) -> list[tuple[str, int]]:
-    prepare(path)
-    return testing.crash_sites(lambda: send(path, url))
 
 
 def crash(path: str, url: str, concurrency: int, point: str, hit: int) -> None:

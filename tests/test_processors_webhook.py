@@ -152,8 +152,8 @@ def test_random_kills_leave_each_answered_event_once(forks: Forks, tmp_path: Pat
     chance = random.Random(seeds.new())
     sender = Sender(forks, tmp_path / "a")
     sender.start(None)
-    ids = [str(n) for n in range(40)]
-    kills = sorted(chance.sample(range(1, 40), 4))
+    ids = [str(n) for n in range(20)]
+    kills = sorted(chance.sample(range(1, 20), 3))
     for n, id in enumerate(ids):
         killer: threading.Timer | None = None
         if n in kills:
@@ -163,7 +163,7 @@ def test_random_kills_leave_each_answered_event_once(forks: Forks, tmp_path: Pat
         sender.send(id)
         if killer is not None:
             killer.join()
-    assert sender.end() == ids and sender.deaths >= 3  # one more dies after the last event, and is not noticed
+    assert sender.end() == ids and sender.deaths >= 2  # the last one may die after the last event
 
 
 def _kill(forks: Forks, pid: int) -> None:
