@@ -22,6 +22,7 @@ from http_servers import Ledger, Reply, Seen, serving
 
 import cues
 from cues import testing
+from cues.errors import NotInstalled
 from cues.processors import http
 from cues.processors.http_sink import Requests, as_json
 

@@ -301,6 +301,38 @@ def raw(hook: Webhook) -> socket.socket:
     return connection
 
 
+def test_requests_that_arrive_at_once_are_bounded_too(tmp_path: Path) -> None:
+    """Five bodies are half read when there is room for three events; no step commits before all are there."""
+    hook = Webhook(port=0, pending_max=3, answer_s=0.2)
+    source = hook(None)
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        first = pool.submit(next, source)
+        until(lambda: hook.url)
+        connections = [stack.enter_context(raw(hook)) for _ in range(5)]
+        for connection in connections:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{")
+        for connection in connections:
+            connection.sendall(b"}")
+        answers = [b""] * len(connections)
+        for place, connection in enumerate(connections):
+            while b"error" not in answers[place]:
+                chunk = connection.recv(1_000)
+                assert chunk
+                answers[place] += chunk
+        assert first.result(60)[1] == {} and all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+        assert sum(b'"busy"' in answer for answer in answers) == 2
+        connections[0].close()
+        hook.committed([1, 1, b""])
+        pool.submit(source.close).result(60)
+
+
+def test_a_body_that_is_announced_as_too_large_is_not_waited_for(tmp_path: Path) -> None:
+    hook = Webhook(port=0, body_s=50.0)
+    with serving(tmp_path, hook), raw(hook) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert connection.recv(1_000).startswith(b"HTTP/1.1 413")
+
+
 def test_slow_and_broken_clients_hold_nothing_up(tmp_path: Path) -> None:
     hook = Webhook(port=0, body_s=1.0)
     with serving(tmp_path, hook) as running, contextlib.ExitStack() as stack:
