@@ -12,6 +12,9 @@ says so, and loads it on first use.
     sql_sink.py      tables as targets of sinks: append, upsert, delete
     kafka_source.py  records of a Kafka topic
     kafka_sink.py    Kafka topics as targets of sinks, exactly once; kafka.py is what both use
+    http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
+    http_source.py   the items of a resource that is asked again and again
+    webhook.py       a server whose requests become messages
     databases.py, waits.py   the databases in one form; pauses of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time

@@ -14,8 +14,10 @@ from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from contracts_sinks import database, kafka_topic
+from http_servers import Reply, Seen
 
 import cues
 from cues import testing
@@ -157,6 +159,40 @@ def _kafka_row(message: Any) -> Any:
     return {name: value for name, value in message.items() if name != "q/meta"}
 
 
+HTTP: list[str] = []
+"""The URL of the server of the tests (:func:`http_answer`), if a case needs it."""
+
+
+def http_answer(request: Seen) -> Reply:
+    """The rows as a list, as pages, or after a cursor. A server without memory, so a restart sees the same."""
+    place = urlsplit(request.path)
+    query = {name: int(values[0]) for name, values in parse_qs(place.query).items()}
+    if place.path == "/list":
+        if request.headers.get("if-none-match") == '"1"':
+            return Reply(304)
+        return Reply(200, json.dumps(ROWS).encode(), {"ETag": '"1"'})
+    if place.path == "/pages":
+        page = query.get("page", 0)
+        following = f"/pages?page={page + 1}" if page + 1 < len(_parts()) else None
+        return Reply(200, json.dumps({"data": {"rows": _parts()[page], "next": following}}).encode())
+    start = query.get("after", -1) + 1
+    return Reply(200, json.dumps(ROWS[start : start + 9]).encode())
+
+
+def _poll(path: str, **options: Any) -> Callable[[Path], Source]:
+    def make(_: Path) -> Source:
+        from cues.processors.http_source import Poll
+
+        return Poll(f"{HTTP[0]}{path}", **{"interval_s": None, **options})
+
+    return make
+
+
+def _after(answer: Any) -> str | None:
+    rows = answer.json()
+    return f"?after={rows[-1]['n']}" if rows else None
+
+
 SOURCES = {
     "read-csv": SourceCase(_read_csv),
     "read-jsonl": SourceCase(_read_jsonl),
@@ -172,6 +208,9 @@ SOURCES = {
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),
+    "http-list": SourceCase(_poll("/list", id="n"), ("httpx",)),
+    "http-pages": SourceCase(_poll("/pages", items="data.rows", next="data.next"), ("httpx",)),
+    "http-cursor": SourceCase(_poll("/after", next=_after), ("httpx",)),
 }
 """A new source joins here."""
 

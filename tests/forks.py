@@ -143,7 +143,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import forks
 
-    for module in ("scenarios", "cues.testing", "cues.engine.local", "consumers"):
+    for module in ("scenarios", "cues.testing", "cues.engine.local", "consumers", "httpx"):
         with contextlib.suppress(ImportError):  # of an extra that is not installed
             importlib.import_module(module)
     gc.disable()  # collecting would copy every page that a child shares with its parent

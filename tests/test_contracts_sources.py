@@ -12,13 +12,20 @@ import pytest
 import seeds
 from children import Child
 from contracts_sinks import KAFKA, POSTGRES
-from contracts_sources import ROWS, SOURCES, SourceCase, graph_over
+from contracts_sources import HTTP, ROWS, SOURCES, SourceCase, graph_over, http_answer
+from http_servers import serving
 from sets import slow_except
 
 import cues
 from cues import codec, testing
 
-SERVERS = ("rows-duckdb", "rows-postgres", "kafka")
+SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "http-list", "http-pages", "http-cursor")
+
+
+@pytest.fixture(scope="module")
+def http_rows() -> Iterator[str]:
+    with serving(http_answer) as server:
+        yield server.url
 
 
 @pytest.fixture(params=slow_except([name for name in SOURCES if name not in SERVERS], SOURCES))
@@ -29,6 +36,8 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         POSTGRES[:] = [request.getfixturevalue("postgres")]
     if request.param == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
+    if "http" in request.param:
+        HTTP[:] = [request.getfixturevalue("http_rows")]
     return SOURCES[request.param]
 
 

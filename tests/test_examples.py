@@ -7,6 +7,8 @@ import importlib
 import json
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_servers import Ledger, Reply, Seen, serving
 from kafka_broker import Broker
+
+from cues.processors import http
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CUES = [sys.executable, "-c", "from cues.cli import main; main()"]
@@ -275,3 +280,87 @@ def test_reminders(tmp_path: Path) -> None:
     status = run(*CUES, "status", "reminders.py", "--json", cwd=tmp_path).splitlines()
     held = {row["processor"]: row["delayed"] for row in map(json.loads, status) if "processor" in row}
     assert held["reminders.schedule"] is None and held["reminders.remind"]["messages"] == 1
+
+
+@pytest.mark.slow
+@cli
+def test_scraper(tmp_path: Path) -> None:
+    """A site with a cycle, a redirect, a page that is busy, one that is missing and one that robots may not read."""
+    pytest.importorskip("httpx")
+    busy = {"/b": 2}
+
+    def answer(request: Seen) -> Reply:
+        if busy.get(request.path, 0):
+            busy[request.path] -= 1
+            return Reply(429, b"", {"Retry-After": "1"})
+        links = {"/": ["/a", "/b", "/gone", "/secret", "http://127.0.0.1:1/"], "/a": ["/", "/a#x", "/old"], "/b": ["a"]}
+        if request.path == "/robots.txt":
+            return Reply(200, b"User-agent: *\nDisallow: /secret\n")
+        if request.path == "/old":
+            return Reply(301, b"", {"Location": "/b"})
+        if request.path not in links:
+            return Reply(404)
+        html = f"<title>{request.path}</title>" + "".join(f'<a href="{link}">' for link in links[request.path])
+        return Reply(200, html.encode(), {"Content-Type": "text/html"})
+
+    shutil.copy(EXAMPLES / "scraper.py", tmp_path)
+    code = [line for line in (EXAMPLES / "scraper.py").read_text().splitlines() if line.strip()]
+    assert len(code) < 40
+    with serving(answer) as server:
+        for _ in range(2):  # the second run has nothing to do
+            run(*CUES, "run", "scraper.py", "--idle-exit", "4", cwd=tmp_path, env={"SITE": f"{server.url}/"})
+        asked = [seen.path for seen in server.seen if seen.path != "/robots.txt"]
+    assert sorted(asked) == ["/", "/a", "/b", "/b", "/b", "/b", "/gone", "/old"]  # twice busy, once after a redirect
+    pages = run(*CUES, "tail", "data/scraper#pages", "-n", "all", cwd=tmp_path).splitlines()
+    titles = {json.loads(page)["url"].removeprefix(server.url): json.loads(page)["title"] for page in pages}
+    assert len(pages) == 4 and titles == {"/": "/", "/a": "/a", "/b": "/b", "/old": "/b"}
+    errors = run(*CUES, "tail", "data/scraper#errors", "-n", "all", cwd=tmp_path).splitlines()
+    assert len(errors) == 1 and json.loads(errors[0])["err/context"]["status"] == 404
+
+
+@pytest.mark.slow
+@cli
+def test_outbox(tmp_path: Path) -> None:
+    """Orders arrive by the webhook, one of them twice; the target is busy at first, and checks the signature."""
+    httpx, signature = pytest.importorskip("httpx"), http.Signature("s3cret", "standard")
+    pytest.importorskip("uvicorn")
+    refused = Reply(422, b"no such customer")
+
+    def wrong(turn: int, seen: Seen) -> Reply | None:
+        if signature.problem(seen.headers, seen.body):
+            return Reply(401)
+        return refused if b"-1" in seen.body else Reply(503) if turn == 1 else None
+
+    code = [line for line in (EXAMPLES / "outbox.py").read_text().splitlines() if line.strip()]
+    assert len(code) < 40
+    shutil.copy(EXAMPLES / "outbox.py", tmp_path)
+    ledger = Ledger(wrong=wrong)
+    with serving(ledger) as target, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        env |= {"PORT": str(port), "TARGET": target.url, "SECRET": "s3cret"}
+        command = [*CUES, "run", "outbox.py"]
+        running = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+        try:
+            for id in (1, 2, 2, -1, 3):
+                limit = time.monotonic() + 60
+                while time.monotonic() < limit:
+                    try:
+                        url = f"http://127.0.0.1:{port}/orders"
+                        answer = httpx.post(url, json={"id": id}, headers={"X-Id": str(id)}, timeout=60)
+                        break
+                    except httpx.ConnectError:
+                        assert running.poll() is None, running.communicate()
+                        time.sleep(0.05)
+                assert answer.status_code == 200
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=60)
+        finally:
+            running.kill()
+            running.communicate()
+    effects = [json.loads(body) for body in ledger.effects]
+    assert sorted(effect["data"]["id"] for effect in effects) == [1, 2, 3]
+    errors = run(*CUES, "tail", "data/outbox#errors", "-n", "all", cwd=tmp_path).splitlines()
+    assert len(errors) == 1 and json.loads(errors[0])["err/context"]["body"] == "no such customer"

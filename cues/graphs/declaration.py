@@ -147,6 +147,8 @@ class Processor:
             raise self._wrong(f"{where}: {error.message}", error.hint) from None
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
+        if not (is_number(given.retry.jitter) and 0 <= given.retry.jitter <= 1):
+            raise self._wrong(f"{where} has retries with jitter={given.retry.jitter!r}.", "give a share from 0 to 1.")
         check_retries(self.id, self.kind, given.strategy, given)
         if linger_s and batch in (False, FRAME):
             manner = "is a frame" if batch else "is called for one message at a time"
@@ -219,6 +221,9 @@ class Source(Processor):
     generator. ``yield position, None`` moves the position without a message. A source that waits for something calls
     ``process.pause(seconds)``. Ready-made sources are :func:`cues.every`, :func:`cues.cron` and those of
     :mod:`cues.processors`. Without a function the queue is fed by ``send``.
+
+    An object with a method ``committed(position)`` is a function that is told of each commit: after it, in another
+    thread, with the position of the last message. So it can acknowledge messages where they came from.
     """
 
     kind = "source"

@@ -15,6 +15,7 @@ Tests assert that these have the same names, and that the signatures of the engi
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
@@ -63,17 +64,23 @@ class Retry:
     """The number of calls of a failing function, and the waits between them.
 
     ``attempts`` counts all calls. The wait before retry k is ``backoff_s * 2**(k-1)`` seconds, at most
-    ``max_s``. ``on`` limits retries to some exceptions.
+    ``max_s``. ``on`` limits retries to some exceptions. ``jitter`` is the share of the wait that is random (0 to 1), so
+    that calls that failed together are not repeated together. An exception with an attribute ``retry_after_s`` (a
+    number) makes the wait at least that long.
     """
 
     attempts: int = 1
     backoff_s: float = 0.1
     max_s: float = 30.0
     on: type[BaseException] | tuple[type[BaseException], ...] = Exception
+    jitter: float = 0.0
 
-    def wait_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures."""
-        return float(min(self.max_s, self.backoff_s * 2.0 ** min(failures - 1, 60)))
+    def wait_s(self, failures: int, error: BaseException | None = None) -> float:
+        """Seconds to wait after so many failures, the last of them ``error``."""
+        wait_s = min(self.max_s, self.backoff_s * 2.0 ** min(failures - 1, 60))
+        asked_s = getattr(error, "retry_after_s", 0.0)
+        least_s = float(asked_s) if isinstance(asked_s, (int, float)) else 0.0
+        return float(max(wait_s * (1 - self.jitter * random.random()), least_s))
 
 
 class CheckpointTarget(Protocol):

@@ -311,6 +311,9 @@ class SourceStepper(Stepper):
         parts, row, stop = self._source_parts(items)
         if parts:
             self._commit_parts(parts, row)
+            committed = getattr(self.node.fn, "committed", None)
+            if committed is not None:  # a source that acknowledges its messages elsewhere
+                committed(self.position[0])
             count = sum(part.written for part in parts)
             self.counters.taken += count
             self.counters.sizes.add(count)
@@ -336,7 +339,7 @@ class SourceStepper(Stepper):
             return None
         self._failures += 1
         self.counters.retries += 1
-        wait_s = retry.wait_s(self._failures)
+        wait_s = retry.wait_s(self._failures, error)
         self._emit(retry_event(self.node.id, self._failures, retry.attempts, error, wait_s))
         self.feed = Feed(self)
         return wait_s

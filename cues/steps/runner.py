@@ -340,7 +340,7 @@ class Runner:
         return isinstance(error, self._retry.on) and not of_input(error)
 
     def _wait(self, attempt: int, error: Exception) -> None:
-        wait_s = self._retry.wait_s(attempt)
+        wait_s = self._retry.wait_s(attempt, error)
         with self._counting:
             self._counters.retries += 1
         self._emit(retry_event(self._node.id, attempt, self._retry.attempts, error, wait_s))

@@ -1,0 +1,335 @@
+"""What the HTTP processors share: answers, failures, rates, ``Retry-After`` and signatures.
+
+    http_sink.py      Requests: a request for each message, as a sink or as a stream
+    http_source.py    Poll: items of a resource that is asked again and again
+    webhook.py        Webhook: requests of others become messages
+
+    RequestFailed     a request failed for good: its status, and the beginning of the body
+    └── TryLater      the same request may succeed later: a status of ``retry_on``, a broken connection, a timeout
+
+They need the extra ``http``: httpx, and starlette and uvicorn for the webhook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import hashlib
+import hmac
+import importlib
+import json
+import re
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple
+
+import cues
+from cues.errors import InvalidArgument, NotInstalled
+
+RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses after which the same request may succeed later."""
+
+RETRY_AFTER_S_MAX: Final = 300.0
+"""Seconds that a ``Retry-After`` of a server can ask for; a longer one counts as this."""
+
+SHOWN_CHARACTERS: Final = 500
+"""Characters of a body that an error shows."""
+
+BODY_BYTES_MAX: Final = 16 << 20
+"""Bytes of a body that are kept in memory by default."""
+
+SAFE: Final = ("GET", "HEAD")
+"""Methods that change nothing: they follow redirects, and have no key."""
+
+_PER_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class RequestFailed(cues.CuesError):
+    """Raised for a request that failed, and will not succeed if it is repeated.
+
+    ``url`` is without query, user and password. ``status`` is None if there was no answer; ``body`` is the beginning
+    of the answer.
+    """
+
+    url: str
+    status: int | None
+    body: str
+
+
+class TryLater(RequestFailed):
+    """Raised for a request that may succeed later; ``retry_after_s`` is the wait that the server asked for, or 0."""
+
+    retry_after_s: float
+
+
+class Answer(NamedTuple):
+    """The answer of a server. The names of ``headers`` are in small letters."""
+
+    status: int
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as text, by the charset of its content type, which is UTF-8 if it is missing or unknown."""
+        charset = re.search(r"charset=\"?([\w.:-]+)", self.headers.get("content-type", ""))
+        try:
+            return self.body.decode(charset[1] if charset else "utf-8", "replace")
+        except LookupError:
+            return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The body as JSON. Raises :class:`RequestFailed` if it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise failed(
+                RequestFailed, f"{shown_url(self.url)} answered {self.status} with a body that is not JSON: {error}",
+                "give a function that reads this body.", self,
+            ) from None  # fmt: skip
+
+
+def package(name: str) -> Any:
+    """Import a package of the extra ``http``. Raises :class:`cues.errors.NotInstalled`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotInstalled(f"The HTTP processors need {name} ({error}).", "pip install 'cues-streams[http]'.") from None
+
+
+def shown_url(url: Any) -> str:
+    """Return a URL without query, fragment, user and password, which may be secrets."""
+    return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", str(url), maxsplit=1)[0])
+
+
+def failed(kind: type[RequestFailed], message: str, hint: str, answer: Answer | None, **facts: Any) -> RequestFailed:
+    """Return an error with the facts of an answer, which are in the context of an error message too."""
+    body = answer.text[:SHOWN_CHARACTERS] if answer else ""
+    known = {"url": shown_url(answer.url) if answer else "", "status": answer.status if answer else None, "body": body}
+    facts = {**known, **facts}
+    error = kind(message, hint, **facts)
+    try:
+        with cues.error_context(**{name: value for name, value in facts.items() if value not in (None, "")}):
+            raise error
+    except RequestFailed:
+        return error.with_traceback(None)
+
+
+def refused(method: str, answer: Answer, retry_on: Collection[int], retry_after_s_max: float) -> RequestFailed:
+    """Return the error for an answer whose status is not the one that was expected."""
+    body = " ".join(answer.text[:SHOWN_CHARACTERS].split())
+    place = f" to {shown_url(answer.headers['location'])}" if "location" in answer.headers else ""
+    text = f"{method} {shown_url(answer.url)} answered {answer.status}{place}{f': {body!r:.200}' if body else ''}."
+    if answer.status in retry_on:
+        wait_s = min(retry_after_s(answer.headers), retry_after_s_max)
+        return failed(TryLater, text, "send it again later.", answer, retry_after_s=wait_s)
+    hint = "correct the request; a failed message can be redriven."
+    if place:
+        hint = "use that address, or allow redirects=."
+    return failed(RequestFailed, text, hint, answer)
+
+
+def unanswered(method: str, url: Any, error: BaseException) -> TryLater:
+    """Return the error for a request without a whole answer."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    facts = {"url": shown_url(url), "retry_after_s": 0.0}
+    found = failed(
+        TryLater, f"{method} {shown_url(url)} had no whole answer ({text}).", "send it again later.", None, **facts
+    )
+    assert isinstance(found, TryLater)
+    return found
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:
+    """Return the seconds of a ``Retry-After``: a number, or a date; 0 if it is missing, unreadable or past."""
+    value = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d{1,12}", value, re.A):
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0.0
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
+
+
+class Terms(NamedTuple):
+    """The terms of a request, as the processors take them."""
+
+    timeout_s: float
+    redirects: int
+    body_bytes_max: int
+    accept: frozenset[int]
+    retry_on: frozenset[int]
+    retry_after_s_max: float
+
+    def check(self) -> Terms:
+        """Raise :class:`InvalidArgument` for a value that is too small."""
+        if self.timeout_s <= 0 or self.redirects < 0 or self.body_bytes_max < 1 or self.retry_after_s_max < 0:
+            raise InvalidArgument(
+                f"timeout_s={self.timeout_s}, redirects={self.redirects}, body_bytes_max={self.body_bytes_max},"
+                f" retry_after_s_max={self.retry_after_s_max}: one of them is too small.",
+                "use the defaults.",
+            )
+        return self
+
+    def client(self) -> Any:
+        """Return a new client; the number of its connections is that of the calls."""
+        httpx = package("httpx")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        hops = max(1, self.redirects)
+        return httpx.AsyncClient(timeout=self.timeout_s, limits=limits, max_redirects=hops, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> Any:
+    """Return the certificates that clients trust. To read them takes longer than a request."""
+    return package("httpx").create_ssl_context()
+
+
+async def exchange(client: Any, request: Any, terms: Terms, *, whole: bool = True) -> Answer:
+    """Send a request, and return an answer whose status is 2xx or accepted.
+
+    ``whole``: an answer above ``body_bytes_max`` is a failure; otherwise the body is cut, and not decoded. Raises
+    :class:`TryLater` and :class:`RequestFailed`.
+    """
+    httpx, method = package("httpx"), request.method
+    try:
+        async with asyncio.timeout(terms.timeout_s):
+            follows = terms.redirects > 0 and method in SAFE
+            response = await client.send(request, stream=True, follow_redirects=follows)
+            try:
+                body, more = bytearray(), False
+                async for chunk in response.aiter_bytes() if whole else response.aiter_raw():
+                    body += chunk
+                    if more := len(body) > terms.body_bytes_max:
+                        break
+            finally:
+                await response.aclose()
+    except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.TooManyRedirects, httpx.DecodingError) as error:
+        text = f"{method} {shown_url(request.url)} failed: {type(error).__name__}: {error}"
+        hint = "correct the request; a failed message can be redriven."
+        raise failed(RequestFailed, text, hint, None, url=shown_url(request.url)) from error
+    except (httpx.TransportError, TimeoutError) as error:
+        raise unanswered(method, request.url, error) from error
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    answer = Answer(response.status_code, str(response.url), headers, bytes(body[: terms.body_bytes_max]))
+    if not (200 <= answer.status < 300 or answer.status in terms.accept):
+        raise refused(method, answer, terms.retry_on, terms.retry_after_s_max)
+    if whole and more:
+        text = f"{method} {shown_url(answer.url)} answered more than {terms.body_bytes_max} bytes."
+        raise failed(RequestFailed, text, "raise body_bytes_max=; a failed message can be redriven.", answer, body="")
+    return answer
+
+
+def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:
+    """Return statuses as a set. Raises :class:`InvalidArgument` for a value that is none."""
+    wrong = [s for s in statuses if isinstance(s, bool) or not isinstance(s, int) or not 200 <= s <= 599]
+    if wrong:
+        raise InvalidArgument(f"{name}= has {wrong[0]!r}.", "give statuses from 200 to 599, such as (429, 503).")
+    return frozenset(statuses)
+
+
+class Rate:
+    """Turns at equal distances: at most so many a second, minute or hour, over all threads and tasks of a process."""
+
+    def __init__(self, rate: float | str) -> None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*/\s*([smh])", rate) if isinstance(rate, str) else None
+        per_s = float(match[1]) / _PER_S[match[2]] if match else rate
+        if isinstance(per_s, bool) or not isinstance(per_s, (int, float)) or not 0 < per_s < 1e9:
+            raise InvalidArgument(f"rate={rate!r}.", "give requests a second, or '10/s', '90/m', '500/h'.")
+        self._distance_s = 1.0 / per_s
+        self._next_at = 0.0
+        self._guard = threading.Lock()
+
+    def wait_s(self) -> float:
+        """Take the next turn; return the seconds until it comes."""
+        with self._guard:
+            now = time.monotonic()
+            at = max(now, self._next_at)
+            self._next_at = at + self._distance_s
+        return at - now
+
+    def __getstate__(self) -> float:
+        return self._distance_s
+
+    def __setstate__(self, distance_s: float) -> None:
+        self.__init__(1.0 / distance_s)  # type: ignore[misc]
+
+
+class Signature:
+    """Signatures of request bodies with a shared secret (HMAC, SHA-256), to make and to verify.
+
+    ``secret``       text or bytes; a list: any of them is accepted, and the first one signs
+    ``form``         ``"github"``: the header ``X-Hub-Signature-256: sha256=<hex>`` over the body.
+                     ``"stripe"``: ``Stripe-Signature: t=<seconds>,v1=<hex>`` over ``<seconds>.<body>``.
+                     ``"standard"``: ``Webhook-Signature: v1,<base64>`` over ``<id>.<seconds>.<body>``, with the headers
+                     ``Webhook-Id`` and ``Webhook-Timestamp`` (standardwebhooks.com)
+    ``header``       another name for the header of the signature
+    ``tolerance_s``  the most seconds between the time of a signature and the clock; ``"github"`` has no time
+    """
+
+    def __init__(
+        self,
+        secret: str | bytes | Sequence[str | bytes],
+        form: str = "github",
+        *,
+        header: str | None = None,
+        tolerance_s: float = 300.0,
+    ) -> None:
+        names = {"github": "X-Hub-Signature-256", "stripe": "Stripe-Signature", "standard": "Webhook-Signature"}
+        if form not in names:
+            raise InvalidArgument(f"form={form!r} is unknown.", f"use one of {', '.join(names)}.")
+        secrets = [secret] if isinstance(secret, (str, bytes)) else list(secret)
+        if not secrets or not all(secrets):
+            raise InvalidArgument("The secret of a signature is empty.", "give the text that both sides know.")
+        self._secrets = [part.encode() if isinstance(part, str) else part for part in secrets]
+        self.form, self.header, self.tolerance_s = form, header or names[form], tolerance_s
+
+    def headers(self, body: bytes, id: str) -> dict[str, str]:
+        """Return the headers that sign a body now. ``id`` names the event."""
+        seconds = str(int(time.time()))
+        if self.form == "github":
+            return {self.header: f"sha256={self._digest(body).hex()}"}
+        if self.form == "stripe":
+            return {self.header: f"t={seconds},v1={self._digest(f'{seconds}.'.encode() + body).hex()}"}
+        signed = base64.b64encode(self._digest(f"{id}.{seconds}.".encode() + body)).decode()
+        return {"Webhook-Id": id, "Webhook-Timestamp": seconds, self.header: f"v1,{signed}"}
+
+    def problem(self, headers: Mapping[str, str], body: bytes) -> str | None:
+        """Return None if the signature is right, or what is wrong with it. ``headers`` has names in small letters."""
+        value = headers.get(self.header.lower(), "")
+        if not value:
+            return f"no header {self.header}"
+        seconds, begin = "", b""
+        if self.form == "github":
+            given = [value.removeprefix("sha256=").encode()]
+        elif self.form == "stripe":
+            parts = [part.strip().partition("=") for part in value.split(",")]
+            seconds = next((text for name, _, text in parts if name == "t"), "")
+            given = [text.encode() for name, _, text in parts if name == "v1"]
+            begin = f"{seconds}.".encode()
+        else:
+            seconds = headers.get("webhook-timestamp", "")
+            given = [part[3:].encode() for part in value.split() if part.startswith("v1,")]
+            begin = f"{headers.get('webhook-id', '')}.{seconds}.".encode()
+        if self.form != "github":
+            if not re.fullmatch(r"\d{1,12}", seconds, re.A):
+                return "no time in the signature"
+            if abs(time.time() - int(seconds)) > self.tolerance_s:
+                return f"the time of the signature is not within {self.tolerance_s:g} s of the clock"
+        right = False
+        for secret in self._secrets:
+            digest = hmac.digest(secret, begin + body, hashlib.sha256)
+            text = base64.b64encode(digest) if self.form == "standard" else digest.hex().encode()
+            for signature in given:  # each comparison takes the same time, and none ends the search
+                right |= hmac.compare_digest(text, signature)
+        return None if right else "wrong signature"
+
+    def _digest(self, signed: bytes) -> bytes:
+        return hmac.digest(self._secrets[0], signed, hashlib.sha256)

@@ -1,0 +1,476 @@
+"""A source that is a server: requests of others become messages, and are answered when the messages are durable.
+
+    hooks = Webhook(port=8080, path="/github", id="X-GitHub-Delivery", verify=http.Signature(secret, "github"))
+    graph.add(cues.Source("events", hooks))
+
+The source runs its own server, in a thread, while the graph runs: ``cues run graph.py``. A request goes this way:
+
+    1. refuse    404 another path, 405 another method, 503 busy or ending, 413 a large body, 408 a slow one
+    2. verify    401 a wrong signature; 400 a body that is not what it should be
+    3. yield     the message, with a position that has its number and the ids of the last events
+    4. commit    by the engine: message and position at once
+    5. answer    200, after the commit
+
+A sender that gets no 2xx sends the event again. So no event is lost, wherever this process is killed: either it was
+answered after its commit, or it is sent again. With the durability ``"disk"`` of a store an answered event survives a
+loss of power; with ``"process"`` it survives the process.
+
+**Once.** An event whose id is among those of the last ``remember`` events is answered 200, after their commit, and is
+no message again. The position has 8 bytes of a hash for each id, and each commit writes it, so ``remember`` is small by
+default. For repetitions that come hours later, add a stream that drops them by a field of the message:
+``graph.stream("events", "unique")(shape.dedupe("id", within="3d"))``. Without ``id=`` each request is a message.
+
+**Busy.** At most ``pending_max`` events wait for their commit; the next is answered 503 with ``Retry-After``. So a
+queue with ``max_lag=`` makes senders wait. An event that is not committed within ``answer_s`` is answered 503 too,
+although it may be committed later; its repetition is then recognised by its id.
+
+**Ending.** When the graph drains, new requests get 503, those that are messages are committed and answered, and the
+server ends. One server has one address: a second one is refused.
+
+Not guaranteed: the order of events that arrive at once; anything about TLS and floods of connections (put a proxy in
+front of it, as before every server that strangers reach). It serves until the graph drains, so
+``testing.run_until_idle`` does not end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json as json_module
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import cues
+from cues.errors import Diverged, InvalidArgument
+from cues.processors import http, waits
+
+REMEMBER: Final = 200
+"""Ids of events in the position by default: the position then has less than 2,000 bytes."""
+
+REMEMBER_MAX: Final = 20_000
+"""Each commit writes the position three times, which is then half a megabyte."""
+
+_VERSION: Final = 1
+_CONNECTIONS_PER_EVENT: Final = 2
+"""Connections for each event of ``pending_max``; more are answered 503 by the server itself. So at most three times
+``pending_max`` bodies are in memory."""
+_CLOSE_S: Final = 5.0
+"""Seconds that the end of a source waits for commits and answers."""
+
+_log = logging.getLogger("cues.processors")
+
+Position = list[Any]
+Message = dict[str, Any]
+
+
+class Hook(NamedTuple):
+    """A request. The names of ``headers`` are in small letters; ``id`` is that of the event, or None."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+    id: str | None = None
+
+    def json(self) -> Any:
+        """The body as JSON. Raises ValueError if it is none."""
+        try:
+            return json_module.loads(self.body)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+
+class _Event(NamedTuple):
+    number: int
+    identity: bytes
+    message: Message
+
+
+def _object(hook: Hook) -> Message:
+    message = hook.json()
+    if not isinstance(message, dict):
+        raise ValueError(f"a JSON object was expected, and it is {type(message).__name__}")
+    return message
+
+
+class Webhook:
+    """A source that is a server; see the module. Give it to ``cues.Source(id, Webhook(...))``.
+
+    ``port``         0: any free one; :attr:`url` has it
+    ``host``         the address to listen on; other machines reach ``"0.0.0.0"``
+    ``path``         the only path that is served
+    ``id``           a header, or a function of the :class:`Hook`: the identity of the event, which its repetitions have
+                     too. A request without the header is refused with 400
+    ``message``      a function of the :class:`Hook` that returns the message; None: the body, which is a JSON object. A
+                     ValueError, KeyError or TypeError refuses the request with 400
+    ``verify``       a :class:`cues.processors.http.Signature`, or several of which one must be right; or a function of
+                     the :class:`Hook` that returns whether to accept it
+    ``methods``      the methods that are served
+    ``remember``     ids of events in the position, 8 bytes each
+    ``pending_max``  events that wait for their commit
+    ``body_bytes_max``   a larger body is refused with 413
+    ``body_s``       seconds in which a request must arrive whole
+    ``answer_s``     seconds in which its commit must follow
+
+    Kind: source
+    Needs: extra `http`
+    Guarantee: at least once for events that are answered 2xx; exactly once for events with an id, within the last `remember` ones
+    Mechanism: answer after the commit; position with the last ids, committed with the messages
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        port: int = 8080,
+        path: str = "/",
+        *,
+        host: str = "127.0.0.1",
+        id: str | Callable[[Hook], str] | None = None,
+        message: Callable[[Hook], Message] = _object,
+        verify: http.Signature | Sequence[http.Signature] | Callable[[Hook], bool] | None = None,
+        methods: Sequence[str] = ("POST",),
+        remember: int = REMEMBER,
+        pending_max: int = 100,
+        body_bytes_max: int = 1 << 20,
+        body_s: float = 10.0,
+        answer_s: float = 20.0,
+    ) -> None:
+        self.port, self.path, self.host, self.methods = port, path, host, tuple(methods)
+        self.id, self.message, self.verify = id, message, verify
+        self.remember, self.pending_max, self.body_bytes_max = remember, pending_max, body_bytes_max
+        self.body_s, self.answer_s = body_s, answer_s
+        self.__name__ = "webhook"
+        self._serving: _Serving | None = None
+        if not path.startswith("/") or not self.methods:
+            raise InvalidArgument(f"path={path!r}, methods={methods!r}.", "give a path such as '/hooks', and methods.")
+        if not 0 <= remember <= REMEMBER_MAX or not 0 <= port <= 65_535:
+            raise InvalidArgument(
+                f"remember={remember}, port={port}.", f"give 0 to {REMEMBER_MAX} ids, and a port up to 65535."
+            )
+        if pending_max < 1 or body_bytes_max < 1 or body_s <= 0 or answer_s <= 0:
+            raise InvalidArgument(
+                f"pending_max={pending_max}, body_bytes_max={body_bytes_max}, body_s={body_s}, answer_s={answer_s}: one"
+                " of them is too small.",
+                "use the defaults.",
+            )
+        for name in ("starlette", "uvicorn"):
+            http.package(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_serving": None}
+
+    @property
+    def url(self) -> str | None:
+        """The URL at which it serves in this process, or None."""
+        serving = self._serving
+        if serving is None or serving.ending or not serving.open:
+            return None
+        return f"http://{self.host}:{serving.port}{self.path}"
+
+    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Message]]:
+        """Yield ``(position, message)`` for each event, until the graph drains."""
+        if position is not None and (not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION):
+            raise Diverged(
+                f"The position {str(position)[:80]} is not one of cues.processors.webhook, version {_VERSION}.",
+                "give the source another id, which begins at the start.",
+            )
+        if self._serving is not None:  # the engine calls a source anew, for example after a seek
+            self._serving.close()
+        _, number, ids = position or (_VERSION, 0, b"")
+        self._serving = serving = _Serving(self, number, ids)
+        try:
+            while True:
+                event = None
+                with contextlib.suppress(queue.Empty):
+                    event = serving.events.get(timeout=waits.LOOK_S)
+                if serving.ending or (process is not None and process.stopping):
+                    return  # a message that is yielded now may come too late to be committed
+                if event is None:
+                    serving.check()
+                    continue
+                if event.identity and self.remember:
+                    ids = (ids + event.identity)[-8 * self.remember :]
+                serving.yielded = event.number
+                yield [_VERSION, event.number, ids], event.message
+        finally:
+            serving.close()
+
+    def committed(self, position: Position) -> None:
+        """Answer the requests whose messages are committed; the engine calls it after each commit."""
+        serving = self._serving
+        if serving is not None:
+            serving.committed(position[1])
+
+
+class _Serving:
+    """The server of one start of a source. Methods with ``async`` run in its thread, the others in any."""
+
+    def __init__(self, hook: Webhook, number: int, ids: bytes) -> None:
+        self._hook = hook
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.yielded = number
+        self.ending = False
+        self.open = True
+        self._number = self._committed = number
+        """The numbers of the last event, and of the last committed one. Only the thread of the server changes them."""
+        self._known = {ids[at : at + 8]: number for at in range(0, len(ids), 8)}
+        """The number of each event by its id, oldest first."""
+        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
+        self._failure: BaseException | None = None
+        self._listener = self._bound()
+        self.port: int = self._listener.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._server = self._made()
+        # Not a daemon: the last answers leave before the process ends. The server ends with the main thread.
+        self._thread = threading.Thread(target=self._run, name="cues webhook", daemon=False)
+        self._thread.start()
+
+    def _bound(self) -> socket.socket:
+        hook = self._hook
+        family = socket.AF_INET6 if ":" in hook.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((hook.host, hook.port))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            raise cues.CuesError(
+                f"The webhook cannot listen on {hook.host}:{hook.port}: {error.strerror or error}.",
+                "end the program that uses the port, or give another port= or host=.",
+            ) from error
+        return listener
+
+    def _made(self) -> Any:
+        import uvicorn
+        from starlette.routing import Route, Router
+
+        hook = self._hook
+        config = uvicorn.Config(
+            Router([Route(hook.path, self._answer, methods=list(hook.methods))], redirect_slashes=False),
+            http=_protocol(hook.body_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=hook.pending_max * _CONNECTIONS_PER_EVENT,
+            timeout_graceful_shutdown=int(_CLOSE_S),
+        )
+        return uvicorn.Server(config)
+
+    # --- the thread of the server ---
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self.open = False
+            self._listener.close()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not (await asyncio.wait({task}, timeout=waits.LOOK_S))[0]:
+            if not threading.main_thread().is_alive():
+                self.end()
+                self._server.should_exit = True
+        task.result()
+
+    async def _answer(self, request: Any) -> Any:
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import JSONResponse
+
+        def answered(status: int, **facts: Any) -> Any:
+            headers = {"Retry-After": "1"} if status == 503 else {}
+            if status in (408, 413) or self.ending:
+                headers["Connection"] = "close"
+            return JSONResponse(facts, status, headers)
+
+        if self.ending or self._busy:
+            return answered(503, error="ending" if self.ending else "busy")
+        try:
+            async with asyncio.timeout(self._hook.body_s):
+                body = await self._body(request)
+        except TimeoutError:
+            return answered(408, error=f"the request took longer than {self._hook.body_s:g} s")
+        except ClientDisconnect:
+            return answered(400, error="the connection was closed")
+        if body is None:
+            return answered(413, error=f"the body has more than {self._hook.body_bytes_max} bytes")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        hook = Hook(request.method, request.url.path, dict(request.query_params), headers, body)
+        problem = self._unverified(hook)
+        if problem:
+            return answered(401, error=problem)
+        try:
+            identity = self._identity(hook)
+            message = self._hook.message(hook._replace(id=identity))
+        except (ValueError, KeyError, TypeError) as error:
+            return answered(400, error=f"{type(error).__name__}: {error}"[:500])
+        number = self._take(identity, message)
+        if number is None:
+            return answered(503, error="busy")
+        if await self._wait(number):
+            return answered(200, event=identity)
+        return answered(503, error="the event is not committed yet")
+
+    async def _body(self, request: Any) -> bytes | None:
+        """Return the body, or None if it is too large; no more than the limit is kept."""
+        limit = self._hook.body_bytes_max
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > limit:
+            return None
+        body = bytearray()
+        chunks: AsyncIterator[bytes] = request.stream()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > limit:
+                return None
+        return bytes(body)
+
+    def _unverified(self, hook: Hook) -> str | None:
+        verify = self._hook.verify
+        if verify is None:
+            return None
+        if callable(verify):
+            return None if verify(hook) else "the request was not accepted"
+        signatures = [verify] if isinstance(verify, http.Signature) else verify
+        problems = [signature.problem(hook.headers, hook.body) for signature in signatures]
+        return None if None in problems else problems[-1]
+
+    def _identity(self, hook: Hook) -> str | None:
+        of = self._hook.id
+        if of is None:
+            return None
+        value = str(of(hook)) if callable(of) else hook.headers.get(of.lower(), "")
+        if not value:
+            raise ValueError(f"the header {of} is missing" if isinstance(of, str) else "the event has no id")
+        return value
+
+    @property
+    def _busy(self) -> bool:
+        return self._number - self._committed >= self._hook.pending_max
+
+    def _take(self, identity: str | None, message: Message) -> int | None:
+        """Return the number of the event; a new one unless its id is known, None if there is no room."""
+        key = b""
+        if identity is not None and self._hook.remember:
+            key = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            if key in self._known:
+                return self._known[key]
+        if self.ending or self._busy:
+            return None
+        self._number += 1
+        if key:
+            self._known[key] = self._number
+            if len(self._known) > self._hook.remember:
+                del self._known[next(iter(self._known))]
+        self.events.put(_Event(self._number, key, message))
+        return self._number
+
+    async def _wait(self, number: int) -> bool:
+        """Wait for the commit of an event; return whether it is committed."""
+        if number <= self._committed:
+            return True
+        future = self._loop.create_future()
+        waiting = (number, future)
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(self._hook.answer_s):
+                return bool(await future)
+        except TimeoutError:
+            return False
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiting)
+
+    def _settle(self, committed: int, refuse_after: int | None = None) -> None:
+        """Answer the requests up to ``committed``, and refuse those after ``refuse_after``."""
+        self._committed = max(self._committed, committed)
+        for number, future in self._waiting:
+            if future.done():
+                continue
+            if number <= self._committed:
+                future.set_result(True)
+            elif refuse_after is not None and number > refuse_after:
+                future.set_result(False)
+
+    # --- other threads ---
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(call)
+
+    def committed(self, number: int) -> None:
+        """Answer the requests of the events up to ``number``."""
+        self._call(lambda: self._settle(number))
+
+    def check(self) -> None:
+        """Raise the error that ended the server."""
+        if self._failure is not None:
+            raise self._failure
+        if not self.open and not self.ending:
+            raise cues.CuesError("The server of the webhook ended.", "start the graph again.")
+
+    def end(self) -> None:
+        """Take no more events, and refuse those that were not yielded."""
+        self.ending = True
+        self._call(lambda: self._settle(self._committed, self.yielded))
+
+    def close(self) -> None:
+        """End: answer the events that are committed within some seconds, and refuse the others. Return soon after."""
+        if self.ending and not self._thread.is_alive():
+            return
+        self.end()
+        if threading.current_thread() is self._thread:
+            return  # collected here; the thread ends with the main thread
+        limit = time.monotonic() + _CLOSE_S
+        while self._committed < self.yielded and self._thread.is_alive() and time.monotonic() < limit:
+            time.sleep(0.005)
+        self._call(lambda: self._settle(self._committed, self._committed))
+        self._server.should_exit = True
+        self._thread.join(_CLOSE_S)
+
+
+def _protocol(limit_s: float) -> Any:
+    """Return uvicorn's protocol with a limit of time for the head of a request, which uvicorn does not have."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(error)
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(limit_s, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return Protocol

@@ -1,0 +1,266 @@
+"""A resource that is asked again and again, on a real server: each item once, whatever the server and the run do."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import seeds
+from forks import Forks
+from http_servers import Reply, Seen, serving
+
+import cues
+from cues import codec, testing
+from cues.errors import Diverged, InvalidArgument
+from cues.processors import http, waits
+from cues.processors.http_source import ATTEMPTS, SEEN_MAX, Poll
+
+pytest.importorskip("httpx")
+pytestmark = pytest.mark.slow
+
+
+def as_json(value: Any, **headers: str) -> Reply:
+    return Reply(200, json.dumps(value).encode(), headers)
+
+
+class Resource:
+    """A list that the test changes, with an ETag; replies in ``first`` come before it."""
+
+    def __init__(self, *items: Any, first: list[Reply] | None = None) -> None:
+        self.items = list(items)
+        self.first = first or []
+
+    def __call__(self, request: Seen) -> Reply:
+        if self.first:
+            return self.first.pop(0)
+        tag = f'"{hash(json.dumps(self.items))}"'
+        if request.headers.get("if-none-match") == tag:
+            return Reply(304)
+        return as_json(self.items, ETag=tag)
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits of a source, which are noted and not made."""
+    made: list[float] = []
+
+    def pause(process: Any, seconds: float) -> bool:
+        made.append(seconds)
+        return True
+
+    monkeypatch.setattr(waits, "pause", pause)
+    return made
+
+
+def once(source: Poll, position: Any = None) -> tuple[Any, list[Any]]:
+    """One round after a position; the position after it, and the messages."""
+    read = list(source(codec.unpack(codec.pack(position))))
+    assert all(len(codec.pack(after)) < 2_000 for after, _ in read)
+    return (read[-1][0] if read else position), [message for _, message in read]
+
+
+def test_a_list_gives_each_item_once_and_asks_on_a_condition() -> None:
+    resource = Resource({"id": 1}, {"id": 2}, {"id": 1, "repeated": True})
+    with serving(resource) as server:
+        poll = Poll(server.url, id="id", interval_s=None, headers=lambda: {"X-Token": "t"})
+        position, messages = once(poll)
+        assert messages == [{"id": 1}, {"id": 2}]
+        assert once(poll, position) == (position, [])
+        assert server.seen[-1].headers["if-none-match"] and server.seen[-1].headers["x-token"] == "t"
+        resource.items = [{"id": 3}, {"id": 2, "changed": True}]
+        position, messages = once(poll, position)
+        assert messages == [{"id": 3}]
+        changed = Poll(server.url, interval_s=None)  # without id= a changed item is another one
+        position, messages = once(changed)
+        resource.items[1]["changed"] = False
+        assert once(changed, position)[1] == [{"id": 2, "changed": False}]
+
+
+def test_a_position_is_bounded_and_an_item_that_stays_is_never_forgotten() -> None:
+    """Item 0 is in every answer, while more others than the position has ids come and go."""
+    resource = Resource()
+    with serving(resource) as server:
+        poll = Poll(server.url, id="id", interval_s=None)
+        position, seen = None, []
+        for turn in range(4):
+            resource.items = [{"id": 0}, *({"id": turn * 1_000 + n} for n in range(1, SEEN_MAX))]
+            position, messages = once(poll, position)
+            seen += [message["id"] for message in messages]
+        assert seen.count(0) == 1 and len(seen) == len(set(seen)) == 4 * (SEEN_MAX - 1) + 1
+        resource.items = [{"id": n} for n in range(SEEN_MAX + 1)]
+        with pytest.raises(http.RequestFailed, match=f"{SEEN_MAX + 1} items.*Try:"):
+            once(poll, position)
+
+
+def test_the_validators_of_an_answer_are_in_the_position_of_its_last_item() -> None:
+    """A crash after the first of two items: the next start asks without the new ETag, and gets the second one."""
+    resource = Resource({"id": 1}, {"id": 2})
+    with serving(resource) as server:
+        poll = Poll(server.url, id="id", interval_s=None)
+        position, message = next(iter(poll(None)))
+        assert message == {"id": 1} and once(poll, position)[1] == [{"id": 2}]
+        long = Resource({"id": 1})
+        with serving(lambda seen: as_json(long.items, ETag='"' + "x" * 500 + '"')) as other:
+            assert once(Poll(other.url, id="id", interval_s=None))[0][2] == ""
+
+
+def test_pages_by_link_and_by_cursor_grow_at_their_end() -> None:
+    pages: dict[str, list[int]] = {"/a": [1, 2], "/b": [3], "/c": []}
+    following = {"/a": "/b"}
+
+    def answer(request: Seen) -> Reply:
+        link = {"Link": f'</x>; rel="prev", <{following.get(request.path)}>; rel="last next"'}
+        return as_json([{"n": n} for n in pages[request.path]], **(link if request.path in following else {}))
+
+    with serving(answer) as server:
+        poll = Poll(f"{server.url}/a", next="link", interval_s=None)
+        position, messages = once(poll)
+        assert [m["n"] for m in messages] == [1, 2, 3]
+        pages["/b"] += [4]
+        following["/b"] = "/c"
+        position, messages = once(poll, position)
+        assert [m["n"] for m in messages] == [4]
+        pages["/c"] += [5]
+        position, messages = once(poll, position)
+        assert [m["n"] for m in messages] == [5] and position[4] == f"{server.url}/c"
+        pages["/c"] = []
+        with pytest.raises(Diverged, match=r"0 items.*Try:"):
+            once(poll, position)
+        pages["/c"] = [6]
+        with pytest.raises(Diverged):
+            once(poll, position)
+        following["/b"] = "http://other.example/c"
+        with pytest.raises(http.RequestFailed, match="at another host"):
+            once(poll)
+        following["/b"] = "/" + "c" * 2_000
+        with pytest.raises(http.RequestFailed, match="characters"):
+            once(poll)
+
+
+def test_positions_of_others_are_refused() -> None:
+    for source, position in (
+        (Poll("http://x/a"), [2, "list", "", "", b""]),
+        (Poll("http://x/a"), [1, "pages", "", "", "http://x/a", 1, b""]),
+        (Poll("http://x/a", next="link"), [1, "list", "", "", b""]),
+        (Poll("http://x/a", next="link"), [1, "pages", "", "", "http://y/a", 1, b""]),
+        (Poll("http://x/a"), "x"),
+    ):
+        with pytest.raises(Diverged, match="Try:"):
+            next(source(position))  # type: ignore[arg-type]
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    for options in ({"url": "x"}, {"url": "ftp://x"}, {"interval_s": -1}, {"id": "a", "next": "b"}, {"timeout_s": 0}):
+        with pytest.raises(InvalidArgument, match="Try:"):
+            Poll(**{"url": "http://x", **options})
+
+
+BROKEN = {
+    "503": Reply(503, b"", {"Retry-After": "9"}),
+    "429": Reply(429),
+    "a reset": Reply(reset=True),
+    "a reset in the middle of an answer": Reply(200, b'[{"id": 1}', announced=100, reset=True),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_failure_that_may_pass_is_waited_out(kind: str, no_waits: list[float]) -> None:
+    with serving(Resource({"id": 1}, first=[BROKEN[kind]] * 3)) as server:
+        assert once(Poll(server.url, interval_s=None, timeout_s=60))[1] == [{"id": 1}]
+    assert len(no_waits) == 3 and all(wait_s == 9 if kind == "503" else wait_s <= 2 for wait_s in no_waits)
+
+
+def test_one_round_ends_after_some_tries_and_a_poll_does_not(no_waits: list[float]) -> None:
+    resource = Resource({"id": 1}, first=[Reply(500)] * ATTEMPTS)
+    with serving(resource) as server:
+        with pytest.raises(http.TryLater):
+            once(Poll(server.url, interval_s=None))
+        resource.first = [Reply(500)] * ATTEMPTS * 2
+        assert next(Poll(server.url, interval_s=1)(None))[1] == {"id": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (Reply(404, b"no such list"), "404.*no such list"),
+        (Reply(301, b"", {"Location": "/new"}), "301 to /new"),
+        (Reply(200, b"<html>"), "not JSON"),
+        (Reply(200, b"[" * 100_000), "not JSON"),
+        (Reply(200, b"7"), "int where items should be"),
+        (Reply(200, b" " * 3_000), "more than 2000 bytes"),
+        (Reply(304), "without conditions"),
+        (Reply(200, b"\x1f\x8bgarbage", {"Content-Encoding": "gzip"}), "DecodingError"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_stops_the_source(reply: Reply, text: str) -> None:
+    with serving(lambda seen: reply) as server:
+        limit = 2_000 if b"   " in reply.body else http.BODY_BYTES_MAX
+        with pytest.raises(http.RequestFailed, match=rf"(?s){text}.*Try:"):
+            once(Poll(f"{server.url}/a", interval_s=None, body_bytes_max=limit))
+
+
+def test_an_answer_of_one_byte_at_a_time_ends_after_the_timeout(no_waits: list[float]) -> None:
+    with serving(Resource({"id": 1}, first=[Reply(200, b" " * 10_000, drip_s=0.05)])) as server:
+        assert once(Poll(server.url, interval_s=None, timeout_s=3))[1] == [{"id": 1}]
+
+
+def test_an_item_that_is_no_message_is_on_the_error_queue_and_the_others_follow() -> None:
+    with serving(lambda seen: as_json({"a": {"b": [{"n": 1}, 7, {"n": 2}]}})) as server:
+        graph = cues.Graph("g", errors="errors")
+        graph.add(cues.Source("items", Poll(server.url, "a.b", interval_s=None)))
+        with testing.temporary_store() as store:
+            testing.run_until_idle(graph, store)
+            assert testing.messages(store, "items") == [{"n": 1}, {"n": 2}]
+            assert len(testing.messages(store, "errors")) == 1
+        with pytest.raises(http.RequestFailed, match=r"without 'a\.c'"):
+            once(Poll(server.url, "a.c", interval_s=None))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_drain_ends_a_wait_and_a_request_that_hangs(hangs: bool, tmp_path: Path) -> None:
+    """The interval and the timeout are an hour; the test would not end in time if one of them was waited for."""
+    resource = Resource({"id": 1}, first=[])
+    with serving(lambda seen: Reply(200, b" " * 10_000, drip_s=3_600) if hangs else resource(seen)) as server:
+        graph = cues.Graph("g", [cues.Source("items", Poll(server.url, interval_s=3_600, timeout_s=3_600))])
+        with graph.start(store=tmp_path / "store") as running:
+            until(lambda: bool(server.seen) if hangs else running.messages("items") == [{"id": 1}])
+        until(lambda: not [thread for thread in threading.enumerate() if thread.name == "cues poll"])
+
+
+def test_random_kills_leave_each_item_of_a_growing_list_once(forks: Forks, tmp_path: Path) -> None:
+    chance = random.Random(seeds.new())
+    resource = Resource()
+
+    def growing(request: Seen) -> Reply:
+        if len(resource.items) < SEEN_MAX - 3:
+            resource.items += [{"n": len(resource.items) + n} for n in range(chance.randint(0, 3))]
+        return Reply(503) if chance.random() < 0.02 else resource(request)
+
+    path = str(tmp_path / "store")
+    with serving(growing) as server:
+        for _ in range(5):
+            goal = len(server.seen) + chance.randint(1, 20)
+            pid = forks.start("http_lives:poll", path, server.url, False)
+            until(lambda: len(server.seen) >= goal)
+            forks.kill(pid)
+            assert forks.wait(pid).killed
+        resource.first = [resource(SimpleNamespace(headers={}))]  # type: ignore[arg-type]
+        forks.run("http_lives:poll", path, server.url, True)
+        wanted = list(resource.items)
+    with cues.open(path, readonly=True) as store:
+        found = testing.messages(store, "items")
+    assert found == wanted[: len(found)] and len(found) >= len(wanted) - 3 and len(found) > 5
