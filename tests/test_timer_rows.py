@@ -238,3 +238,13 @@ def test_a_replay_sets_the_timers_by_its_own_clock(tmp_path: Path) -> None:
         clock.advance(4000)
         testing.run_until_idle(graph_of(), store)
         assert [message["k"] for message in testing.messages(store, "out")] == ["y", "x"]
+
+
+def test_control_a_redriven_timer_that_is_not_settled_in_its_commit(
+    clock: testing.Clock, store: cues.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fires, and its error message looks unresolved."""
+    monkeypatch.setattr(redrives.Beside, "_settle_parts", lambda self, txn, parts: 0)
+    graph = failed(store, clock)
+    result = cues.redrive(graph, store=store, index=[1], timeout=30)
+    assert not result.resolved and testing.messages(store, "out") == DONE
