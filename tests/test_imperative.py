@@ -281,7 +281,7 @@ def test_a_batch_function_is_imperative_as_a_whole(store: Store) -> None:
         return [{"n": (m["n"], r["n"])} for m, r in zip(messages, rates)]
 
     feed(store, a=range(6), rates=range(100, 110))
-    run(store, stream(batched, batch=True, batch_size=2, retries=Retry(2, 0)), errors="errors")
+    run(store, stream(batched, batch=True, batch_size=2, bisect=False, retries=Retry(2, 0)), errors="errors")
     assert numbers(store, "out") == [(0, 100), (1, 101), (4, 102), (5, 103)]
     assert numbers(store, "log") == [100, 101, 102, 103]
     assert positions(store) == {"g.s.a": 7, "g.s.rates": 5}
