@@ -23,6 +23,7 @@ from cues.cli.output import (
     quantiles,
     size,
 )
+from cues.cli.shared import paused
 from cues.engine import identities, record
 from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
@@ -166,6 +167,9 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         if id in map(processor_of, gone):
             print(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
     _show_consumers(seen, output)
+    for processor in processors:
+        if processor.paused is not None:
+            print(f"\n{paused(processor.paused, target.text, target.store)}")
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -415,6 +419,7 @@ def _processor(
         "errors": processor.errors,
         "last_error": vars(processor.last_error) if processor.last_error else None,
         "last_stop": vars(stop) if stop else None,
+        "paused": processor.paused.facts() if processor.paused else None,
     }
 
 

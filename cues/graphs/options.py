@@ -119,6 +119,8 @@ class Options:
     renamed_from: str | None = None
     schema: Any = None
     timer: Function | None = None
+    on_error: str | None = None
+    max_errors: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -173,6 +175,8 @@ class _Taking(_Common, total=False):
     tailers: Queues | None
     isolation: Isolation
     timer: Function | None
+    on_error: Literal["pause"] | None
+    max_errors: str | None
 
 
 class SourceOptions(_Common, total=False):
@@ -311,6 +315,11 @@ _TEXTS: Final = {
     " `cues.QueueOptions(schema=…)`.",
     "timer": "The function that is called when a timer of `process.timer(key, at)` is due. It gets the timer, a dict"
     " of `key`, `name` and `at`, and returns what the function of the processor returns.",
+    "on_error": '`"pause"`: before a message that failed for good, the processor pauses until `cues resume`, and'
+    " nothing is written to an error queue. The other processors go on. None: the message goes to the error queue.",
+    "max_errors": 'The number of error messages within a time, such as `"100/min"`, `"20/10s"` or `"1000/h"`, at'
+    " which the processor pauses until `cues resume`. The last of them is still written. A start goes on counting,"
+    " and a failed batch counts as one. None: no limit.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from cues import faults
@@ -28,12 +29,14 @@ from cues.base import clock, events
 from cues.errors import Diverged
 from cues.steps import tries
 from cues.steps.failure import Verdict, stopped_at
+from cues.steps.pauses import ProcessorPause
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
 
-Outcome = Literal["idle", "blocked", "committed"]
-"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); a step was made."""
+Outcome = Literal["idle", "blocked", "paused", "committed"]
+"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); paused until somebody
+resumes it (pauses.py); a step was made."""
 
 
 class Redriving(Protocol):
@@ -68,6 +71,9 @@ class Stepper(Recovery):
     _fired = False
     """True if the last step was one of the firer: they take turns."""
 
+    paused = False
+    """True from the step that notices a pause until the one that notices its end."""
+
     def close(self) -> None:
         """Close the runner's threads and event loop."""
         self.gate.clear()
@@ -80,6 +86,8 @@ class Stepper(Recovery):
         """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
         if self.moved() or self.store._lost():
             return True
+        if self.paused or self._pause_row is not None:
+            return self._redrives_wait() or self.paused != (self._pause_row is not None)
         if self.gate.late and not self.gate.room():
             if self._something_to_take():
                 self._hold()
@@ -104,6 +112,24 @@ class Stepper(Recovery):
         if careful and not self.node.options.batch:
             self._pending = None
 
+    def watch_with(self, main: Stepper, place: int) -> None:
+        """Let the supervisor watch the calls of this stepper, which works for ``main`` in its thread.
+
+        Its inputs are numbered after those of ``main``: from ``place`` times their number. So a message that kills
+        its worker here is found, and fails for good, as one of ``main`` does.
+        """
+        before = place * len(main.inputs)
+        told = main.watch
+        if told is not None:
+            self.watch = lambda chosen, start, count: told(chosen + before if count else 0, start, count)
+        mine = {
+            chosen - before: index for chosen, index in main._careful.items() if 0 <= chosen - before < len(self.inputs)
+        }
+        verdict = main._verdict
+        if verdict is not None:
+            verdict = replace(verdict, chosen=verdict.chosen - before)
+        self.be_careful(mine, verdict)
+
     # --- one turn ---
 
     def step(self) -> Outcome:
@@ -113,6 +139,8 @@ class Stepper(Recovery):
         self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
         if self._redrove:
             return "committed"
+        if (self.paused or self._pause_row is not None) and self.whole is self and self._stays_paused():
+            return "paused"
         self._fired = not self._fired and self.timers_wait() and self._fire()
         if self._fired:
             return "committed"
@@ -140,6 +168,28 @@ class Stepper(Recovery):
             with self.tracer.step(self, taken.count, taken):
                 self._make(taken)
         return "committed"
+
+    def _stays_paused(self) -> bool:
+        """Notice a pause, or its end. After it, the processor continues as after a start."""
+        self.store._check_file()
+        self.check_fence()
+        if self._pause_row is None:
+            self.paused = False
+            if self.firer is not None:
+                self.firer.close()
+                self.firer = None
+            self.recover()
+            self.be_careful(self._careful, None)  # the function is called again, also if the message killed its worker
+            self._emit(events.Event(self.node.id, "resumed", logging.INFO))
+        elif not self.paused:
+            self.paused = True
+            self.gate.clear()
+            if self.meter.messages:
+                self.meter.settle()
+            pause = ProcessorPause.unpack(self._pause_row, self.node.id)
+            text = f"is paused {pause.text}. To continue: cues resume"
+            self._emit(events.Paused(self.node.id, text, logging.WARNING, pause=pause.facts()))
+        return self.paused
 
     def _make(self, taken: Taken) -> None:
         try:
@@ -180,6 +230,7 @@ class Stepper(Recovery):
 
     def _step_dropped(self) -> None:
         """Return to the positions of the last commit."""
+        self._beside = {}
         self.state.forget()
         self.imperative.forget()
         for reader in self._readers:
@@ -274,6 +325,8 @@ class Stepper(Recovery):
     @property
     def lingers_s(self) -> float | None:
         """Seconds until the first wait for more messages ends, or the next timer is due; None without both."""
+        if self.paused:
+            return None
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
         if self._firer_of is not None and (first := self.state.first_due()) is not None:
             ends.append(first - clock.now_ns())
@@ -305,6 +358,8 @@ class Stepper(Recovery):
 
     def _run(self, taken: Taken) -> Results:
         assert self.runner is not None
+        window = self.whole._window
+        self.runner.errors_left = window.at(clock.now_ns()).left if window and self._error_rate else None
         if self.watch is None:
             return self.runner.run(taken, bounded=True)
         self.watch(self._input_of(taken), taken.slices[0].start, taken.count)
