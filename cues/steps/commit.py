@@ -72,13 +72,14 @@ class Committer(PartBuilder):
                     piece.input.go(piece.stop)
         elif self._beside:
             self._patiently(self.store._commit, self._write_pause)
-            self._step_dropped()
         if self._beside:
             if faults.active:
                 faults.point("pause.after")
             self.whole._pause_row = self._beside.get(self._pause_key)
             self.whole._window = self._counted
             self._beside = {}
+        if not parts:
+            self._step_dropped()
         if stop is not None and not pauses_at(self.node, stop):
             self._stop = stop
             raise stopped_at(self.node, stop)
