@@ -192,6 +192,30 @@ def test_many_plays_at_random_end_as_the_model_says(kind: str) -> None:
         check_at_random(kind, 40)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_that_runs_meanwhile_ends_as_the_model_says(kind: str) -> None:
+    """One start for the whole play: the owner notices each resume, and continues as after a start."""
+    options = {**KINDS[kind], "batch_size": 2}
+    if "max_errors" in options:
+        options["max_errors"] = "3/h"
+    play: Play = []
+    for verb, what in at_random(random.Random(seeds.new()), 30):
+        if verb in ("send", "break", "mend", "resume"):
+            play += [(verb, what), *([("run", None)] if verb in ("send", "resume") else [])]
+    shop = Shop(**options)
+    seen = []
+    with testing.temporary_store() as store, shop.graph.start(store=store) as running:
+        for verb, what in play:
+            if verb == "run":
+                assert running.wait_idle(WAIT_S)
+                seen.append(look(store))
+            else:
+                shop.do(store, testing.Clock(START), verb, what)
+        assert not testing.check_attempts(store)
+    assert seen == model(play, ErrorRate.parse(options["max_errors"]) if "max_errors" in options else None), play
+
+
 # --- crashes --------------------------------------------------------------------------------------
 
 PLAY: Play = [
