@@ -429,6 +429,27 @@ def test_a_pause_goes_with_its_processor(tmp_path: Path) -> None:
         assert [pause.next for pause in pausing.list_pauses(again)] == [(("in", 2),)]
 
 
+def test_a_replay_has_no_limit_and_ends_at_a_message_that_fails(tmp_path: Path) -> None:
+    """Run again with a corrected function, it continues at this message."""
+    limited, strict = Shop(max_errors="2/d"), Shop(on_error="pause")
+    limited.bad, strict.bad = {1, 2, 3, 4}, {3}
+    with testing.temporary_store() as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(6)])
+        for _ in range(3):
+            testing.run_until_idle(limited.graph, store)
+            cues.resume(store)
+        expected = look(store)
+        assert expected == ([(0, 1), (5, 2)], [1, 2, 3, 4], None)
+        assert cues.replay(limited.graph, into=tmp_path / "limited", store=store.path).equal
+        with pytest.raises(ProcessorStopped, match=r"In the replay, shop\.price is paused before message 4 of in"):
+            cues.replay(strict.graph, into=tmp_path / "strict", store=store.path)
+        strict.bad = set()
+        cues.replay(strict.graph, into=tmp_path / "strict", store=store.path)
+        with cues.open(tmp_path / "strict") as new:
+            assert look(new) == ([(n, n + 1) for n in range(6)], [], None)
+        assert look(store) == expected
+
+
 def test_a_target_that_fails_stops_its_processor_also_with_the_option() -> None:
     from cues.errors import CheckpointError
 
@@ -732,3 +753,36 @@ def test_a_redriven_message_that_kills_its_worker_is_an_error_again(
         (tmp_path / "mended").touch()
         assert running.redrive(all=True, timeout=WAIT_S).resolved == (("errors", 3),)
         assert sorted(message["n"] for message in running.messages("out")) == list(range(60))
+
+
+@pytest.mark.slow
+def test_a_timer_that_kills_its_worker_is_an_error(
+    write: Write,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+    graph = write(
+        """
+        graph = cues.Graph("bad", store=HERE + "/store", durability="process", errors="errors")
+        graph.source("in")
+
+        @graph.stream("in", "out", key="n")
+        def later(message, process):
+            process.timer(message["n"], process.now)
+
+        @graph.timer("later")
+        def fire(timer):
+            if timer["key"] == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"n": timer["key"]}
+        """
+    )
+    with cues.open(str(graph.store), durability="process") as store:
+        store.queue("in").appender().write_many({"n": n} for n in range(10))
+    with graph.start(workers=1) as running:
+        until(lambda: len(running.messages("out")) == 9 and running.messages("errors"))
+        assert running.wait_idle(WAIT_S) and not running.stopped
+        assert sorted(message["n"] for message in running.messages("out")) == [n for n in range(10) if n != 5]
+        (failed,) = running.messages("errors")
+        assert failed["err.proc/messages"]["timer"][0]["key"] == 5
+        assert "killed by SIGKILL" in failed["err/cause"][0]["message"]
