@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues import checkpoints, codec, errors, faults, groups, processors, schemas, testing, txn
+    from cues.engine.pausing import pause, resume
     from cues.engine.redriving import discard, list_errors, redrive
     from cues.engine.running import Running
     from cues.errors import (
@@ -57,12 +58,13 @@ __all__ = [
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
     "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "error_context", "errors",
-    "every",
-    "faults", "groups", "list_errors", "merge", "open", "processors", "redrive", "replay", "schemas", "testing", "txn",
+    "every", "faults", "groups", "list_errors", "merge", "open", "pause", "processors", "redrive", "replay", "resume",
+    "schemas", "testing", "txn",
 ]
 # fmt: on
 
 _MODULES = {
+    "engine.pausing": "pause resume",
     "engine.redriving": "discard list_errors redrive",
     "engine.running": "Running",
     "errors": "AlreadyRunning CuesError Fenced GraphError MessagesPurged ProcessorStopped QueueNotFound StoreError"

@@ -182,6 +182,15 @@ REDRIVE_POINTS: dict[str, str] = {
 }
 """Points of redrives, whose steps also reach the points of steps."""
 
+PAUSE_POINTS: dict[str, str] = {
+    "pause.inside": "the pause of a unit, or the count of its error messages, written, not committed",
+    "pause.after": "a step with a failure and the pause after it committed, the pause not noticed",
+    "pause.asking": "pauses that somebody asked for written, not committed",
+    "pause.resuming": "pauses deleted, not committed",
+    "pause.changed": "pauses written or deleted and committed, their owner not woken",
+}
+"""Points of pauses, which the points of steps surround."""
+
 TIMER_POINTS: dict[str, str] = {
     "timer.claimed": "the firer of a unit claimed, not recovered yet",
     "timer.moving": "due timers moved to their queue, not committed",
@@ -250,6 +259,7 @@ POINTS: dict[str, str] = {
     **SHARED_POINTS,
     **TRANSACTION_POINTS,
     **REDRIVE_POINTS,
+    **PAUSE_POINTS,
     **TIMER_POINTS,
     **DELAY_POINTS,
     **EXPIRY_POINTS,

@@ -100,6 +100,14 @@ class Stopped(Event):
     """True if the other processors continue, because the graph runs in workers."""
 
 
+@dataclass(frozen=True)
+class Paused(Event):
+    """A unit of a processor is paused until somebody resumes it; the other processors go on. Also sent at a start."""
+
+    pause: dict[str, Any] = field(default_factory=dict)
+    """The pause, as ``cues status --json`` shows it."""
+
+
 Listener = Callable[[Event], None]
 
 

@@ -219,6 +219,10 @@ redriver_inputs_key = _keys(b"\0redriven\0")
 """Key of the topology record of a unit's redriver."""
 redrives_key = _keys(b"\0redrives\0")
 """Key of the counts of a unit's redrives: asked for, and done."""
+pause_key = _keys(b"\0pause\0")
+"""Key of the pause of a unit, by its key: the unit takes nothing until the row is deleted."""
+failures_key = _keys(b"\0failures\0")
+"""Key of the count of a unit's error messages in the present window of ``max_errors=``."""
 state_database = _keys(b"state:")
 """Name of the LMDB database that holds a processor's keyed state."""
 subscription_key = _pair_keys(b"\0sub\0")

@@ -37,6 +37,8 @@ COMMANDS: Final = {
     "errors": "The messages that failed, and why.",
     "redrive": "Give failed messages to their processors once more.",
     "discard": "Mark failed messages as done with, for a reason.",
+    "pause": "Let a processor take nothing until it is resumed.",
+    "resume": "Let paused processors go on.",
     "check": "Check a store and name all damage.",
     "doctor": "Check the machine and the place of a store, and say what to do.",
     "seek": "Move the position of a processor or a consumer group.",

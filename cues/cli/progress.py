@@ -19,7 +19,7 @@ from cues.engine.running import Running
 from cues.engine.status import UnitStatus, processor_of
 from cues.tools import metrics
 
-_STATES: Final = ("ended", "running", "stopped")
+_STATES: Final = ("ended", "running", "paused", "stopped")
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
 _REPEAT_S: Final = 10.0

@@ -184,7 +184,8 @@ def run(
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
     printed on stdout. The exit code is 1 if an error stopped a processor, 3 if the disk has less than --min-free
     (then everything is committed), and 130 after Ctrl-C. With
-    --fail-on-errors it is also 1 if messages failed, or if error queues have failed messages of earlier runs.
+    --fail-on-errors it is also 1 if messages failed, if error queues have failed messages of earlier runs, or if a
+    processor is paused.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
@@ -299,7 +300,8 @@ def run(
     code = (
         options.LOW_DISK if low else {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
     )
-    if fail_on_errors and not code and (session.summary.failed or session.summary.unresolved):
+    left = session.summary.failed or session.summary.unresolved or session.summary.paused
+    if fail_on_errors and not code and left:
         code = options.FAILED
     if not is_copied:
         options.note(f"The copy in {replicate} does not have the last commits: cues follow {path} {replicate} --once")

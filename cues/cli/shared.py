@@ -10,6 +10,7 @@ from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
 from cues.cli.target import StoreTarget
+from cues.steps.pauses import ProcessorPause
 from cues.tools import metrics
 
 if TYPE_CHECKING:
@@ -169,6 +170,12 @@ def last_error(processor: str, last: metrics.LastError | None, target: StoreTarg
         f"Last error of {processor}, {ago(last.time)}: {last.type}: {last.text}"
         f"\n  {errors_of(f'{target.text}#{last.queue}', target.store)} --index {last.index}"
     )
+
+
+def paused(pause: ProcessorPause, text: str, store: str | None) -> str:
+    """A line about a paused processor, and the command that resumes it."""
+    again = f"cues resume {text}" + (f" --store {store}" if store else "")
+    return f"{pause.processor} is paused, {ago(pause.time)}, {pause.text}\n  {again} --processor {pause.processor}"
 
 
 def errors_of(text: str, store: str | None) -> str:

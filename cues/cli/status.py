@@ -23,6 +23,7 @@ from cues.cli.output import (
     quantiles,
     size,
 )
+from cues.cli.shared import paused
 from cues.engine import identities, record
 from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
@@ -173,6 +174,9 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
     _show_consumers(seen, output)
     if delayed:
         print("\n" + "\n".join(map(str, delayed.values())))
+    for processor in processors:
+        if processor.paused is not None:
+            print(f"\n{paused(processor.paused, target.text, target.store)}")
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -424,6 +428,7 @@ def _processor(
         "errors": processor.errors,
         "last_error": vars(processor.last_error) if processor.last_error else None,
         "last_stop": vars(stop) if stop else None,
+        "paused": processor.paused.facts() if processor.paused else None,
     }
 
 

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from cues.base import events, names
 from cues.cli import fresh
 from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
-from cues.cli.shared import errors_of
+from cues.cli.shared import errors_of, paused
 from cues.cli.target import shown
+from cues.engine.pausing import list_pauses
 from cues.engine.running import Running
 from cues.engine.status import processor_of
 from cues.errors import CuesError
@@ -22,6 +23,7 @@ from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
 from cues.steps.held import Waiting, waiting
+from cues.steps.pauses import ProcessorPause
 from cues.tools import metrics
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
@@ -97,6 +99,9 @@ class Summary:
         """Failed messages by error queue, of this run and earlier ones, that no processor of the graph has taken."""
         self.held: list[Waiting] = []
         """The delayed messages that wait for a later run."""
+        self.paused: list[ProcessorPause] = []
+        """The processors of the graph that are paused at the end."""
+        self._target, self._store = target, store
         self._earlier: dict[str, int] = {}
         """The same, of earlier runs only."""
 
@@ -109,6 +114,7 @@ class Summary:
             self._positions = _positions(self._running.store)
             self._messages = {name: len(queue) for name, queue in queues.items()}
             self.held = waiting(self._running.store)
+            self.paused = list_pauses(self._running.store, self._running.plan.id)
         if self._running.shared is not None:
             progress = self._running.shared.now()
             self._ends_after |= progress.ends
@@ -192,6 +198,7 @@ class Summary:
                 failed=self.failed,
                 unresolved=self.unresolved,
                 delayed={held.unit: {"messages": held.messages, "next": held.next} for held in self.held},
+                paused=[pause.facts() for pause in self.paused],
                 processors={id: _plain(counter) for id, counter in counters.items()},
                 queues={name: {"messages": self._messages[name], "new": new} for name, new in self.new.items()},
             )
@@ -209,6 +216,8 @@ class Summary:
             some = "all" if before == messages else f"{before:,}"
             earlier = f", {some} of them in earlier runs" if before > 0 else ""
             print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {self._errors}")
+        for pause in self.paused:
+            print(paused(pause, self._target, self._store))
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}

@@ -90,6 +90,8 @@ def look(target: targets.StoreTarget) -> Look:
         now.processors.setdefault(id, []).append(unit)
         notes = now.notes.setdefault(id, [])
         notes += [f"{tailer.queue} at {tailer.position:,}, lag {tailer.lag or 0:,}" for tailer in unit.tailers]
+        if unit.paused is not None:
+            notes.append(f"paused {ago(unit.paused.time)} {unit.paused.text}")
         if unit.last_error is not None:
             error = unit.last_error
             notes.append(f"last error {ago(error.time)}: {error.type}: {error.text}")

@@ -158,6 +158,7 @@ class EmbeddedEngine:
         logs = {read.log for worker in workers for read in worker.delivery.inputs}
         with self.store._view() as txn:
             rows = {worker.id: read_row(txn, worker.id) for worker in workers}
+            paused = {worker.id for worker in workers if txn.get(worker.delivery._pause_key) is not None}
             redrives = any(waiting(txn, worker.id) for worker in workers if not worker.finished)
             known = {log: log.row(txn) for log in logs if log.store.id == self.store.id}
             ends = [(thread, thread.forwarder.ends(txn)) for thread in self.forwarder_threads]
@@ -165,7 +166,9 @@ class EmbeddedEngine:
         for log in logs - known.keys():
             with log.store._view() as txn:
                 known[log] = log.row(txn)
-        quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in workers)
+        quiet = forwarded and all(
+            worker.idle(rows[worker.id], known.__getitem__, worker.id in paused) for worker in workers
+        )
         if redrives or not quiet or before != self._progress():
             return False
         return not self._grown()  # last: a partition that is not there now was not there at that moment either

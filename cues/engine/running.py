@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cues.queues.delays import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
+    from cues.steps.pauses import ProcessorPause
 
 HURRY_S: Final = 0.5
 """For this time after a call that asks whether the graph is idle, steps do not wait for more messages."""
@@ -176,6 +177,25 @@ class Running(Shown):
             planned = redriving.plan(home, chosen, redriving.nodes_of(graph))
         return redriving.run(home, planned, None, timeout, halted=lambda: self.halted)
 
+    def resume(self, processor: str | None = None) -> list[ProcessorPause]:
+        """Resume a paused processor, or all; see :func:`cues.resume`. Return the pauses that were taken away."""
+        self._check()
+        if self.shared is not None:
+            raise InvalidArgument(
+                f"resume() is for stores, and the queues of {self.graph.id!r} are in {self.shared.place}.",
+                "start the graph again: its processors are never paused.",
+            )
+        from cues.engine import pausing
+
+        return pausing.resume_units(self.store, self.graph.id, processor)
+
+    def pauses(self) -> list[ProcessorPause]:
+        """Return the processors that are paused now, with the reasons; one entry for each unit."""
+        self._check()
+        from cues.engine import pausing
+
+        return pausing.list_pauses(self.store, self.graph.id)
+
     def _queue(self, name: str) -> Any:
         queue, slash, partition = name.partition("/")
         if queue in self.engine.queues and (not slash or partition.isdecimal()):
@@ -225,8 +245,8 @@ class Running(Shown):
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do. Return False at the timeout, or when the graph was halted before.
 
-        Raises :class:`ProcessorStopped`, with the user's exception as its cause, when a processor
-        stopped.
+        A processor that is paused counts as idle (:meth:`pauses`). Raises :class:`ProcessorStopped`, with the user's
+        exception as its cause, when a processor stopped.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

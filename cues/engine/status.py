@@ -18,8 +18,8 @@ class UnitStatus:
     processor: str
     """Id of its processor."""
     counters: events.Counters
-    state: Literal["running", "ended", "stopped"]
-    """ended: a source that has no more messages; stopped: by an error."""
+    state: Literal["running", "paused", "ended", "stopped"]
+    """paused: until somebody resumes it; ended: a source that has no more messages; stopped: by an error."""
 
 
 def processor_of(unit: str) -> str:

@@ -80,6 +80,8 @@ class WorkerSlot:
     strikes: dict[str, int] = field(default_factory=dict)
     """By unit: deaths in a row in the same step."""
     places: dict[str, _Place] = field(default_factory=dict)
+    called: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By unit: input and index of the call in which the last process died."""
     """The places of the units at the last death."""
     careful: dict[str, dict[int, int]] = field(default_factory=dict)
     """By unit and input: the end of the step in which a worker died."""
@@ -317,6 +319,7 @@ class Supervisor:
             _print(child.name, *report)
         elif isinstance(report, wire.StatusReply):
             child.status_reply = report
+            self._forgive(child, report)
             if report.number:
                 child.answer = report
             self._changed()
@@ -333,6 +336,14 @@ class Supervisor:
             self._refused(child, report.failure.whole())
         elif isinstance(report, wire.Departure):
             child.status = "left"
+
+    def _forgive(self, child: Child, report: wire.StatusReply) -> None:
+        """Forget the deaths in a message before which a unit paused: after a resume it is tried anew."""
+        slot = self._slot_of(child)
+        for unit in report.standings if slot is not None else ():
+            if slot is not None and unit.state == "paused":
+                slot.verdicts.pop(unit.id, None)
+                slot.strikes.pop(unit.id, None)
 
     def _pass_on(self, child: Child, event: events.Event) -> None:
         if child in self._lost:
@@ -390,7 +401,15 @@ class Supervisor:
     def _judge(self, slot: WorkerSlot, child: Child, in_step: set[str], calls: dict[str, tuple[int, int, int]]) -> None:
         """Find the unit that killed its worker, if one did. Set the time of the next start of the worker."""
         places = self._places(slot.units)
-        moved = [unit for unit in slot.units if places[unit] != slot.places.get(unit)]
+        called = {unit: call[:2] for unit, call in calls.items()}
+
+        def has_moved(unit: str) -> bool:
+            if unit in called and unit in slot.called:  # redriven messages and timers do not move the positions
+                return called[unit] != slot.called[unit]
+            return places[unit] != slot.places.get(unit)
+
+        moved = [unit for unit in slot.units if has_moved(unit)]
+        slot.called = called
         suspects = in_step
         if child.status in ("loading", "assembling") and child.process.returncode != -signal.SIGKILL:
             suspects = set(slot.units)  # it died of the import of the graph, or of the recovery of a unit
@@ -430,6 +449,8 @@ class Supervisor:
             own = self._own_slot([unit], slot.due or 0.0)
             own.deaths = slot.deaths
             own.strikes[unit], own.places[unit] = slot.strikes.pop(unit), slot.places.pop(unit)
+            if unit in slot.called:
+                own.called[unit] = slot.called.pop(unit)
             own.careful[unit] = slot.careful.pop(unit, {})
             slot.units.remove(unit)
         self._warn(f"{', '.join(guilty)}: in a worker of its own from now on, to see what {slot.name} dies of")

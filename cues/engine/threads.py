@@ -169,14 +169,20 @@ class Worker:
     @property
     def standing(self) -> UnitStatus:
         ended = isinstance(self.delivery, SourceStepper) and (self.finished or self.delivery.ended)
-        state: Literal["running", "ended", "stopped"] = "ended" if ended else "running"
+        state: Literal["running", "paused", "ended", "stopped"] = "ended" if ended else "running"
+        state = "paused" if self.delivery.paused else state
         state = "stopped" if self.stopped is not None else state
         return UnitStatus(self.id, self.delivery.node.processor, self.delivery.counters, state)
 
-    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow]) -> bool:
-        """Return whether there is nothing to take, by its row and the rows of the logs."""
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow], paused: bool = False) -> bool:
+        """Return whether there is nothing to take, by its row and the rows of the logs.
+
+        ``paused``: the store has a pause of it. If it has noticed that too, it takes nothing.
+        """
         delivery = self.delivery
         if self.finished:
+            return True
+        if paused and delivery.paused and not self.busy:
             return True
         if delivery.timers_wait() or delivery.delays_wait():
             return False

@@ -19,6 +19,7 @@ from cues.base import names
 from cues.base.checks import is_count, is_number, nearest
 from cues.errors import GraphError, InvalidArgument, InvalidName
 from cues.graphs import typed
+from cues.graphs.error_rate import ErrorRate
 from cues.graphs.options import (
     ACROSS,
     ALLOWED,
@@ -145,6 +146,18 @@ class Processor:
             given.calls_per_s  # noqa: B018 (it raises)
         except InvalidArgument as error:
             raise self._wrong(f"{where}: {error.message}", error.hint) from None
+        need(given.on_error in (None, "pause"), "on_error", "give 'pause', or leave it out.")
+        if given.max_errors is not None:
+            try:
+                ErrorRate.parse(given.max_errors)
+            except InvalidArgument as error:
+                raise self._wrong(f"{where}: {error.message}", error.hint) from None
+            if given.on_error is not None:
+                raise self._wrong(
+                    f"{where} has max_errors={given.max_errors!r} and on_error='pause', which pauses at the first"
+                    " failure.",
+                    "leave one of the two out.",
+                )
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
         if not (is_number(given.retry.jitter) and 0 <= given.retry.jitter <= 1):

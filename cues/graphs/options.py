@@ -132,6 +132,8 @@ class Options:
     timer: Function | None = None
     ttl: str | float | timedelta | None = None
     rate: str | None = None
+    on_error: str | None = None
+    max_errors: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -206,6 +208,8 @@ class _Taking(_Common, total=False):
     timer: Function | None
     ttl: str | float | timedelta | None
     rate: str | None
+    on_error: Literal["pause"] | None
+    max_errors: str | None
 
 
 class SourceOptions(_Common, total=False):
@@ -351,6 +355,11 @@ _TEXTS: Final = {
     ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
     "rate": 'The most calls of the function by time, such as `"10/s"`, `"600/m"` or `"5/10s"`, evenly spread; a batch'
     " is one call. It is for the processor as a whole: each of n partitions has 1/n of it. None: no limit.",
+    "on_error": '`"pause"`: before a message that failed for good, the processor pauses until `cues resume`, and'
+    " nothing is written to an error queue. The other processors go on. None: the message goes to the error queue.",
+    "max_errors": 'The number of error messages within a time, such as `"100/min"`, `"20/10s"` or `"1000/h"`, at'
+    " which the processor pauses until `cues resume`. The last of them is still written. A start goes on counting,"
+    " and a failed batch counts as one. None: no limit.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

@@ -262,7 +262,28 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         tailers=_ports(options.tailers),
         appenders=_ports(options.appenders),
     )
-    return _without_own_errors(node, inherited=options.errors == INHERIT)
+    node = _without_own_errors(node, inherited=options.errors == INHERIT)
+    _check_pauses(node)
+    return node
+
+
+def _check_pauses(node: Node) -> None:
+    """Refuse pauses of processors whose failed messages are neither on their queue nor on an error queue."""
+    options = node.options
+    given = "on_error='pause'" if options.on_error else f"max_errors={options.max_errors!r}"
+    if (options.on_error or options.max_errors) and node.at_most_once:
+        raise GraphError(
+            f"{node.id} has {given} and is at-most-once, which takes no message a second time.",
+            f"leave {given.partition('=')[0]}= out, or set strategy='exactly-once'.",
+            processor=node.name,
+        )
+    if options.max_errors is not None and node.errors is None:
+        raise GraphError(
+            f"{node.id} has {given} and no error queue, so there are no error messages to count.",
+            "give the graph an error queue: cues.Graph(…, errors='errors'); or set on_error='pause', which"
+            " pauses at the first failure.",
+            processor=node.name,
+        )
 
 
 def _ports(queues: str | AnyOf | AllOf | Mapping[str, str] | None) -> tuple[Port, ...]:

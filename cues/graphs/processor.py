@@ -145,6 +145,8 @@ class Node:
             "batch": options.batch,
             "attempts": options.retry.attempts,
         }
+        if self.first_id is not None:
+            plain["key"] = self.first_id  # its error messages belong to it after any number of renames
         for name in ("tailers", "appenders"):
             if getattr(options, name):
                 plain[name] = dict(getattr(options, name))
@@ -173,7 +175,8 @@ class RedriveNode(Node):
         id = id or names.redriver_id(node.key)
         shared = {field.name: getattr(node, field.name) for field in fields(Node)}
         inputs = tuple(Port(port.binding, f"{id}.{port.queue}") for port in node.inputs)
-        options = replace(node.options, isolation="uncommitted", linger_s=0)
+        # A message that was redriven and fails again is an error message again, whatever the first failure does.
+        options = replace(node.options, isolation="uncommitted", linger_s=0, on_error=None, max_errors=None)
         own = {
             "id": id,
             "first_id": None,

@@ -126,6 +126,13 @@ def check(plan: Plan) -> None:
                 "use the embedded engine; or delete old values in the function.",
                 processor=node.name,
             )
+        if node.options.on_error or node.options.max_errors:
+            given = "on_error='pause'" if node.options.on_error else f"max_errors={node.options.max_errors!r}"
+            raise GraphError(
+                f"{node.id} has {given}, and only processors of the embedded engine pause.",
+                f"use the embedded engine, or leave {given.partition('=')[0]}= out.",
+                processor=node.name,
+            )
         if node.imperative:
             raise GraphError(
                 f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"

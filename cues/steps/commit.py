@@ -12,12 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cues import faults
+from cues.base import clock, names
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
 from cues.records.batch import Page
 from cues.steps import tries
-from cues.steps.failure import stopped_at
+from cues.steps.failure import Failure, stopped_at
 from cues.steps.parts import Part, PartBuilder
+from cues.steps.pauses import of_failure
 from cues.steps.results import Results
+from cues.steps.results import pauses as pauses_at
 from cues.steps.taking import Slice, Taken
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ class Committer(PartBuilder):
 
     def _commit(self, taken: Taken, results: Results) -> None:
         taken, parts, stop = self._parts(taken, results)
+        self._note_failures(taken, parts, stop)
         if parts:
             # Under at-most-once the inputs have moved already; the function's own tailers move now.
             row = self._moved([] if self.node.at_most_once and taken.times is None else taken.slices)
@@ -66,9 +70,59 @@ class Committer(PartBuilder):
             for piece in taken.slices:
                 if piece.input.index != piece.stop:  # the step was closed: the next one takes the rest
                     piece.input.go(piece.stop)
-        if stop is not None:
+        elif self._beside:
+            self._patiently(self.store._commit, self._write_pause)
+        if self._beside:
+            if faults.active:
+                faults.point("pause.after")
+            self.whole._pause_row = self._beside.get(self._pause_key)
+            self.whole._window = self._counted
+            self._beside = {}
+        if not parts:
+            self._step_dropped()
+        if stop is not None and not pauses_at(self.node, stop):
             self._stop = stop
             raise stopped_at(self.node, stop)
+
+    def _step_dropped(self) -> None:
+        raise NotImplementedError
+
+    def _note_failures(self, taken: Taken, parts: list[Part], stop: Failure | None) -> None:
+        """Make the rows that this commit writes because of failures: a pause, and the count of error messages."""
+        self._beside, self._counted = {}, self.whole._window
+        unit, slices = self.whole.node.id, taken.slices
+        if stop is not None:
+            if pauses_at(self.node, stop):
+                # The messages before the failed one are the parts. Without parts, it is the first one.
+                next = [(self._name_of(s), s.stop if parts else s.start) for s in slices]
+                count = taken.count if self.node.options.batch else 1
+                self._beside[self._pause_key] = of_failure(unit, stop, filter(all, next), count).pack()
+            return
+        failures = [part.failure for part in parts if part.failure is not None]
+        window = self.whole._window
+        if window is None or self._error_rate is None or not failures:
+            return
+        window = window.at(clock.now_ns()).plus(len(failures))
+        self._counted = window
+        self._beside[names.failures_key(self.whole.node.key)] = window.pack()
+        if window.left <= 0:
+            limit = str(self.node.options.max_errors)
+            next = [(self._name_of(s), s.stop) for s in slices]
+            self._beside[self._pause_key] = of_failure(unit, failures[-1], filter(all, next), limit=limit).pack()
+
+    def _name_of(self, piece: Slice) -> str:
+        """Return the queue of a slice as users know it; "" for the queue of due timers."""
+        return piece.input.queue.id if self.whole is self else ""
+
+    def _write_pause(self, txn: StoreTransaction) -> None:
+        self._fence(txn)
+        self._write_beside(txn)
+
+    def _write_beside(self, txn: StoreTransaction) -> None:
+        for key, raw in self._beside.items():
+            txn.put(key, raw)
+        if faults.active and self._beside:
+            faults.point("pause.inside")
 
     def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
         if faults.active:
@@ -133,6 +187,8 @@ class Committer(PartBuilder):
             faults.point("delay.holding")
         self._write_tries(txn, records)
         txn.put(self._row_key, row)
+        if self._beside:
+            self._write_beside(txn)
         if faults.active:
             faults.point("commit.inside")
 

@@ -337,14 +337,17 @@ class ErrorLog:
             low, high = max(batch.first, least), min(index, batch.next)
             with home._view() as txn:
                 keys = all_keys(txn)
+                ids = {key: id for id, key in keys.items()}
                 done = {at: self.rows.resolution(txn, error_key(row.identity, at)) for at in range(low, high)}
             time = clock.to_datetime(batch.head.time_ns)
             for at in range(high - 1, low - 1, -1):
                 message, resolution = messages[at - batch.first], done[at]
                 if message.get(names.TYPE) != names.PROCESSOR_ERROR:
                     continue
-                named = str((message.get(names.ERR_CONFIG) or {}).get("id"))
-                unit = named if named in keys else next((id for id, key in keys.items() if key == named), named)
+                config = message.get(names.ERR_CONFIG) or {}
+                named = str(config.get("id"))
+                # The key of a unit stays the same when it is renamed, and an error message has it if it differs.
+                unit = ids.get(str(config.get("key", named)), named)
                 key = keys.get(unit, unit)
                 record = ErrorRecord(self.id, at, time, unit, message, resolution, row.identity, batch, key)
                 if settled or not record.settled:

@@ -26,6 +26,7 @@ from cues.steps import tries
 from cues.steps.commit import Committer
 from cues.steps.imperative import ProcessTailer
 from cues.steps.ownership import fenced
+from cues.steps.pauses import ErrorWindow
 from cues.steps.taking import Input
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Recovery(Committer):
             raw = txn.get(self._row_key)
             if raw != self._expected:
                 raise fenced(self.node.id, self._expected, raw)
+            self._look(txn)
+            if self._error_rate is not None and self.whole is self:
+                self._window = ErrorWindow.read(txn, self.node.key, self._error_rate)
             tail = self._tail(txn)
         snapshot, attempt = tries.last(self.try_log._log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}

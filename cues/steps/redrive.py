@@ -260,14 +260,16 @@ class _SharedRunner:
         self._runner = runner
         self._redriver = redriver
         self.pace = runner.pace
+        self.errors_left: int | None = None
 
     def run(self, taken: Taken, bounded: bool = False) -> Results:
         runner = self._runner
         own, runner._process = runner._process, self._redriver.process
+        runner.errors_left, runner.judged_as = self.errors_left, self._redriver.node
         try:
             return runner.run(taken, bounded)
         finally:
-            runner._process = own
+            runner._process, runner.judged_as = own, self._redriver.main.node
 
     def close(self) -> None:
         """Do nothing: the stepper of the unit closes its runner."""
@@ -505,4 +507,5 @@ def redriver_of(main: Stepper) -> Redriver | None:
     redriver = Redriver(main, node, claim_beside(main, node, key, logs))
     faults.point("redrive.claimed")
     redriver.recover()
+    redriver.watch_with(main, 1)
     return redriver

@@ -78,5 +78,13 @@ class Results:
 
 
 def stops(node: Node, failure: Failure) -> bool:
-    """Return whether a processor stops before a failed message: without an error queue, or after a target failed."""
-    return node.errors is None or failure.stops
+    """Return whether a processor takes no message after a failed one, and does not write it to an error queue.
+
+    It stops without an error queue, or after a target failed; with ``on_error="pause"`` it pauses.
+    """
+    return node.errors is None or failure.stops or pauses(node, failure)
+
+
+def pauses(node: Node, failure: Failure) -> bool:
+    """Return whether a processor pauses before a failed message, and does not stop."""
+    return node.options.on_error == "pause" and not failure.stops

@@ -135,6 +135,10 @@ class Runner:
             self._loop = EventLoop(f"cues {node.id} loop")
             if self._width == 1 and (self._limit_s is None or node.options.batch):
                 self._fn = waiting(node.fn, self._loop, self._limit_s)
+        self.judged_as = node
+        """The processor whose options say what a failure does: another one while it runs redriven messages."""
+        self.errors_left: int | None = None
+        """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
         self._limited: Limited | None = None
         """Calls plain functions that have ``timeout_s``."""
         if self._limit_s is not None and self._loop is None:
@@ -250,6 +254,7 @@ class Runner:
         failures: dict[int, Failure] = {}
         counters, stride, count = self._counters, self._stride, taken.count
         counters.in_flight = 1
+        full = False
         while (done := len(results)) < count:
             try:
                 self._run_from(taken, results, min(done + stride.calls, count))
@@ -261,11 +266,12 @@ class Runner:
                 outcome = self._again(taken, offset, error)
                 if isinstance(outcome, Failure):
                     failures[offset] = outcome
-                    if stops(self._node, outcome):
+                    if stops(self.judged_as, outcome):
                         break  # so no later message is called
+                    full = len(failures) == self.errors_left
                     outcome = None
                 results.append(outcome)
-            over = stride.look() or (self._ends_at_failure and bool(failures))
+            over = stride.look() or full or (self._ends_at_failure and bool(failures))
             counters.calls += len(results) - done
             counters.calling_ns += stride.spent_ns
             if over and len(results) < count:
@@ -364,12 +370,18 @@ class Runner:
         closed = calls.schedule.closed
         outcomes = calls.outcomes if closed is None else calls.outcomes[:closed]
         failures = {offset: outcome for offset, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
-        first = min((at for at, failure in failures.items() if stops(self._node, failure)), default=None)
+        first = min((at for at, failure in failures.items() if stops(self.judged_as, failure)), default=None)
         if first is not None:
             # The processor stops before it. Results of later messages are dropped.
             failures = {at: failure for at, failure in failures.items() if at <= first}
             outcomes = outcomes[:first]
             self._state.only(calls.changes[:first])
+        elif self.errors_left is not None and len(failures) >= self.errors_left:
+            # As if the step had ended with the last failure that the limit allows.
+            closed = sorted(failures)[self.errors_left - 1] + 1
+            failures = {at: failure for at, failure in failures.items() if at < closed}
+            outcomes = outcomes[:closed]
+            self._state.only(calls.changes[:closed])
         return self._returned.collect([None if isinstance(o, Failure) else o for o in outcomes], failures, closed)
 
     def _in_threads(self, calls: _Calls, callers: int) -> None:
@@ -395,7 +407,7 @@ class Runner:
                 finally:
                     self._end_call(began)
                 calls.outcomes[offset] = outcome
-                if isinstance(outcome, Failure) and stops(self._node, outcome):
+                if isinstance(outcome, Failure) and stops(self.judged_as, outcome):
                     calls.schedule.cut(offset)
         except BaseException as error:
             calls.schedule.stop(error)

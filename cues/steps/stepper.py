@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cues import faults
@@ -31,6 +32,7 @@ from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
 from cues.steps.held import NEVER_NS
+from cues.steps.pauses import ProcessorPause
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 
 EXPIRED_WHEN_IDLE: Final = 1000
 """Expired values of the state that one commit deletes when there is nothing to take."""
-Outcome = Literal["idle", "blocked", "committed"]
-"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); a step was made."""
+Outcome = Literal["idle", "blocked", "paused", "committed"]
+"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); paused until somebody
+resumes it (pauses.py); a step was made."""
 
 
 class Redriving(Protocol):
@@ -89,6 +92,8 @@ class Stepper(Recovery):
     """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
     _delivered = False
     """True if the last step was one of the deliverer: they take turns."""
+    paused = False
+    """True from the step that notices a pause until the one that notices its end."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
@@ -102,6 +107,8 @@ class Stepper(Recovery):
         """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
         if self.moved() or self.store._lost():
             return True
+        if self.paused or self._pause_row is not None:
+            return self._redrives_wait() or self.paused != (self._pause_row is not None)
         if self.gate.late and not self.gate.room():
             if self._something_to_take():
                 self._hold()
@@ -128,6 +135,24 @@ class Stepper(Recovery):
         if careful and not self.node.options.batch:
             self._pending = None
 
+    def watch_with(self, main: Stepper, place: int) -> None:
+        """Let the supervisor watch the calls of this stepper, which works for ``main`` in its thread.
+
+        Its inputs are numbered after those of ``main``: from ``place`` times their number. So a message that kills
+        its worker here is found, and fails for good, as one of ``main`` does.
+        """
+        before = place * len(main.inputs)
+        told = main.watch
+        if told is not None:
+            self.watch = lambda chosen, start, count: told(chosen + before if count else 0, start, count)
+        mine = {
+            chosen - before: index for chosen, index in main._careful.items() if 0 <= chosen - before < len(self.inputs)
+        }
+        verdict = main._verdict
+        if verdict is not None:
+            verdict = replace(verdict, chosen=verdict.chosen - before)
+        self.be_careful(mine, verdict)
+
     # --- one turn ---
 
     def step(self) -> Outcome:
@@ -141,6 +166,8 @@ class Stepper(Recovery):
         self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
         if self._redrove:
             return "committed"
+        if (self.paused or self._pause_row is not None) and self.whole is self and self._stays_paused():
+            return "paused"
         self._fired = not self._fired and self.timers_wait() and self._fire()
         if self._fired:
             return "committed"
@@ -174,6 +201,28 @@ class Stepper(Recovery):
             with self.tracer.step(self, taken.count, taken):
                 self._make(taken)
         return "committed"
+
+    def _stays_paused(self) -> bool:
+        """Notice a pause, or its end. After it, the processor continues as after a start."""
+        self.store._check_file()
+        self.check_fence()
+        if self._pause_row is None:
+            self.paused = False
+            if self.firer is not None:
+                self.firer.close()
+                self.firer = None
+            self.recover()
+            self.be_careful(self._careful, None)  # the function is called again, also if the message killed its worker
+            self._emit(events.Event(self.node.id, "resumed", logging.INFO))
+        elif not self.paused:
+            self.paused = True
+            self.gate.clear()
+            if self.meter.messages:
+                self.meter.settle()
+            pause = ProcessorPause.unpack(self._pause_row, self.node.id)
+            text = f"is paused {pause.text}. To continue: cues resume"
+            self._emit(events.Paused(self.node.id, text, logging.WARNING, pause=pause.facts()))
+        return self.paused
 
     def _make(self, taken: Taken) -> None:
         try:
@@ -266,6 +315,7 @@ class Stepper(Recovery):
 
     def _step_dropped(self) -> None:
         """Return to the positions of the last commit."""
+        self._beside = {}
         self.state.forget()
         if self.held is not None:
             self.held.forget()
@@ -417,6 +467,8 @@ class Stepper(Recovery):
         """Seconds until the first wait for more messages ends, a timer or delayed message is due, or a call is allowed.
 
         None if it waits for none of these."""
+        if self.paused:
+            return None
         if self.bucket is not None and (wait_s := self.bucket.wait_s()):
             return wait_s
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
@@ -453,6 +505,8 @@ class Stepper(Recovery):
 
     def _run(self, taken: Taken) -> Results:
         assert self.runner is not None
+        window = self.whole._window
+        self.runner.errors_left = window.at(clock.now_ns()).left if window and self._error_rate else None
         if self.watch is None:
             return self.runner.run(taken, bounded=True)
         self.watch(self._input_of(taken), taken.slices[0].start, taken.count)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cues.base import events, names
 from cues.errors import WriterStuck
 from cues.forwarding.low_water import LowWater
+from cues.graphs.error_rate import ErrorRate
 from cues.graphs.processor import Node
 from cues.queues.backpressure import ENDLESS, Gate
 from cues.queues.options import seconds_of
@@ -38,6 +39,7 @@ from cues.steps.held import Held
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.meter import Meter
 from cues.steps.ownership import fenced
+from cues.steps.pauses import ErrorWindow
 from cues.steps.process import Process
 from cues.steps.runner import Interrupted, Pause, Runner
 from cues.steps.state import StateTable
@@ -108,6 +110,19 @@ class StepperBase:
         self._expected = row.pack()
         self._row_key = self._key_of_row()
         self._redrives_key = names.redrives_key(node.key)
+        self.whole: StepperBase = self if shares is None else shares
+        """The stepper of the unit, which is another one for redriven messages and for timers."""
+        self._pause_key: bytes = names.pause_key(node.key) if shares is None else shares._pause_key
+        self._pause_row: bytes | None = None
+        """The pause of the unit (pauses.py), as the last transaction that compared the fence saw it."""
+        self._window: ErrorWindow | None = None
+        """Of :attr:`whole`: the error messages of the present window, if the processor has ``max_errors=``."""
+        limit = node.options.max_errors
+        self._error_rate = ErrorRate.parse(limit) if limit is not None and node.kind != "source" else None
+        self._counted: ErrorWindow | None = None
+        """The window after the commit of the step."""
+        self._beside: dict[bytes, bytes] = {}
+        """Rows about the failures of the step, which its commit writes too."""
         self._redriver_of = redriver
         self._firer_of = firer
         self._deliverer_of = deliverer
@@ -246,7 +261,7 @@ class StepperBase:
     def moved(self) -> bool:
         """Return whether a seek or a takeover wrote the row since the last commit."""
         with self.store._view() as txn:
-            self._see_redrives(txn)
+            self._look(txn)
             return bool(txn.get(self._row_key) != self._expected)
 
     def check_fence(self) -> None:
@@ -259,10 +274,12 @@ class StepperBase:
         stored = txn.get(self._row_key)
         if stored != self._expected:
             raise fenced(self.node.id, self._expected, stored)
-        self._see_redrives(txn)
+        self._look(txn)
 
-    def _see_redrives(self, txn: StoreTransaction) -> None:
+    def _look(self, txn: StoreTransaction) -> None:
+        """Read what others ask of this unit: redrives, and a pause or its end."""
         self._redrives = txn.get(self._redrives_key)
+        self._pause_row = txn.get(self._pause_key)
         if self._firer_of is not None:
             self._timer_redrives = txn.get(self._timer_redrives_key)
 

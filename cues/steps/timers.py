@@ -143,4 +143,5 @@ def firer_of(main: Stepper) -> Firer:
     firer = Firer(main, node, claim_beside(main, node, own, {port.queue: Log(store, port.queue)}))
     faults.point("timer.claimed")
     firer.recover()
+    firer.watch_with(main, 2)
     return firer

@@ -141,6 +141,8 @@ class _Walker:
         yield from self._groups(queues)
         yield from self._intact(names.redriver_key(""), "The row of the redriver of {}")
         yield from self._intact(names.redrives_key(""), "The row of the redrives of {}")
+        yield from self._intact(names.pause_key(""), "The row of the pause of {}")
+        yield from self._intact(names.failures_key(""), "The row of the count of error messages of {}")
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -170,7 +172,7 @@ class _Walker:
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
         kinds = b"queue row proc topo sub reader store producer low source clock span open line age group member claim"
-        kinds += b" checkpoint graph replay redrive redriven redrives consumer publisher"
+        kinds += b" checkpoint graph replay redrive redriven redrives consumer publisher pause failures"
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []

@@ -55,6 +55,7 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_processor_call_seconds": ("counter", _PROCESSOR, "Seconds spent in calls of its function."),
     "cues_processor_calls_in_flight": ("gauge", _PROCESSOR, "Calls of its function that have not returned."),
     "cues_processor_errors": ("gauge", _PROCESSOR, "Its failed messages that are on error queues now."),
+    "cues_processor_paused": ("gauge", _PROCESSOR, "1 if it is paused until somebody resumes it."),
     "cues_processor_running": ("gauge", _PROCESSOR, "1 if a process runs it."),
     "cues_processor_stopped": ("gauge", _PROCESSOR, "1 if an error stopped it and it was not started again."),
     "cues_processor_last_step_timestamp_seconds": ("gauge", _PROCESSOR, "The time of its last step."),
@@ -273,6 +274,7 @@ def _add_processor(into: _Families, measured: Measured, id: str, units: list[Pro
     into.add("cues_processor_call_seconds", counters.calling_ns / 1e9, *labels)
     into.add("cues_processor_calls_in_flight", counters.in_flight, *labels)
     into.add("cues_processor_errors", sum(unit.errors for unit in units), *labels)
+    into.add("cues_processor_paused", any(unit.paused for unit in units), *labels)
     into.add("cues_processor_running", any(unit.owner for unit in units) or not units, *labels)
     into.add("cues_processor_stopped", any(stop and not stop.restarted for stop in stops), *labels)
     into.add("cues_processor_last_step_timestamp_seconds", stepped, *labels)

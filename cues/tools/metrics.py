@@ -45,9 +45,10 @@ from cues.queues.processor_rows import ProcessorRow
 from cues.queues.store import Store
 from cues.records.batch import HEAD
 from cues.records.log_row import LogRow
-from cues.steps import ownership
+from cues.steps import ownership, pauses
 from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
+from cues.steps.pauses import ProcessorPause
 from cues.storage import free_space, leases, locks, transaction
 from cues.storage.transaction import StoreTransaction
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
@@ -195,6 +196,8 @@ class ProcessorMetrics:
     """What its owner has counted since it began, at the last beat; None if no process runs it."""
     lost: datetime | None = None
     """If its last process ended without giving it back (it was killed, or the machine stopped): its last beat."""
+    paused: ProcessorPause | None = None
+    """Its pause, until somebody resumes it; None if it is not paused."""
 
     @property
     def lag(self) -> int:
@@ -366,6 +369,8 @@ class _Figures:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        with store._view() as txn:
+            self.pauses = pauses.of_store(txn)
         self.by_owner: dict[bytes, dict[str, leases.Figures]] = {}
 
     def of(self, owner: bytes) -> dict[str, leases.Figures]:
@@ -514,6 +519,7 @@ def _processor(store: Store, id: str, failures: Failures, known: _Figures) -> Pr
         figures["call_s"] if figures and figures["calls"] else None,
         counters,
         _beaten(store, row) if holder is None else None,
+        known.pauses.get(id),
     )
 
 

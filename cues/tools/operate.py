@@ -28,7 +28,7 @@ from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, key_of, read_row, read_topology
 from cues.queues.queue import open_queue
 from cues.queues.store import Store
-from cues.steps import ownership, pending
+from cues.steps import ownership, pauses, pending
 from cues.steps.ownership import Claimant, Ownership
 from cues.storage import wakeup
 from cues.storage.datafile import PAGE_BYTES, pages_of
@@ -321,6 +321,7 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
                 processor_rows.forget(txn, unit)
                 txn.delete(names.redriver_key(names.timer_id(keys[unit])))
                 txn.delete(names.redriver_inputs_key(names.timer_id(keys[unit])))
+                pauses.forget(txn, keys[unit])
             for table in tables:
                 txn.drop(table, delete=False)
             for log in logs:  # the row of the try log stays: the key is not used again

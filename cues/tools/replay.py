@@ -20,8 +20,10 @@ that a batch function gets batches of the same size; the order of messages from 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,10 +31,10 @@ from typing import Any, Final
 from cues import codec, faults
 from cues.base import names
 from cues.base.checks import is_count
-from cues.engine import replays
+from cues.engine import pausing, replays
 from cues.engine.replays import ReplayNote
-from cues.errors import GraphError, InvalidArgument, MessagesPurged, StoreError
-from cues.graphs.declaration import Source
+from cues.errors import GraphError, InvalidArgument, MessagesPurged, ProcessorStopped, StoreError
+from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.options import FRAME
 from cues.graphs.plan import Plan, written
@@ -390,9 +392,16 @@ def _copy_some(source: Log, target: Log, end: int) -> int:
 
 def _run(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store, say: Progress) -> None:
     say("running the processors")
+    pausing.resume_units(new, plan.id, None)
     with replays.running(new), _graph_of(graph, plan, nodes, new).start(store=new) as running:
         while not running.wait_done(idle_exit_s=0.0):
             raise StoreError("The replay was stopped.", "run it again; it continues.", path=new.path)
+        for pause in running.pauses():
+            raise ProcessorStopped(
+                f"In the replay, {pause.processor} is paused {pause.text}.",
+                "correct the function and run the replay again, which continues there.",
+                processor=pause.processor,
+            )
     faults.point("replay.ran")
 
 
@@ -400,7 +409,7 @@ def _graph_of(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store) -> Gr
     """The graph with these processors, sources without functions, and queues without bounds."""
     chosen = {node.name for node in nodes}
     fed = set(_copied(nodes))
-    kept = [processor for processor in graph.processors.values() if processor.id in chosen]
+    kept = [_unlimited(processor) for processor in graph.processors.values() if processor.id in chosen]
     kept += [Source(name, None) for name, processor in graph.processors.items()
              if processor.kind == "source" and name in fed]  # fmt: skip
     queues = {queue for node in nodes for queue in Plan.named(node)}
@@ -419,6 +428,15 @@ def _graph_of(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store) -> Gr
     )
     result.directory = graph.directory
     return result
+
+
+def _unlimited(processor: Processor) -> Processor:
+    """The processor without ``max_errors=``: a replay makes the errors of a month in a minute."""
+    if processor.options.max_errors is None:
+        return processor
+    processor = copy.copy(processor)
+    processor.options = replace(processor.options, max_errors=None)
+    return processor
 
 
 def _finish(new: Store, note: ReplayNote) -> ReplayNote:

@@ -242,6 +242,7 @@ class DirectoryLook:
                     "kind": shaped.kind,
                     "state": "running" if last.processor.partition(".")[0] in running else "off",
                     "stopped": None,
+                    "paused": [],
                     "units": [],
                     "unit_ids": [last.processor],
                     "owners": [],

@@ -108,6 +108,8 @@ def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
             add("error", f"{name} does not answer (process {row['owners'][0]['pid']})", link)
         elif row["state"] == "off" and row["lag"] and overview["running"]:
             add("warning", f"{name} does not run, and {count(row['lag'], 'message')} wait for it", link)
+        for pause in row["paused"]:
+            add("error", f"{name} is paused {safe(pause['text'])}", link)
         if row["errors"]:
             add("error", f"{name}: {count(row['errors'], 'failed message')}", f"errors/{row['id']}")
         if row["growing"]:
@@ -169,6 +171,7 @@ def _processor(
         "kind": units[0].kind if units else "",
         "state": "stopped" if why else "silent" if silent else "running" if owners else "off" if units else "new",
         "stopped": why,
+        "paused": [unit.paused.facts() for unit in units if unit.paused],
         "units": [_unit(unit) for unit in units] if len(units) > 1 else [],
         "unit_ids": [unit.processor for unit in units],
         "owners": [vars(owner) | {"worker": of_pid.get(pid)} for pid, owner in owners.items()],

@@ -1,0 +1,215 @@
+"""Pauses: a processor that takes no message until somebody resumes it, while the others go on.
+
+A unit is paused by a row of its home store. There are three reasons:
+
+    failed   a message failed for good, and the processor has ``on_error="pause"``. It is the next message
+    limit    the error messages reached ``max_errors=``. The next message is the one after the last failure
+    asked    somebody asked for it (``cues pause``)
+
+The owner of the unit writes the row in the commit of the failing step: with the messages before the failure, or with
+the error messages that are counted. It reads the row in each commit, as it reads the counts of redrives. So a death
+at any moment leaves the step and the pause, or neither; and a start, also on another machine, finds the pause.
+``resume`` deletes the row. The unit then recovers as at a start, and calls its function for the message anew.
+
+The error messages are counted in a row of their own, in windows: a window begins with the first error message after
+the last window was over. The count is in the same commits as the error messages, so it outlives the process.
+
+Both rows have the key of the unit (:attr:`Node.key`), which a rename does not change.
+
+Not guaranteed: that the owner of a unit stops at once when somebody asks for a pause. It makes one more step at most.
+Redrives are made during a pause.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from cues import codec, faults
+from cues.base import clock, names
+from cues.graphs.error_rate import ErrorRate
+from cues.queues.processor_rows import all_keys, read_topology
+from cues.records import sealed
+from cues.steps.error_records import whoami
+from cues.storage import wakeup
+
+if TYPE_CHECKING:
+    from cues.steps.failure import Failure
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+Why = Literal["failed", "limit", "asked"]
+TEXT_CHARACTERS_MAX: Final = 1000
+"""A longer error text keeps its beginning: ``cues status`` shows it in a line."""
+TRACE_CHARACTERS_MAX: Final = 8000
+"""A longer traceback keeps its end, where the error is."""
+
+_WINDOW: Final = struct.Struct(">QQ")
+
+
+@dataclass(frozen=True)
+class ProcessorPause:
+    """The pause of one unit of a processor, with its reason."""
+
+    processor: str
+    """The id of the unit: ``graph.processor``, or ``graph.processor/3``."""
+    why: Why
+    time: datetime
+    next: tuple[tuple[str, int], ...] = ()
+    """The queue and the index of the message that is taken next, for each input; empty if somebody asked for it."""
+    error: str = ""
+    """Type and text of the exception; empty if somebody asked for the pause."""
+    calls: int = 0
+    """The number of calls that failed for this message."""
+    messages: int = 1
+    """The number of messages that failed together; 1 unless the function takes batches."""
+    limit: str = ""
+    """The value of ``max_errors=`` that was reached."""
+    by: str = ""
+    """The user and the process that asked for it."""
+    reason: str = ""
+    """The reason that was given."""
+    trace: str = ""
+    """The end of the traceback."""
+
+    @property
+    def text(self) -> str:
+        """The reason as a phrase, such as ``before message 7 of orders, which failed: ValueError: …``."""
+        if self.why == "asked":
+            return f"by {self.by}" + (f": {self.reason}" if self.reason else "")
+        where = " and ".join(f"message {index:,} of {queue}" for queue, index in self.next) or "its next timer"
+        if self.why == "limit":
+            return f"before {where}, because max_errors={self.limit!r} is reached; the last error: {self.error}"
+        many = f", with {self.messages - 1:,} more in its batch" if self.messages > 1 else ""
+        calls = f" after {self.calls} calls" if self.calls > 1 else ""
+        return f"before {where}{many}, which failed{calls}: {self.error}"
+
+    def pack(self) -> bytes:
+        fields = {name: value for name, value in vars(self).items() if name not in ("processor", "time") and value}
+        return sealed.seal(codec.pack(fields | {"time_ns": clock.to_ns(self.time)}))
+
+    @staticmethod
+    def unpack(raw: bytes, processor: str) -> ProcessorPause:
+        fields = codec.unpack(sealed.unseal(raw, f"pause of the processor {processor}"))
+        fields["next"] = tuple((queue, index) for queue, index in fields.get("next", ()))
+        return ProcessorPause(processor, time=clock.to_datetime(fields.pop("time_ns")), **fields)
+
+    def facts(self) -> dict[str, Any]:
+        """The pause as JSON."""
+        place = [{"queue": queue, "index": index} for queue, index in self.next]
+        known = {name: value for name, value in vars(self).items() if value and name != "next"}
+        return known | {"next": place, "text": self.text}
+
+
+def of_failure(
+    unit: str, failure: Failure, next: Iterable[tuple[str, int]], messages: int = 1, limit: str = ""
+) -> ProcessorPause:
+    """Return the pause because of a failure, or of the last one of as many as ``limit`` allows."""
+    cause, *_ = failure.account()[names.ERR_CAUSE] or [{}]
+    first, *more = str(cause.get("message", "")).strip().splitlines() or [""]
+    return ProcessorPause(
+        unit,
+        "limit" if limit else "failed",
+        clock.to_datetime(clock.now_ns()),
+        tuple(next),
+        f"{cause.get('type')}: {first}{' …' if more else ''}"[:TEXT_CHARACTERS_MAX],
+        failure.attempts,
+        messages,
+        limit,
+        trace=str(cause.get("trace", ""))[-TRACE_CHARACTERS_MAX:],
+    )
+
+
+class ErrorWindow(NamedTuple):
+    """The error messages of a unit in the present window of ``max_errors=``."""
+
+    rate: ErrorRate
+    began_ns: int = 0
+    errors: int = 0
+
+    @staticmethod
+    def read(txn: StoreTransaction, key: str, rate: ErrorRate) -> ErrorWindow:
+        """Return the window of a unit, by its key."""
+        raw = txn.get(names.failures_key(key))
+        if raw is None:
+            return ErrorWindow(rate)
+        return ErrorWindow(rate, *_WINDOW.unpack(sealed.unseal(raw, f"count of the error messages of {key}")))
+
+    def at(self, now_ns: int) -> ErrorWindow:
+        """Return the window of a time: this one, or a new one if this is over."""
+        under_way = self.errors and 0 <= now_ns - self.began_ns < self.rate.seconds * 1_000_000_000
+        return self if under_way else ErrorWindow(self.rate, now_ns)
+
+    def plus(self, count: int) -> ErrorWindow:
+        return self._replace(errors=self.errors + count)
+
+    @property
+    def left(self) -> int:
+        """The number of error messages until the limit; at least 1 before a step."""
+        return self.rate.most - self.errors
+
+    def pack(self) -> bytes:
+        return sealed.seal(_WINDOW.pack(self.began_ns, self.errors))
+
+
+def of_store(txn: StoreTransaction) -> dict[str, ProcessorPause]:
+    """Return the pauses of all units, by the id of the unit."""
+    found = {}
+    for unit, key in all_keys(txn).items():
+        raw = txn.get(names.pause_key(key))
+        if raw is not None:
+            found[unit] = ProcessorPause.unpack(raw, unit)
+    return found
+
+
+def resume(home: BaseStore, units: Iterable[str]) -> list[ProcessorPause]:
+    """Take the pauses of units away, in one commit, and wake their owners; return those that there were.
+
+    Their error messages are counted from 0 again.
+    """
+
+    def delete(txn: StoreTransaction) -> list[ProcessorPause]:
+        known, keys = of_store(txn), all_keys(txn)
+        gone = [known[unit] for unit in units if unit in known]
+        for pause in gone:
+            txn.delete(names.pause_key(keys[pause.processor]))
+            txn.delete(names.failures_key(keys[pause.processor]))
+        faults.point("pause.resuming")
+        return gone
+
+    return _written(home, delete)
+
+
+def ask(home: BaseStore, units: Iterable[str], reason: str = "") -> list[ProcessorPause]:
+    """Pause units that are not paused, in one commit, and wake their owners; return the new pauses."""
+    by = whoami()
+
+    def write(txn: StoreTransaction) -> list[ProcessorPause]:
+        known, keys = of_store(txn), all_keys(txn)
+        now = clock.to_datetime(clock.now_ns())
+        new = [ProcessorPause(u, "asked", now, by=by, reason=reason) for u in units if u in keys and u not in known]
+        for pause in new:
+            txn.put(names.pause_key(keys[pause.processor]), pause.pack())
+        faults.point("pause.asking")
+        return new
+
+    return _written(home, write)
+
+
+def _written(home: BaseStore, write: Callable[[StoreTransaction], list[ProcessorPause]]) -> list[ProcessorPause]:
+    changed: list[ProcessorPause] = home._commit(write)
+    faults.point("pause.changed")
+    with home._view() as txn:
+        topologies: Mapping[str, Any] = {pause.processor: read_topology(txn, pause.processor) for pause in changed}
+    queues = {queue for topology in topologies.values() if topology is not None for queue in topology.queues}
+    home._ring(wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in queues))
+    return changed
+
+
+def forget(txn: StoreTransaction, key: str) -> None:
+    """Delete the rows of a unit that is deleted."""
+    txn.delete(names.pause_key(key))
+    txn.delete(names.failures_key(key))
