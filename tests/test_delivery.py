@@ -277,7 +277,7 @@ def test_a_batch_join_with_filters_gets_lists_of_one_length(store: Store) -> Non
 
     feed(store, a=range(4), b=range(4))
     where = {"left": lambda m: m["n"] != 1, "right": lambda m: m["n"] not in (1, 2)}
-    run(store, Stream(batch, {"left": "a", "right": "b"}, {"x": "out"}, batch=True, bisect=False, where=where, step_s=None))
+    run(store, Stream(batch, {"left": "a", "right": "b"}, {"x": "out"}, batch=True, where=where, step_s=None))
     assert calls == [([0, 2, 3], [0, None, 3], {"left": [1, 3, 4], "right": [1, 3, 4]})]
 
 
