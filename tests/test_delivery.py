@@ -283,7 +283,7 @@ def test_a_batch_join_with_filters_gets_lists_of_one_length(store: Store) -> Non
 
 def test_a_batch_function_whose_filter_leaves_nothing_is_not_called(store: Store) -> None:
     feed(store, a=range(3))
-    run(store, Stream(lambda ms: 1 / 0, "a", "out", id="s", batch=True, where=lambda m: False))
+    run(store, Stream(lambda ms: 1 / 0, "a", "out", id="s", batch=True, bisect=False, where=lambda m: False))
     assert testing.contents(store)["positions"] == {"g.s.a": 4}
 
 
@@ -299,7 +299,7 @@ def test_a_failed_batch_is_one_error_record_and_leaves_no_state(store: Store, wh
         return {"x": messages}
 
     feed(store, a=range(6))
-    run(store, Stream(batch, "a", {"x": "out"}, batch=True, batch_size=2), errors="errors")
+    run(store, Stream(batch, "a", {"x": "out"}, batch=True, bisect=False, batch_size=2), errors="errors")
     assert numbers(store, "out") == [0, 1, 4, 5]
     (error,) = testing.messages(store, "errors")
     assert error["err.proc/messages"] == {"a": [{"n": 2}, {"n": 3}]}
