@@ -297,16 +297,19 @@ def test_control_a_step_that_goes_on_after_the_limit(monkeypatch: pytest.MonkeyP
 # --- what a pause is ------------------------------------------------------------------------------
 
 
-def test_a_batch_that_fails_pauses_as_a_whole() -> None:
-    shop = Shop(on_error="pause", batch=True, batch_size=4)
+@pytest.mark.parametrize("bisect", [True, False])
+def test_a_batch_that_fails_pauses_before_the_message_that_fails_alone_or_as_a_whole(bisect: bool) -> None:
+    shop = Shop(on_error="pause", batch=True, batch_size=4, bisect=bisect)
     shop.bad = {6}
     with testing.temporary_store() as store:
         store.queue("in").appender().write_many([{"n": n} for n in range(1, 10)])
         testing.run_until_idle(shop.graph, store)
         (pause,) = pausing.list_pauses(store)
-        assert (pause.next, pause.messages, pause.error) == ((("in", 5),), 4, "ValueError: 6 is bad")
-        assert "before message 5 of in, with 3 more in its batch, which failed: ValueError: 6 is bad" in pause.text
-        assert look(store) == ([(n, n) for n in range(1, 5)], [], 5)
+        first, count = (6, 1) if bisect else (5, 4)
+        assert (pause.next, pause.messages, pause.error) == ((("in", first),), count, "ValueError: 6 is bad")
+        more = "" if bisect else ", with 3 more in its batch"
+        assert f"before message {first} of in{more}, which failed: ValueError: 6 is bad" in pause.text
+        assert look(store) == ([(n, n) for n in range(1, first)], [], first)
         shop.bad.clear()
         assert cues.resume(store, processor="shop.price") == [pause]
         testing.run_until_idle(shop.graph, store)

@@ -23,7 +23,7 @@ once; a single message has all the tries of its processor.
 from __future__ import annotations
 
 from cues.graphs.processor import FRAME, Node
-from cues.steps.results import Results
+from cues.steps.results import Results, pauses, stops
 
 
 def halves(node: Node, count: int, results: Results) -> bool:
@@ -37,7 +37,7 @@ def halves(node: Node, count: int, results: Results) -> bool:
         # The positions have moved already, and no message is called twice.
         and not node.at_most_once
         # Without an error queue, or if the target failed, the processor stops before the batch.
-        and results.stop(node) is None
+        and all(pauses(node, failure) or not stops(node, failure) for failure in results.failures.values())
     )
 
 

@@ -459,6 +459,8 @@ class Stepper(Recovery):
 
     def _bounded(self, place: int, size: int) -> int:
         """Return the largest number of messages that a step may take from this choice of inputs."""
+        if not self.inputs:
+            return size  # a source takes from its feed
         index = self.inputs[place].index
         return 1 if index < self._careful.get(place, 0) else self._halving[place].bound(index, size)
 
