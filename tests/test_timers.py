@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import seeds
+from terminal import cues as command
 
 import cues
 from cues import Graph, faults, testing
@@ -18,6 +19,7 @@ from cues.base import clock as clocks
 from cues.records import batch as batches
 from cues.steps import ownership, timers
 from cues.steps import process as processes
+from cues.tools import metrics
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 Message = dict[str, Any]
@@ -366,3 +368,20 @@ def test_spark_refuses_timers_by_name() -> None:
 def test_plain_data_keep_the_function_of_timers() -> None:
     graph = Graph.from_dict(graph_of().to_dict())
     assert graph.processors["p"].options.timer is fire
+
+
+def test_status_shows_the_next_timer_of_a_processor() -> None:
+    with testing.Clock(START), testing.temporary_store() as store:
+        graph = cues.Graph("g", errors="errors")
+        graph.source("a")
+
+        def take(message: Message, process: Any) -> None:
+            process.timer(message["n"], process.now + timedelta(hours=message["n"]))
+
+        graph.add(cues.Sink(take, "a", id="take", timer=lambda timer, process: None))
+        store.queue("a").appender().write_many([{"n": 3}, {"n": 2}])
+        testing.run_until_idle(graph, store)
+        (row,) = [row for row in metrics.of_processors(store) if row.processor == "g.take"]
+        assert row.timer == START + timedelta(hours=2)
+        shown = command("status", store.path, "--table").out
+        assert "The next timer of g.take is due at 2026-01-31T02:00:00Z" in shown

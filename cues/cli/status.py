@@ -174,6 +174,11 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
     _show_consumers(seen, output)
     if delayed:
         print("\n" + "\n".join(map(str, delayed.values())))
+    timers = [(processor.timer, processor.processor) for processor in processors if processor.timer is not None]
+    if timers:
+        print()
+        for time, unit in sorted(timers):
+            print(f"The next timer of {unit} is due at {time.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
     for processor in processors:
         if processor.paused is not None:
             print(f"\n{paused(processor.paused, target.text, target.store)}")
@@ -429,6 +434,7 @@ def _processor(
         "last_error": vars(processor.last_error) if processor.last_error else None,
         "last_stop": vars(stop) if stop else None,
         "paused": processor.paused.facts() if processor.paused else None,
+        "timer": processor.timer,
     }
 
 

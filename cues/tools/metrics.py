@@ -49,6 +49,7 @@ from cues.steps import ownership, pauses
 from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
 from cues.steps.pauses import ProcessorPause
+from cues.steps.state import StateTable
 from cues.storage import free_space, leases, locks, transaction
 from cues.storage.transaction import StoreTransaction
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
@@ -198,6 +199,8 @@ class ProcessorMetrics:
     """If its last process ended without giving it back (it was killed, or the machine stopped): its last beat."""
     paused: ProcessorPause | None = None
     """Its pause, until somebody resumes it; None if it is not paused."""
+    timer: datetime | None = None
+    """The time of its first timer that has not fired; None without one."""
 
     @property
     def lag(self) -> int:
@@ -371,6 +374,7 @@ class _Figures:
         self._store = store
         with store._view() as txn:
             self.pauses = pauses.of_store(txn)
+            self.keys = processor_rows.all_keys(txn)
         self.by_owner: dict[bytes, dict[str, leases.Figures]] = {}
 
     def of(self, owner: bytes) -> dict[str, leases.Figures]:
@@ -489,6 +493,11 @@ def _processes(store: Store, known: _Figures) -> Iterable[ProcessMetrics]:
             yield ProcessMetrics(own["pid"], own["cpu_s"], own["memory_bytes"], units, *named)
 
 
+def _next_timer(store: Store, key: str) -> datetime | None:
+    due = StateTable(store, key).first_due()
+    return None if due is None else clock.to_datetime(due)
+
+
 def _processor(store: Store, id: str, failures: Failures, known: _Figures) -> ProcessorMetrics:
     with store._view() as txn:
         row = processor_rows.read_row(txn, id)
@@ -520,6 +529,7 @@ def _processor(store: Store, id: str, failures: Failures, known: _Figures) -> Pr
         counters,
         _beaten(store, row) if holder is None else None,
         known.pauses.get(id),
+        None if is_source else _next_timer(store, known.keys.get(id, id)),
     )
 
 

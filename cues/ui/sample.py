@@ -180,6 +180,7 @@ def _processor(
         "errors": sum(unit.errors for unit in units),
         "last_error": vars(last) | {"text": safe(last.text[:500])} if last else None,
         "stepped": max((unit.stepped for unit in units if unit.stepped), default=None),
+        "timer": min((unit.timer for unit in units if unit.timer), default=None),
         "epoch": max((unit.epoch for unit in units), default=None),
         "source_position": _text(units[0].source_position) if units else None,
         "calls": calls or None,

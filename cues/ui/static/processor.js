@@ -81,7 +81,7 @@ export async function processorView([id], query, page) {
     const list = [
       ["Function", row.function], ["Guarantee", row.guarantee],
       ["Process", row.owners.map((each) => `${each.worker ? `${each.worker}, ` : ""}${each.pid} (${each.state}${each.lease_s ? "" : "; does not answer"})`).join(", ")],
-      ["Last step", ago(row.stepped)], ["Epoch", row.epoch], ["Source position", row.source_position],
+      ["Last step", ago(row.stepped)], ["Next timer", row.timer], ["Epoch", row.epoch], ["Source position", row.source_position],
       ["Calls", row.calls ? `${number(row.calls)} done, ${row.in_flight} in flight${row.call_s ? `, ${row.call_s < 0.001 ? "under 1 ms" : row.call_s < 1 ? `${Math.round(row.call_s * 1000)} ms` : span(row.call_s)} each` : ""}` : ""],
     ].filter(([, value]) => value !== "" && value !== null && value !== undefined);
     const names = list.map(([name]) => name).join();
