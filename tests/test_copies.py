@@ -13,7 +13,7 @@ from children import Child
 
 import cues
 from cues.cli.app import run as cli
-from cues.errors import StoreCopied
+from cues.errors import StoreCopied, StoreDamaged
 from cues.storage import timeline
 
 DURABILITIES = ("disk", "process")
@@ -131,3 +131,37 @@ def test_the_control_a_store_that_was_neither_copied_nor_open_has_no_mark(tmp_pa
     (tmp_path / "copy" / "open").write_text("")
     with pytest.raises(StoreCopied):
         cues.open(tmp_path / "copy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_copy_that_is_made_while_the_store_is_written_is_never_opened_for_writing(
+    tmp_path: Path, durability: str
+) -> None:
+    """Its pages are of different moments: it is refused as a copy, and adopted only if the check finds it whole."""
+    code = """
+import sys, cues
+with cues.open(sys.argv[1], durability=sys.argv[2]) as store:
+    queue, n = store.queue("q"), 0
+    while True:
+        queue.appender().write_many([{"n": n + i, "x": "x" * 500} for i in range(50)])
+        n += 50
+        if n == 500:
+            print("ready", flush=True)
+        if n % 2000 == 0:
+            queue.purge(before=n - 1000)
+"""
+
+    with Child(code, tmp_path / "s", durability) as child:
+        assert child.line() == "ready"
+        for number in range(4):
+            copy = cp(tmp_path / "s", tmp_path / f"copy{number}")
+            with pytest.raises((StoreCopied, StoreDamaged)):
+                cues.open(copy)
+            if cli(["check", str(copy), "--adopt"]) == 0:
+                found = numbers(copy)
+                assert found == list(range(found[0], found[0] + len(found)))
+                with cues.open(copy) as store:
+                    store.queue("q").appender().write({"n": -1})
+            shutil.rmtree(copy)
+        child.kill()

@@ -18,6 +18,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from terminal import cues as command
 
 import cues
 from cues import Graph, Sink, Source, Stream, testing
@@ -371,6 +372,19 @@ def test_send_checks_the_schema_of_the_source(tmp_path: Path) -> None:
         running.wait_idle(timeout=30)
         assert running.messages("a") == [{"id": 1, "items": [{"price": 2.0, "count": 3}]}]
         assert running.messages("b") == [{"id": 1, "total": 6.0}]
+
+
+def test_the_command_send_checks_the_schema_of_the_source(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import cues\nfrom typing import TypedDict\n\n\nclass Order(TypedDict):\n    id: int\n\n\n"
+        "graph = cues.Graph('shop', [cues.Source('orders', schema=Order)], store='store', durability='process')\n"
+    )
+    sent = command("send", "shop.py", '{"id": 1}', '{"id": "x"}', '{"id": 3}', cwd=tmp_path)
+    assert sent.code == 1
+    assert "Message 2 and the following ones cannot be sent" in sent.err and "$.id: expected integer" in sent.err
+    with cues.open(tmp_path / "store") as store:
+        assert testing.messages(store, "orders") == [{"id": 1}]
+        assert command("send", f"{store.path}#orders", "id=x", cwd=tmp_path).code == 0, "a store knows no schema"
 
 
 def test_texts_are_parsed_for_a_source() -> None:

@@ -70,11 +70,14 @@ def send(
 
     A queue with max_lag or max_bytes makes writers wait for its readers. With --timeout a wait that is longer ends the
     command with exit code 4. The error names the readers and, for stdin, the first line that is not sent.
+
+    With a graph file, messages for a source that has schema= must fit it. A store alone does not know the schema.
     """
     given = _arguments(messages)
     at = _time_of_delivery(delay, deliver_at)
     with opened_queue(target, create) as queue:
-        sender = _Sender(queue.appender(timeout=timeout), at)
+        schema = target.file.graph.plan().schema_of(queue.name) if target.file is not None else None
+        sender = _Sender(queue.appender(timeout=timeout, schema=schema), at)
         try:
             if given:
                 sender.send(given, "message")

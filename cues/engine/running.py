@@ -136,7 +136,7 @@ class Running(Shown):
                 f"send() takes a queue and a message, found {len(arguments)} arguments.",
                 "name the queue: send('queue', message).",
             )
-        schema = next((n.options.schema for n in self.plan.nodes if n.kind == "source" and n.name == queue), None)
+        schema = self.plan.schema_of(queue)
         appender = self._queue(queue).appender(schema=schema)
         index: int = appender.write(message, deliver_at=deliver_at, delay=delay)
         return index

@@ -38,6 +38,10 @@ class Plan:
         read = {port.queue for n in self.nodes for port in n.reads}
         return tuple(sorted(declared | (read - self._written)))
 
+    def schema_of(self, queue: str) -> Any:
+        """What messages from outside must fit on this queue: ``schema=`` of its source; None if there is none."""
+        return next((n.options.schema for n in self.nodes if n.kind == "source" and n.name == queue), None)
+
     @property
     def _written(self) -> set[str]:
         """The queues that some processor writes or feeds, error queues too."""

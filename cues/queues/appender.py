@@ -170,6 +170,7 @@ class TypedAppender(Appender):
                 checked.append(self._schema.written(message))
             except SchemaError as error:
                 error.message = f"messages[{place}]: {error.message}"
+                error.__dict__["offset"] = place
                 raise
         return super().write_many(checked, deliver_at=deliver_at, delay=delay)
 
