@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from children import Child, run
+from sets import slow_except
 
 import cues
 from cues import testing
@@ -253,7 +254,7 @@ kept.close()
 """
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "file"])
+@pytest.mark.parametrize("kind", slow_except(["sqlite", "file"], ["sqlite", "postgresql", "file"]))
 @pytest.mark.parametrize("site", ["checkpoint.restored:1", "checkpoint.inside:2", "checkpoint.after:2"])
 def test_kill_9_in_a_commit_leaves_it_whole_or_not_at_all(
     site: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -283,7 +284,7 @@ except cues.CuesError as error:
 """
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "file"])
+@pytest.mark.parametrize("kind", slow_except(["sqlite", "file"], ["sqlite", "postgresql", "file"]))
 def test_a_zombie_is_refused(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """SIGSTOP between two commits, takeover, SIGCONT: it does not know that it was stopped, and must hear it."""
     kept = kept_at(kind, tmp_path, request)

@@ -103,7 +103,7 @@ def test_crash_me_reports_a_result_that_is_not_exact(tmp_path: Path) -> None:
     assert "Something is wrong" in printed
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_bank(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ledger = ["--ledger", request.getfixturevalue("postgres").database()] if kind == "postgresql" else []
     printed = run(sys.executable, str(EXAMPLES / "bank.py"), "--deaths", "4", *ledger, cwd=tmp_path)
