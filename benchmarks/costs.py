@@ -1,4 +1,4 @@
-"""What a message costs in bytecode instructions: figures that no other program on the machine changes.
+"""What a message costs in bytecode instructions: figures that other programs on the machine hardly change.
 
     python benchmarks/costs.py            count, and compare with costs.json; ends with 1 if a row became dearer
     python benchmarks/costs.py --write    keep the counts of this version of Python
@@ -26,7 +26,10 @@ from cues.processors import windows
 from cues.processors.reducers import count
 
 KEPT = Path(__file__).with_name("costs.json")
-TOLERANCE = 0.1
+TOLERANCE = 0.15
+"""Counts vary by 2 to 4 %, because latency is measured at most a thousand times a second, and beats come by time."""
+STEPS: dict[str, Any] = {"step_s": None, "batch_size": 1000}
+"""Steps of a size that does not depend on the time that calls take."""
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 Work = Callable[[], Any]
 
@@ -68,7 +71,7 @@ def read(store: cues.Store, number: int) -> Work:
 
 
 def pipeline(store: cues.Store, number: int, **options: Any) -> Work:
-    return passed(store, number, Stream(total, "orders", "totals", **options))
+    return passed(store, number, Stream(total, "orders", "totals", **STEPS | options))
 
 
 def step_one(store: cues.Store, number: int) -> Work:
@@ -80,12 +83,12 @@ def keyed(store: cues.Store, number: int) -> Work:
         process.state["sum"] = process.state.get("sum", 0) + order["size"]
         return {"sum": process.state["sum"]}
 
-    return passed(store, number, Stream(add, "orders", "sums", key="symbol"))
+    return passed(store, number, Stream(add, "orders", "sums", key="symbol", **STEPS))
 
 
 def window(store: cues.Store, number: int) -> Work:
     timed: Any = {"time": lambda order: order["id"] / 100, "key": "symbol", "delay": "10s", "late": "late"}
-    return passed(store, number, windows.tumbling("orders", "minutes", "1m", reduce={"n": count()}, **timed))
+    return passed(store, number, windows.tumbling("orders", "minutes", "1m", reduce={"n": count()}, **timed, **STEPS))
 
 
 def passed(store: cues.Store, number: int, processor: Any) -> Work:

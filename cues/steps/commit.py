@@ -56,7 +56,8 @@ class Committer(PartBuilder):
 
     def _commit(self, taken: Taken, results: Results) -> None:
         taken, parts, stop = self._parts(taken, results)
-        self._note_failures(taken, parts, stop)
+        if stop is not None or self._error_rate is not None or self._beside:  # else there is nothing to note
+            self._note_failures(taken, parts, stop)
         if parts:
             # Under at-most-once the inputs have moved already; the function's own tailers move now.
             row = self._moved([] if self.node.at_most_once and taken.times is None else taken.slices)

@@ -45,25 +45,25 @@ class Halving:
     """The ends of the parts of a batch that failed. An index may count from any place, but always from the same."""
 
     def __init__(self) -> None:
-        self._ends: list[int] = []
+        self.ends: list[int] = []
         """The part that is taken next is the last one."""
 
     def at(self, index: int) -> bool:
         """Return whether the message at ``index`` is in a part, and forget the parts before it."""
-        while self._ends and self._ends[-1] <= index:
-            self._ends.pop()
-        return bool(self._ends)
+        while self.ends and self.ends[-1] <= index:
+            self.ends.pop()
+        return bool(self.ends)
 
     def bound(self, index: int, size: int) -> int:
         """Return the number of messages to take from ``index``: those of its part, at most ``size``."""
-        return min(size, self._ends[-1] - index) if self.at(index) else size
+        return min(size, self.ends[-1] - index) if self.at(index) else size
 
     def divide(self, start: int, stop: int) -> None:
         """Divide the messages from ``start`` to before ``stop``, which failed, into two parts."""
-        if not self.at(start) or self._ends[-1] != stop:
-            self._ends.append(stop)
-        self._ends.append((start + stop) // 2)
+        if not self.at(start) or self.ends[-1] != stop:
+            self.ends.append(stop)
+        self.ends.append((start + stop) // 2)
 
     def clear(self) -> None:
         """Forget the parts: the positions are others now."""
-        self._ends.clear()
+        self.ends.clear()

@@ -433,7 +433,8 @@ class Stepper(Recovery):
                         if input.delays:
                             count, times = self.held.cut(inputs, count)
                             break
-                part = self._halving[place].at(inputs[0].index)
+                halving = self._halving[place]
+                part = bool(halving.ends) and halving.at(inputs[0].index)
                 return Taken([input.take(count) for input in inputs], count, part=part, times=times)
         return None
 
@@ -462,7 +463,10 @@ class Stepper(Recovery):
         if not self.inputs:
             return size  # a source takes from its feed
         index = self.inputs[place].index
-        return 1 if index < self._careful.get(place, 0) else self._halving[place].bound(index, size)
+        if index < self._careful.get(place, 0):
+            return 1
+        halving = self._halving[place]
+        return halving.bound(index, size) if halving.ends else size
 
     @property
     def lingers_s(self) -> float | None:
