@@ -63,12 +63,15 @@ def must_be(result: Iterable[Any], expected: Iterable[Any]) -> None:
     The error says how many are lost, repeated or changed; or that all are there in another order.
     """
     pairs = itertools.zip_longest(result, expected)
+    right: list[Any] = []
     for number, (message, wanted) in enumerate(pairs):
         if message != wanted:
             rest = list(pairs)
             have = [m for m, _ in [(message, wanted), *rest] if m is not None]
             want = [w for _, w in [(message, wanted), *rest] if w is not None]
-            raise Fault(f"{_difference(have, want)}; message {number} is {message!r}, must be {wanted!r}")
+            difference = _difference(right + have, right + want)
+            raise Fault(f"{difference}; message {number} is {message!r}, must be {wanted!r}")
+        right.append(message)
 
 
 def _difference(have: list[Any], want: list[Any]) -> str:

@@ -143,7 +143,7 @@ def test_the_table_and_the_plots_of_the_readme_are_those_of_the_newest_result_fi
 
 @pytest.mark.slow
 def test_a_message_costs_no_more_instructions_than_before() -> None:
-    """Counts of bytecode, which no other program on the machine changes; the figures are those of Python 3.11."""
+    """Counts of bytecode, which other programs on the machine hardly change; the figures are those of Python 3.11."""
     done = subprocess.run([sys.executable, str(CORE.parent / "costs.py")], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "instructions a message" in done.stdout
