@@ -317,7 +317,8 @@ def test_transactions_of_publishers_are_copied_with_their_rows(tmp_path: Path) -
         queue = store.queue("a")
         for n in range(5):
             one.publish_uncommitted(lambda message: queue, {"n": n})
-            other.publish_uncommitted(lambda message: queue, {"n": 100 + n})
+            # Later than the run it would be a message that the old store has not processed.
+            other.publish_uncommitted(lambda message: queue, {"n": 100 + n}).wait()
         one.append_ack_intents(one.build_ack_intents())
         run_until_idle(graph(), store)
         assert sorted(numbers(store, "out")) == [0, 1, 2, 3, 4]
