@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ import seeds
 
 import cues
 from cues import Graph, faults, testing
+from cues.errors import InvalidArgument
 from cues.steps import delays, held
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
@@ -693,3 +695,15 @@ def test_runs_that_are_killed_at_random_deliver_each_message_once(tmp_path: Path
             counts = [message["count"] for message in messages if message["key"] == key]
             assert counts == list(range(1, len(counts) + 1))
         assert not testing.check_attempts(store)
+
+
+@pytest.mark.parametrize("text", ["1.2.3s", "..s", "10", "s", "1__.", "-5m"])
+def test_a_text_that_is_no_length_of_time_is_refused_by_every_option(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(repr(text))):
+        cues.delayed({"n": 1}, delay=text)
+    with pytest.raises(InvalidArgument, match=re.escape(repr(text))):
+        cues.Retention(age=text)
+    with pytest.raises(cues.GraphError, match=re.escape(repr(text))):
+        cues.Stream(handle, "in", "out", ttl=text)
+    with pytest.raises(InvalidArgument, match=re.escape(repr(text))):
+        cues.every(text)

@@ -40,7 +40,7 @@ from cues.graphs.options import (
     lists_options,
 )
 from cues.graphs.processor import VARIADIC, parameters_of, position_count, wants_process
-from cues.queues.options import seconds_of
+from cues.queues.options import duration_of
 
 
 class _Bound:
@@ -673,13 +673,10 @@ def _check_ttl(processor: Processor) -> None:
     if ttl is None:
         return
     here = f"The {processor.kind} {processor.id!r} has ttl={ttl!r}"
-    hint = "give a time above 0: seconds, a timedelta, or a text such as '30m' or '7d'."
     try:
-        seconds = seconds_of(ttl)
+        duration_of(ttl, "The time")
     except InvalidArgument as error:
-        raise processor._wrong(f"{here}: {error.message}", hint) from None
-    if not is_number(seconds) or not 0 < seconds < 1 << 33:  # type: ignore[operator]
-        raise processor._wrong(f"{here}.", hint)
+        raise processor._wrong(f"{here}: {error.message}", error.hint) from None
     without = {"a source": processor.kind == "source", "a frame": processor.options.batch == FRAME}
     without["with checkpoint="] = processor.options.checkpoint is not None
     for what, is_so in without.items():

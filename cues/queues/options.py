@@ -298,16 +298,16 @@ def _partitioner(value: object, key: object) -> object:
 
 def _measured(value: str, units: dict[str, int], what: str, hint: str) -> float:
     """Return the value of a number with its unit."""
-    match = re.fullmatch(r"([\d._]+)\s*([a-zA-Z]+)", value)
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)", value, re.ASCII)
     unit = units.get(match[2], units.get(match[2].upper())) if match else None
     if not match or not unit:
         raise InvalidArgument(f"{value!r} is not {what}.", hint)
-    return float(match[1]) * unit
+    return float(match[1].replace("_", "")) * unit
 
 
 def seconds_of(value: float | str | timedelta | None) -> float | None:
     if isinstance(value, str):
-        return _measured(value, _UNITS_S, "an age", "write '90s', '15m', '12h', '10d' or '2w'.")
+        return _measured(value, _UNITS_S, "a length of time", "write '90s', '15m', '12h', '10d' or '2w'.")
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
@@ -319,9 +319,9 @@ def duration_of(value: float | str | timedelta, name: str) -> float:
     hint = "pass seconds, a timedelta, or a text such as '90s', '15m', '12h', '10d' or '2w'."
     try:
         seconds = seconds_of(value)
-    except (InvalidArgument, ValueError):  # ValueError: "1.2.3s"
+    except InvalidArgument:
         seconds = None
-    if not is_number(seconds) or not 0 < seconds < 1e10:  # type: ignore[operator]
+    if not is_number(seconds) or not 0 < seconds < 1 << 33:  # type: ignore[operator]
         raise InvalidArgument(f"{name} is {value!r}, not a duration above 0.", hint)
     return float(seconds)  # type: ignore[arg-type]
 
