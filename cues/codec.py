@@ -24,7 +24,6 @@ the message and the type, before anything is written.
 from __future__ import annotations
 
 import sys
-import threading
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
@@ -35,6 +34,7 @@ from zoneinfo import ZoneInfo
 import msgpack
 
 from cues.errors import CodecError, InvalidArgument
+from cues.native import ThreadPacker
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
@@ -142,21 +142,12 @@ def _ext_hook(code: int, data: bytes) -> Any:
     return decoder(data)
 
 
-class _Local(threading.local):
-    """A msgpack Packer may not be used by two threads at once, and making one costs as much as a message."""
-
-    def __init__(self) -> None:
-        self.pack: Callable[[Any], bytes] = _new_packer()
-        self.depth = 0
-        """The number of extensions that are being encoded inside one another."""
-
-
 def _new_packer() -> Callable[[Any], bytes]:
     packer: Callable[[Any], bytes] = msgpack.Packer(default=_default, strict_types=True).pack
     return packer
 
 
-_local = _Local()
+_local = ThreadPacker(_new_packer)
 
 
 def pack(value: Any) -> bytes:
@@ -165,7 +156,10 @@ def pack(value: Any) -> bytes:
         return _local.pack(value)
     except Exception as error:
         thread_packer(renew=True)
-        raise _explain(value, error) from (None if isinstance(error, (_Unencodable, CodecError)) else error)
+        cause = None if isinstance(error, (_Unencodable, CodecError)) else error
+        explained = _explain(value, error)
+        explained.__cause__ = cause  # the compiler does not keep "from"
+        raise explained from cause
 
 
 def thread_packer(renew: bool = False) -> Callable[[Any], bytes]:

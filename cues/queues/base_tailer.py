@@ -15,6 +15,7 @@ from typing import Any
 from cues.base import clock
 from cues.base.closing import Closing
 from cues.errors import Closed
+from cues.native import mypyc_attr
 from cues.queues.base import BaseQueue, check_index
 from cues.queues.log import Log
 from cues.records.log_row import LogRow
@@ -25,6 +26,7 @@ Place = Callable[[StoreTransaction, Log, LogRow], int]
 """Returns the index to go to on a log."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Reader(ABC):
     """Messages that are read one after another."""
 
@@ -45,6 +47,7 @@ class Reader(ABC):
                 yield message
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BaseTailer(Reader, Closing):
     """A reader of a queue that keeps a position."""
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from cues.errors import BatchDamaged, InvalidArgument
+from cues.native import mypyc_attr
 from cues.queues.base import BaseQueue, check_index
 from cues.queues.base_tailer import Place
 from cues.queues.log import Log
@@ -34,6 +35,7 @@ Mark = tuple[int, tuple[Batch, int] | None]
 """The index of a partition's tailer, and the message that it read last."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MergedTailer(Tailer):
     """A :class:`cues.Tailer` of all partitions; :meth:`Queue.tailer` makes it.
 

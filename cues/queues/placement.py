@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import Router
 
 
+@mypyc_attr(native_class=False)
 class Place(int):
     """An index with its ``partition``."""
 
     partition: int
 
     def __new__(cls, index: int, partition: int) -> Place:
-        place = super().__new__(cls, index)
+        place = int.__new__(cls, index)
         place.partition = partition
         return place
 

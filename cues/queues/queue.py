@@ -35,6 +35,7 @@ from cues.base import clock, names
 from cues.base.checks import is_number
 from cues.base.shown import Shown
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
+from cues.native import mypyc_attr
 from cues.queues import spans
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, check_index, read_record
@@ -367,6 +368,7 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
     return open_queue(store, name).partition(int(number))
 
 
+@mypyc_attr(native_class=False)
 class Matching(list[str]):
     """The names that matched a pattern when the list was made; a call returns the queues that match now."""
 

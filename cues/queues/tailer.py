@@ -21,11 +21,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 from uuid import UUID
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
+from cues.native import mypyc_attr
 from cues.queues import rollback
 from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
@@ -63,10 +64,11 @@ class Envelope:
     """Producer, clock and flags (:func:`cues.txn.parse_uuid`); None if it has no identity."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tailer(BaseTailer):
     """Reads a queue from a position on; :meth:`Queue.tailer` makes it."""
 
-    _deferred = False
+    _deferred: ClassVar[bool] = False
     """True if the position of a named tailer is not committed by each read, but by another commit."""
 
     def __init__(self, queue: BaseQueue, name: str | None = None, meta: bool = False) -> None:

@@ -189,7 +189,7 @@ def header(value: bytes) -> Header:
 
 
 def build(
-    messages: Sequence[dict[str, Any]],
+    messages: Sequence[Any],
     limit_bytes: int,
     hash: bytes | None = None,
     provenance: Provenance | None = None,
@@ -271,7 +271,7 @@ def build(
 
 
 def _build_runs(
-    messages: Sequence[dict[str, Any]],
+    messages: Sequence[Any],
     start: int,
     uuids: Sequence[Any],
     limit_bytes: int,
@@ -294,7 +294,7 @@ def _build_runs(
     return pages
 
 
-def plain(message: dict[str, Any]) -> bytes | None:
+def plain(message: Any) -> bytes | None:
     """Encode the body of a record with only this message; None when the message needs :func:`build`.
 
     Most appends are of this kind: no hash, no provenance, no reserved key.
@@ -315,7 +315,7 @@ def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
     return checksum(rest, index) + rest
 
 
-def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes | dict[str, Any]:
+def pack_one(message: Any, limit_bytes: int, strips: bool) -> bytes | dict[str, Any]:
     """Check and encode one message for ``build(encoded=...)``. Raises the errors of :func:`build`.
 
     A message with ``q/meta`` or ``q/uuid`` is returned as it is, because these are not part of its body.
@@ -333,7 +333,7 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
     return body
 
 
-def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
+def split_meta(message: Any, provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
     """Return a message without its ``q/meta``, and the provenance of one message with it.
 
     ``q/uuid`` and a time of delivery are refused.
@@ -367,7 +367,7 @@ def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
         )
 
 
-def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
+def _pack_array(chunk: Sequence[Any], start: int) -> bytes:
     """Encode messages as one msgpack array; errors carry the offset, counted from ``start``."""
     if set(map(type, chunk)) != {dict}:
         for offset, message in enumerate(chunk):
@@ -399,7 +399,7 @@ def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:
 
 
 def _extract(
-    messages: Sequence[dict[str, Any]], start: int, stop: int, provenance: Provenance | None, strips: bool = False
+    messages: Sequence[Any], start: int, stop: int, provenance: Provenance | None, strips: bool = False
 ) -> tuple[list[dict[str, Any]], Provenance | None, list[Any] | None] | None:
     """Take ``q/meta`` and ``q/uuid`` out of messages, and refuse reserved keys that users may not write.
 
@@ -483,6 +483,7 @@ def not_a_dict(message: object) -> InvalidArgument:
 
 def _at(offset: int, error: Any) -> Any:
     error.offset = offset
+    error.__suppress_context__ = True  # the compiler does not keep "from None"
     return error
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cues import faults
 from cues.base import clock, names
+from cues.native import mypyc_attr
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
 from cues.records.batch import Page
 from cues.steps import tries
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Committer(PartBuilder):
     """Write a step to the store."""
 

@@ -32,7 +32,7 @@ class EventLoop:
         self._lock = threading.Lock()
         """Held while a call is given to the loop, or the loop is closed. A call after the close is refused."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._serving: threading.Thread | None = None
         self._closed = False
 
     def run(self, waiting: Awaitable[T]) -> T:
@@ -59,8 +59,8 @@ class EventLoop:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-            self._thread.start()
+            self._serving = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
+            self._serving.start()
         return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,8 +81,8 @@ class EventLoop:
             if self._loop is not None and not self._closed:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._closed = True
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
+        if self._serving is not None:
+            self._serving.join(CLOSE_S)
 
     # --- for coroutines that run on it ---
 

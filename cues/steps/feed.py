@@ -16,12 +16,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs import typed
 from cues.graphs.processor import position_count, wants_process
+from cues.native import mypyc_attr
 from cues.records import batch as batches
 from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
@@ -48,16 +49,20 @@ _AFTER: Final = itemgetter(0)
 _MESSAGE: Final = itemgetter(1)
 
 
+@mypyc_attr(native_class=False)
 class MessageCount(int):
     """The number of bare messages so far. It differs by its type from a position that is an integer."""
 
 
-class RefusedItem(NamedTuple):
+class RefusedItem:
     """A message, or a position, that cannot be written."""
 
-    error: Exception
-    shown: str
-    """The message's ``repr`` when it was yielded."""
+    __slots__ = ("error", "shown")
+
+    def __init__(self, error: Exception, shown: str) -> None:
+        self.error = error
+        self.shown = shown
+        """The message's ``repr`` when it was yielded."""
 
 
 NO_MESSAGE: Final = b""
@@ -254,8 +259,8 @@ class Feed:
 class SourceStepper(Stepper):
     """The stepper of a source that has a function."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def _made(self) -> None:
+        super()._made()
         self.feed = Feed(self)
         self._failures = 0
 

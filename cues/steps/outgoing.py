@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from cues import codec
 from cues.errors import CodecError
+from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import Router
 from cues.records import batch as batches
@@ -29,6 +30,7 @@ _ANY_STAMP: Final = Stamps(1, 0, stamping.ticks(0, 1))
 """A hash and an identity of the right sizes, to test the size of a record."""
 
 
+@mypyc_attr(native_class=False)
 class Packed(bytes):
     """A packed message with facts that are not in its bytes."""
 
@@ -38,6 +40,7 @@ class Packed(bytes):
     """True if it has ``q/meta`` or ``q/uuid``, which are stored in the header of its record."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Packer:
     """Packs the messages for one queue. Safe from any thread, unless the queue's options change."""
 

@@ -67,7 +67,7 @@ class Pace:
     def _learn(self, count: int, spent_ns: int) -> None:
         """Compute the fixed cost and the cost of a message from two steps of different sizes."""
         if self._last is None:
-            self._base = spent_ns
+            self._base = float(spent_ns)
         elif not 2 / 3 < count / self._last[0] < 3 / 2:
             before, cost = self._last
             self._each = max(0.0, (spent_ns - cost) / (count - before))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cues import codec
 from cues.errors import CuesError
 from cues.forwarding import fork
+from cues.native import mypyc_attr
 from cues.queues.queue import Queue
 from cues.records import batch as batches
 from cues.records.batch import Page
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cues.records.stamps import Stamps
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True)
 class Part:
     """A run of messages that commits under one hash: the whole step, or a run between two failures, or a failure."""
@@ -59,6 +61,7 @@ class Part:
         return count
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PartBuilder(StepperBase):
     """Cut a step at its failures; build the outputs of each part under its own hash."""
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import Node
+from cues.native import mypyc_attr
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.steps.state import Layer, State, key_part
@@ -90,6 +91,7 @@ def _instant_ns(at: datetime | float) -> int:
     return clock.instant_ns(at, "The time of a timer")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Process:
     """The argument ``process`` of a function.
 
@@ -110,9 +112,6 @@ class Process:
     stopping              True when the graph drains: a source that never ends should return
     pause(seconds)        of a source: wait, and return False when the graph drains: :meth:`pause`
     """
-
-    _waits = True
-    """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
 
     def __init__(
         self,
@@ -136,6 +135,8 @@ class Process:
         self._layer = state
         self._key = node.options.key
         self._stopping = stopping
+        self._waits = True
+        """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
         self._imperative = imperative
         self._taken: Taken | None = None
         self._offset = 0

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cues.base import events
 from cues.errors import Diverged, QueueNotFound
+from cues.native import mypyc_attr
 from cues.queues.log import Log
 from cues.queues.processor_rows import NO_SEAL, Position
 from cues.steps import tries
@@ -41,6 +42,7 @@ class Decision:
     why: str
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recovery(Committer):
     """Decide how a start continues, and apply the decision."""
 

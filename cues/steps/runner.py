@@ -26,7 +26,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cues import faults
 from cues.base import clock, events
@@ -39,6 +39,7 @@ from cues.graphs.processor import (
     positional_order,
     wants_process,
 )
+from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.steps import concurrency
@@ -82,10 +83,11 @@ def _passes(filter: Filter | None, message: dict[str, Any]) -> bool:
     return message is not batches.ACKNOWLEDGEMENT and (filter is None or bool(filter(message)))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Runner:
     """Calls the function of one stream or sink."""
 
-    packer: type[Packer] = Packer
+    packer: ClassVar[type[Packer]] = Packer
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ import xxhash
 from cues import codec
 from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreDamaged
+from cues.native import mypyc_attr
 from cues.records import batch
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ Changes = dict[bytes, bytes | None]
 """Packed values by row; None deletes the row."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StateTable:
     """The state of one processor, with the changes of the step that runs."""
 
@@ -101,7 +103,7 @@ class StateTable:
         """Returns the value of a row as calls see it."""
         self._timed: bool | None = None if ttl_ns is None else True
         """Whether the times of writes are kept; None if that is not known yet."""
-        self._now = 0
+        self._now = self._last_now = 0
         self._name = names.state_database(processor)
         self._database: Any = None
         self._missing = False
@@ -208,8 +210,6 @@ class StateTable:
         if not self._now:
             self._now = self._last_now = max(self._last_now, clock.now_ns())
         return self._now
-
-    _last_now = 0
 
     def _written(self, row: bytes) -> int | None:
         packed = self.packed(_WRITTEN + row)

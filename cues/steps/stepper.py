@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
+from cues.native import mypyc_attr
 from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
@@ -75,25 +76,26 @@ class Delivering(Protocol):
     def step(self) -> Outcome: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Stepper(Recovery):
     """One processor that this process owns. Used by one thread at a time."""
 
-    redriver: Redriving | None = None
-    """Takes the redriven messages of this unit (redrive.py). It is made when the first one is asked for."""
-    _redrove = False
-    """True if the last step was one of the redriver: they take turns."""
-
-    firer: Firing | None = None
-    """Takes the due timers of this unit (timers.py). It is made by the first step of a processor with ``timer=``."""
-    _fired = False
-    """True if the last step was one of the firer: they take turns."""
-
-    deliverer: Delivering | None = None
-    """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
-    _delivered = False
-    """True if the last step was one of the deliverer: they take turns."""
-    paused = False
-    """True from the step that notices a pause until the one that notices its end."""
+    def _made(self) -> None:
+        super()._made()
+        self.redriver: Redriving | None = None
+        """Takes the redriven messages of this unit (redrive.py). It is made when the first one is asked for."""
+        self._redrove = False
+        """True if the last step was one of the redriver: they take turns."""
+        self.firer: Firing | None = None
+        """Takes the due timers of this unit (timers.py). It is made by the first step of a processor with ``timer=``."""
+        self._fired = False
+        """True if the last step was one of the firer: they take turns."""
+        self.deliverer: Delivering | None = None
+        """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
+        self._delivered = False
+        """True if the last step was one of the deliverer: they take turns."""
+        self.paused = False
+        """True from the step that notices a pause until the one that notices its end."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""

@@ -25,6 +25,7 @@ from cues.errors import WriterStuck
 from cues.forwarding.low_water import LowWater
 from cues.graphs.error_rate import ErrorRate
 from cues.graphs.processor import Node
+from cues.native import mypyc_attr
 from cues.queues.backpressure import ENDLESS, Gate
 from cues.queues.options import seconds_of
 from cues.queues.processor_rows import Position, ProcessorRow
@@ -58,6 +59,7 @@ def _table(store: Store, node: Node) -> StateTable:
     return StateTable(store, node.key, None if ttl_s is None else round(ttl_s * 1e9))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StepperBase:
     """The attributes of a stepper and its row. Used by one thread at a time."""
 
@@ -223,6 +225,10 @@ class StepperBase:
         for reader in self._readers:
             if reader.queue._bounded and reader.queue.store.id == store.id:
                 self.rings |= reader.queue._log.mask  # its writers may wait for this reader
+        self._made()
+
+    def _made(self) -> None:
+        """Add what a kind of stepper has besides; it is called at the end of the constructor."""
 
     def _units(self) -> int:
         """Return the number of units of the processor now."""

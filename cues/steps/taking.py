@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cues.native import mypyc_attr
 from cues.queues import rollback
 from cues.queues.tailer import producer_of
 from cues.records.batch import is_pending
@@ -34,6 +35,7 @@ PROVENANCE_COLUMN_BYTES: Final = 32
 """The most bytes that one queue adds to the provenance of one message, besides its name."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Slice:
     """The messages that a step took from one input: [start, stop) of its queue."""
 
