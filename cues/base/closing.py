@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Self
 
+from cues.native import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Closing:
     """Calls ``close()`` at the end of a ``with`` block."""
 

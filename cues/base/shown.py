@@ -11,12 +11,17 @@ _EVERY_S: Final = 0.25
 """Between two pictures of a run."""
 
 
+def html(shown: object) -> str:
+    """Return the picture or table of an object, for its ``_repr_html_``."""
+    made: str = import_module("cues.ui.notebook").html(shown)
+    return made
+
+
 class Shown:
     """An object that a notebook shows as a picture or a table."""
 
     def _repr_html_(self) -> str:
-        html: str = import_module("cues.ui.notebook").html(self)
-        return html
+        return html(self)
 
 
 class Progress:

@@ -39,7 +39,6 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from cues.base import names
 from cues.base.checks import is_count, is_number
-from cues.base.closing import Closing
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings, OnChange
@@ -116,7 +115,7 @@ def _one_call(method: Callable[Concatenate[Member, P], R]) -> Callable[Concatena
     return call
 
 
-class Member(Reader, Closing):
+class Member(Reader):
     """A member of a consumer group.
 
     ``queues``                a queue or its name, or several; they must exist. A name with a wildcard (``"orders-*"``)

@@ -7,7 +7,6 @@ BaseTailer
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -27,12 +26,12 @@ Place = Callable[[StoreTransaction, Log, LogRow], int]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Reader(ABC):
+class Reader(Closing):
     """Messages that are read one after another."""
 
-    @abstractmethod
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None if there is none; with ``block``, wait for one."""
+        raise NotImplementedError
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over the messages that are there."""
@@ -48,7 +47,7 @@ class Reader(ABC):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class BaseTailer(Reader, Closing):
+class BaseTailer(Reader):
     """A reader of a queue that keeps a position."""
 
     def __init__(self, queue: BaseQueue) -> None:
@@ -79,9 +78,9 @@ class BaseTailer(Reader, Closing):
         ns = clock.to_ns(when)
         self._seek(lambda txn, log, row: log.index_at(txn, row, ns))
 
-    @abstractmethod
     def _seek(self, place: Place) -> None:
         """Move to the index that ``place`` returns."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""

@@ -31,9 +31,8 @@ from importlib import import_module
 from typing import Any, Literal, overload
 
 from cues import codec, faults
-from cues.base import clock, names
+from cues.base import clock, names, shown
 from cues.base.checks import is_number
-from cues.base.shown import Shown
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.native import mypyc_attr
 from cues.queues import spans
@@ -53,11 +52,14 @@ from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
 
-class Queue(BaseQueue, Shown):
+class Queue(BaseQueue):
     """A handle on one queue of a store; :meth:`Store.queue` makes it.
 
     It is a handle on all partitions of the queue; :meth:`partition` returns a handle on one.
     """
+
+    def _repr_html_(self) -> str:
+        return shown.html(self)
 
     def grow(self, partitions: int) -> None:
         """Raise the number of partitions to ``partitions``, in one transaction; a smaller number raises.
