@@ -27,6 +27,7 @@ TABLE = HERE / "RESULTS.md"
 PLOTS = HERE.parent / "docs" / "images"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: made by python -m benchmarks report -->", "<!-- /benchmarks -->"
+DURABILITIES = ("process", "disk")
 README_ROWS = ("pipeline", "step-one")
 UNITS = {
     "cpu_us": "CPU µs",
@@ -34,6 +35,7 @@ UNITS = {
     "own_mb": "own MB",
     "peak_mb": "peak MB",
     "disk_mb": "disk MB",
+    "first_ms": "ms",
     "first": "p50 µs",
     "second": "p99 µs",
     "p50_us": "p50 µs",
@@ -60,16 +62,33 @@ def _peers() -> Iterable[str]:
     return (package for environment in ENVIRONMENTS.values() for package in environment.packages)
 
 
-def save(results: list[Result], programs: dict[str, Any]) -> Path:
+def save(results: list[Result]) -> Path:
     """Write the result file of a run."""
     facts = machine()
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{facts['date'][:16].replace(':', '')}.json"
-    lines = [json.dumps(result.to_dict(), ensure_ascii=False) for result in results]
     left_out = {module: why for module in ENVIRONMENTS if (why := missing(module))} | NOT_RUN
-    head = json.dumps({"machine": facts, "left_out": left_out, "programs": programs}, ensure_ascii=False)
-    path.write_text(head[:-1] + ',\n"results": [\n' + ",\n".join(lines) + "\n]}\n")
+    _write(path, {"machine": facts, "left_out": left_out}, [result.to_dict() for result in results])
     return path
+
+
+def add(results: list[Result]) -> Path:
+    """Put the rows of a run into the newest result file; a row that it has already is replaced."""
+    path = newest()
+    assert path is not None
+    facts, of = load(path), machine()
+    keys = {(result.row, result.durability) for result in results}
+    lines = [line for line in facts.pop("results") if (line["row"], line["durability"]) not in keys]
+    lines += [result.to_dict() | {"added": {"date": of["date"], "load": of["load"]}} for result in results]
+    order = [row.name for row in ROWS]
+    lines.sort(key=lambda line: (order.index(line["row"]), DURABILITIES.index(line["durability"])))
+    _write(path, facts, lines)
+    return path
+
+
+def _write(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    texts = [json.dumps(line, ensure_ascii=False) for line in lines]
+    path.write_text(json.dumps(head, ensure_ascii=False)[:-1] + ',\n"results": [\n' + ",\n".join(texts) + "\n]}\n")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -125,18 +144,7 @@ def tables(facts: dict[str, Any]) -> str:
         parts.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in facts["left_out"].items()) + ".")
     seen = dict.fromkeys((result["row"], result["durability"]) for result in results)
     parts += [table(results, *key) for key in seen]
-    for name, lines in facts["programs"].items():
-        columns = list(dict.fromkeys(column for line in lines for column in line))
-        rows = [" | ".join(_cell(line.get(column)) for column in columns) for line in lines]
-        parts.append(
-            f"| {name}: " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|\n"
-            + "\n".join(f"| {row} |" for row in rows)
-        )  # fmt: skip
     return "\n\n".join(parts) + "\n"
-
-
-def _cell(value: Any) -> str:
-    return number(value) if isinstance(value, float) else "" if value is None else str(value)
 
 
 def plot(results: list[dict[str, Any]], row: str, durability: str, dark: bool) -> str:
