@@ -60,18 +60,22 @@ def main() -> None:
         rows = chosen(options.only)
         if not rows:
             parser.error(f"no row of that name; there are {', '.join(row.name for row in ROWS)}")
+        core = ""
         if options.compiled:
-            options.compiled = str(Path(options.compiled).absolute())  # not resolved: it may be a link of an environment
+            options.compiled = str(
+                Path(options.compiled).absolute()
+            )  # not resolved: it may be a link of an environment
             try:
-                _say(f"{options.compiled}: {core_of(options.compiled)}")
+                core = core_of(options.compiled)
+                _say(f"{options.compiled}: {core}")
             except (NotCompiled, OSError) as error:
                 parser.error(str(error))
         if options.add and report.newest() is None:
             parser.error("there is no result file to add to. Try: python -m benchmarks, without --add")
-        _run(rows, options)
+        _run(rows, options, core)
 
 
-def _run(rows: list[Row], options: argparse.Namespace) -> None:
+def _run(rows: list[Row], options: argparse.Namespace, core: str) -> None:
     rounds, scale = (1, 0.005) if options.quick else (options.rounds, options.scale)
     results: list[Result] = []
     for row in rows:
@@ -86,7 +90,7 @@ def _run(rows: list[Row], options: argparse.Namespace) -> None:
     for result in wrong:
         print(f"{result.row} · {result.contestant}: {result.fault}", file=sys.stderr)
     if not options.quick:
-        path = report.add(results) if options.add else report.save(results)
+        path = report.add(results, core) if options.add else report.save(results, core)
         print(f"{path}\nTry: python -m benchmarks report   (tables, plots, and the README's part)")
     if any(result.contestant.startswith("Cues") for result in wrong):
         sys.exit(1)

@@ -109,7 +109,7 @@ def own(*names: str, module: str = "peers.own", syncs: bool = False) -> tuple[Co
 LIBRARIES = ("huey", "diskcache", "litequeue", "persist-queue")
 SQLITE = "own file or SQLite, as it comes"
 STARTED = (
-    *own("Cues", "raw LMDB", "SQLite", "floor: Python"),
+    *own("Cues", "raw LMDB", "SQLite"),
     Contestant("bytewax", "peers.bytewax", note="files; positions each second"),
     Contestant("Redis Streams", "peers.redis", note="a server, which is not restarted"),
 )
@@ -226,7 +226,7 @@ ROWS = (
         "start",
         "a new process on nothing, from its spawn to the first message in its function",
         1,
-        STARTED,
+        (*STARTED, *own("floor: Python")),
         "raw LMDB",
         "first_ms",
         ("first_ms",),
@@ -266,7 +266,8 @@ ROWS = (
             title,
             count,
             (
-                *own("Cues", "raw LMDB", "SQLite", module="peers.transactions", syncs=True),
+                Contestant("Cues", "peers.transactions", 1.0, "syncs its transactions in both classes", syncs=True),
+                *own("raw LMDB", "SQLite", module="peers.transactions", syncs=True),
                 Contestant("Redis MULTI", "peers.redis", share, "a server", syncs=True),
             ),
             "raw LMDB",
@@ -314,6 +315,8 @@ ROWS = (
 )
 HEAVY = ("growth-100m",)
 """Rows that run only when they are named."""
+
+
 @dataclass(frozen=True)
 class Aim:
     """The largest ratio that one row may have, of Cues in pure Python and of the compiled one."""

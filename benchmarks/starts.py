@@ -1,4 +1,4 @@
-"""The rows ``start``, ``restart-stop`` and ``restart-kill``: from the spawn of a process to its function's first message.
+"""The rows ``start``, ``restart-stop`` and ``restart-kill``: from a process's spawn to its function's first message.
 
     python starts.py NAME DIRECTORY fill          write the messages of standard input, a line of JSON each
     python starts.py NAME DIRECTORY run           pass on what there is, and tell the time of the first message
@@ -155,7 +155,9 @@ class Bytewax:
             init_db_dir(kept, 1)
         graph = Dataflow("bench")
         lines = op.input("in", graph, FileSource(self.path / "in.jsonl", batch_size=BATCH))
-        totals = op.map("total", lines, lambda line: ("0", self.orjson.dumps(function(self.orjson.loads(line))).decode()))
+        totals = op.map(
+            "total", lines, lambda line: ("0", self.orjson.dumps(function(self.orjson.loads(line))).decode())
+        )
         op.output("out", totals, FileSink(self.path / "out.jsonl"))
         run_main(graph, epoch_interval=timedelta(seconds=1), recovery_config=RecoveryConfig(kept))
 

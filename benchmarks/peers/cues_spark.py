@@ -29,15 +29,14 @@ def pipeline(room: Room) -> Iterator[Work]:
         orders = store.queue("orders", metadata={"t", "time"}).appender()
         for batch in batches(messages(room.count)):
             orders.write_many(batch)
-    graph = Graph("bench", [Source("orders"), Stream(total, "orders", "totals")], queues={"*": KEEPS})
+    parts = [Source("orders"), Stream(total, "orders", "totals")]
+    graph = Graph("bench", parts, store=room.path / "store", durability=room.durability, queues={"*": KEEPS})
     with cues.spark.session("local[2]") as spark:
         room.keep["servers"] = [spark.sparkContext._gateway.proc.pid]
         spark.range(10).mapInPandas(lambda frames: frames, "id bigint").count()
 
         def work() -> None:
-            with graph.start(
-                store=room.path / "store", durability=room.durability, engine="spark", spark=spark
-            ) as running:
+            with graph.start(engine="spark", spark=spark) as running:
                 running.wait_idle()
 
         yield work
