@@ -62,9 +62,7 @@ def main() -> None:
             parser.error(f"no row of that name; there are {', '.join(row.name for row in ROWS)}")
         core = ""
         if options.compiled:
-            options.compiled = str(
-                Path(options.compiled).absolute()
-            )  # not resolved: it may be a link of an environment
+            options.compiled = str(Path(options.compiled).absolute())  # not resolved: the link tells the environment
             try:
                 core = core_of(options.compiled)
                 _say(f"{options.compiled}: {core}")
