@@ -68,9 +68,7 @@ def test_zero_leaves_the_settings_of_python() -> None:
     collector.settle()  # and the fixture compares
 
 
-def test_cues_run_takes_the_count_and_gives_the_settings_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cues_run_takes_the_count_and_gives_the_settings_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUES_RUN_GC", "23456")
     Path("graph.py").write_text('import cues\ngraph = cues.Graph("g", store="s")\ngraph.source("in")\n')
