@@ -208,7 +208,7 @@ class Log:
         if start >= stop:
             return raws
         cursor = txn.cursor(self.database)
-        if not self._holds(cursor, start):
+        if not cursor.set_key(KEY.pack(start)) and not self._holds(cursor, start):  # most reads begin with a record
             raise self._missing(cursor, start, row.next)
         size = 0
         unpack = KEY.unpack

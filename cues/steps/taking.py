@@ -22,10 +22,11 @@ from cues.steps.hashes import Range
 from cues.storage import timeline
 
 if TYPE_CHECKING:
-    from cues.queues.log import Log
+    from cues.queues.log import Log, Raw
     from cues.queues.processor_rows import Position
     from cues.queues.queue import Queue
     from cues.records.batch import Batch
+    from cues.storage.transaction import StoreTransaction
 
 
 PROVENANCE_BYTES_SAFE: Final = 1_000
@@ -191,6 +192,10 @@ class Input:
         self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
         self._loaded = 1
         """The index after the messages that were read ahead."""
+        self._end = 1
+        """The index after the last message, when messages were copied out last."""
+        self._copied_at = -1
+        """The store's last commit before messages were copied out last; -1 if unknown."""
         self.delays = False
         """True if a message that was read ahead may have a time of delivery."""
         self._purges = -1
@@ -233,23 +238,43 @@ class Input:
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
+        commits = self.renew()
+        ahead = self._loaded - self.index
+        if ahead >= count:
+            return ahead
+        if ahead and self._loaded == self._end and commits == self._copied_at >= 0:
+            return ahead  # nothing was committed since, as far as is known
+        with self.queue.store._view() as txn:
+            raws = self.copy(txn, count, commits)
+        if not raws and self.queue._is_committed:
+            rollback.look(self.queue)
+        self.open(raws)
+        return self.ahead
+
+    def renew(self) -> int:
+        """Drop the messages that were read ahead if any were purged; return the number of the store's last commit.
+
+        Call it before the transaction of :meth:`copy`.
+        """
         store = self.queue.store
         purges = store._purges()
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
             self._loaded = self.index
-        ahead = self._loaded - self.index
-        if ahead >= count:
-            return ahead
-        with store._view() as txn:
-            row = self.log.row(txn)
-            if self.index < row.first:  # purged before it was taken
-                self.go(row.first)
-            raws = self.log.read(txn, row, self._loaded, count - self.ahead)
-            self.kept = self.queue._follow_options(txn, row)._kept
-        if not raws and self.queue._is_committed:
-            rollback.look(self.queue)
+        return store._commits()
+
+    def copy(self, txn: StoreTransaction, count: int, commits: int) -> list[Raw]:
+        """Copy out the records with which ``count`` messages are read ahead. :meth:`open` must follow."""
+        row = self.log.row(txn)
+        if self.index < row.first:  # purged before it was taken
+            self.go(row.first)
+        self._end, self._copied_at = row.next, commits
+        self.kept = self.queue._follow_options(txn, row)._kept
+        return self.log.read(txn, row, self._loaded, count - self.ahead)
+
+    def open(self, raws: list[Raw]) -> None:
+        """Keep the messages of records that were copied out."""
         for opened in self.log.batches(raws):
             if self.on_pending is not None and opened.head.stamps_at and is_pending(opened.value):
                 tell, self.on_pending = self.on_pending, None
@@ -257,7 +282,6 @@ class Input:
             self._ahead.append((opened, opened.messages()))
             self.delays = self.delays or opened.delays
             self._loaded = opened.next
-        return self.ahead
 
     def times(self, count: int) -> list[int]:
         """The times of delivery of the next ``count`` messages, which were read ahead; 0 without one."""

@@ -259,6 +259,15 @@ class BaseStore(Closing):
             self._check()  # closed by another thread
             raise
 
+    def _commits(self) -> int:
+        """The number of the last commit, as its writer told the others, which may be an older one; -1 if unknown."""
+        doorbells = self._shared.doorbells
+        try:
+            return -1 if doorbells is None else doorbells.words[wakeup.COMMITTED]
+        except ValueError:
+            self._check()  # closed by another thread
+            raise
+
     def _purged(self) -> None:
         """Tell tailers to drop the messages that they read ahead; call it inside the purging transaction."""
         if self._shared.doorbells is not None:
