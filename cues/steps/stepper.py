@@ -142,7 +142,7 @@ class Stepper(Recovery):
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
         rested, self._rested = self._rested, True
-        if rested:
+        if rested and not self._last_look.is_current():
             self._look_around()
         if self._limited():
             self.store._check_file()
@@ -172,7 +172,7 @@ class Stepper(Recovery):
             if self.store._lost():  # an idle graph has no commit that would notice a removed store
                 self.store._check_file()
             if not rested:  # nor one that would notice a seek or a takeover
-                self.check_fence()
+                self._look_around()
             for mark in self.marks.values():
                 mark.release()
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
@@ -191,15 +191,16 @@ class Stepper(Recovery):
         return "committed"
 
     def _look_around(self) -> None:
-        """Compare the fence and read messages ahead, in one transaction: this is the way of a message to an idle unit."""
+        """Compare the fence and read ahead in one transaction, which is all that an idle unit has to do for a message."""
         assert self.runner is not None
-        wanted = [] if self.paused or self._pending is not None else [(i, i.renew()) for i in self._home_inputs]
+        inputs = [] if self.paused or self._pending is not None else self._home_inputs
+        for input in inputs:
+            input.drop_purged()
         with self.store._view() as txn:
+            self._last_look.note(txn)
             self._fence(txn)
-            if self._pause_row is not None:
-                wanted = []
-            copied = [(input, input.copy(txn, self.runner.pace.count, commits)) for input, commits in wanted]
-        for input, raws in copied:
+            copied = [input.copy(txn, self.runner.pace.count) for input in inputs if self._pause_row is None]
+        for input, raws in zip(inputs, copied):
             input.open(raws)
 
     def _stays_paused(self) -> bool:

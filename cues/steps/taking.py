@@ -20,6 +20,7 @@ from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
 from cues.storage import timeline
+from cues.storage.base_store import LastLook
 
 if TYPE_CHECKING:
     from cues.queues.log import Log, Raw
@@ -194,8 +195,8 @@ class Input:
         """The index after the messages that were read ahead."""
         self._end = 1
         """The index after the last message, when messages were copied out last."""
-        self._copied_at = -1
-        """The store's last commit before messages were copied out last; -1 if unknown."""
+        self._last_look = LastLook(queue.store)
+        """The last copying."""
         self.delays = False
         """True if a message that was read ahead may have a time of delivery."""
         self._purges = -1
@@ -238,43 +239,37 @@ class Input:
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
-        commits = self.renew()
+        self.drop_purged()
         ahead = self._loaded - self.index
-        if ahead >= count:
+        if ahead >= count or (self._loaded == self._end and self._last_look.is_current()):
             return ahead
-        if ahead and self._loaded == self._end and commits == self._copied_at >= 0:
-            return ahead  # nothing was committed since, as far as is known
         with self.queue.store._view() as txn:
-            raws = self.copy(txn, count, commits)
-        if not raws and self.queue._is_committed:
-            rollback.look(self.queue)
+            raws = self.copy(txn, count)
         self.open(raws)
         return self.ahead
 
-    def renew(self) -> int:
-        """Drop the messages that were read ahead if any were purged; return the number of the store's last commit.
-
-        Call it before the transaction of :meth:`copy`.
-        """
-        store = self.queue.store
-        purges = store._purges()
+    def drop_purged(self) -> None:
+        """Drop the messages that were read ahead if any were purged since. Call it before the transaction of a copy."""
+        purges = self.queue.store._purges()
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
             self._loaded = self.index
-        return store._commits()
 
-    def copy(self, txn: StoreTransaction, count: int, commits: int) -> list[Raw]:
-        """Copy out the records with which ``count`` messages are read ahead. :meth:`open` must follow."""
+    def copy(self, txn: StoreTransaction, count: int) -> list[Raw]:
+        """Copy out the records with which ``count`` messages are read ahead; :meth:`open` opens them afterwards."""
+        self._last_look.note(txn)
         row = self.log.row(txn)
         if self.index < row.first:  # purged before it was taken
             self.go(row.first)
-        self._end, self._copied_at = row.next, commits
+        self._end = row.next
         self.kept = self.queue._follow_options(txn, row)._kept
         return self.log.read(txn, row, self._loaded, count - self.ahead)
 
     def open(self, raws: list[Raw]) -> None:
-        """Keep the messages of records that were copied out."""
+        """Read ahead the messages of records that were copied out."""
+        if not raws and self.queue._is_committed:
+            rollback.look(self.queue)
         for opened in self.log.batches(raws):
             if self.on_pending is not None and opened.head.stamps_at and is_pending(opened.value):
                 tell, self.on_pending = self.on_pending, None
