@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import children
 import pytest
+import seeds
 
 import cues
 from cues.errors import Closed
@@ -282,3 +284,53 @@ def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
         assert found.st_size == wakeup._FILE_BYTES
         if hasattr(os, "posix_fallocate"):
             assert found.st_blocks * 512 >= wakeup._FILE_BYTES
+
+
+PASS_ON = """
+import sys, cues, cues.storage.wakeup
+from cues import Graph, Source, Stream
+cues.storage.wakeup.SAFETY_S = 3600.0
+streams = [Stream(lambda message: message, a, b, id=b) for a, b in (("in", "middle"), ("middle", "out"))]
+with Graph("g", [Source("in"), *streams], store=sys.argv[1], durability="process").start():
+    print("ready")
+    sys.stdin.read()
+"""
+WRITE_BESIDE = """
+import sys, time, cues
+with cues.open(sys.argv[1]) as store:
+    appender, nothing = store.queue("beside").appender(), lambda txn: None
+    print("ready")
+    while True:
+        time.sleep(0.0002)
+        appender.write({})
+        store._commit(nothing)  # LMDB gives its number to the next commit
+"""
+
+
+@pytest.mark.slow
+def test_no_ring_is_lost_while_readers_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message passes two processors that sleep, while another process commits all the time.
+
+    Nobody looks by itself here, so a processor that is not woken, or does not look when it is, keeps a message.
+    """
+    without_safety(monkeypatch)
+    chance = random.Random(seeds.new())
+    with cues.open(tmp_path / "store", durability="process") as store:
+        write, out = store.queue("in").appender().write, store.queue("out").tailer()
+        sent = 0
+        with children.Child(WRITE_BESIDE, store.path) as beside:
+            assert beside.line() == "ready"
+            for _ in range(8):
+                with children.Child(PASS_ON, store.path) as graph:
+                    assert graph.line() == "ready"
+                    for _ in range(300):
+                        time.sleep(chance.choice([0, 0, 0.0001, 0.0005, 0.002]))
+                        sent = write({"n": sent + 1})
+                        while chance.random() < 0.9 and (message := out.read(block=True, timeout=60)) != {"n": sent}:
+                            assert message is not None, "a processor sleeps, and a message waits for it"
+                    graph.kill()
+            beside.kill()
+        with children.Child(PASS_ON, store.path) as graph:
+            out.to_start()
+            assert [out.read(block=True, timeout=60) for _ in range(sent)] == [{"n": n + 1} for n in range(sent)]
+            graph.kill()

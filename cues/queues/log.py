@@ -110,7 +110,8 @@ class Log:
         if raw is None:
             raise _gone(self.queue)
         if raw != self._checked:
-            unpack_row(raw, self.id)
+            if not sealed.intact(raw):
+                unpack_row(raw, self.id)  # raises
             self._checked = raw
         return raw
 

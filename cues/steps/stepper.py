@@ -191,7 +191,7 @@ class Stepper(Recovery):
         return "committed"
 
     def _look_around(self) -> None:
-        """Compare the fence and read ahead in one transaction, which is all that an idle unit has to do for a message."""
+        """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
         assert self.runner is not None
         inputs = [] if self.paused or self._pending is not None else self._home_inputs
         for input in inputs:

@@ -263,7 +263,7 @@ class StepperBase:
         return row.owner == self._row.owner
 
     def check_fence(self) -> None:
-        """Raise :class:`Fenced` if a seek or a takeover wrote the row since the last commit, as the next commit does."""
+        """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last commit."""
         with self.store._view() as txn:
             self._fence(txn)
 

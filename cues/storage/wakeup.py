@@ -92,7 +92,7 @@ class Bell:
             bells.mapping[_FLAGS_AT + self.slot] = 1
 
     def quiet(self) -> None:
-        """Lower the flag. If a writer did so already, its ring is removed before the next sleep: the caller is woken."""
+        """Lower the flag. If a writer did so already, its ring is removed later, before the next sleep."""
         mapping, at = self._doorbells.mapping, _FLAGS_AT + self.slot
         with contextlib.suppress(ValueError):
             if mapping[at]:
@@ -280,13 +280,11 @@ def wait(
             if change_s is not None:
                 left = min(left, change_s)
             if poll.poll(left * 1000):
-                result = ready()  # first of all: the caller waits for the result
+                result = ready()  # first of all: a message waits
                 if result:
                     return result
                 for _, bell, _ in bells:
                     bell.drain()
-            for _, bell, _ in bells:
-                bell.quiet()
     finally:
         for doorbells, bell, _ in bells:
             bell.quiet()
