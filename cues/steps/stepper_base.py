@@ -263,7 +263,7 @@ class StepperBase:
         return row.owner == self._row.owner
 
     def check_fence(self) -> None:
-        """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last commit."""
+        """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last one."""
         with self.store._view() as txn:
             self._fence(txn)
 
