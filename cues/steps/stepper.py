@@ -194,8 +194,6 @@ class Stepper(Recovery):
         """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
         assert self.runner is not None
         inputs = [] if self.paused or self._pending is not None else self._home_inputs
-        for input in inputs:
-            input.drop_purged()
         with self.store._view() as txn:
             self._last_look.note(txn)
             self._fence(txn)

@@ -239,7 +239,11 @@ class Input:
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
-        self.drop_purged()
+        purges = self.queue.store._purges()
+        if purges != self._purges or purges < 0:
+            self._purges = purges
+            self._ahead.clear()
+            self._loaded = self.index
         ahead = self._loaded - self.index
         if ahead >= count or (self._loaded == self._end and self._last_look.is_current()):
             return ahead
@@ -247,14 +251,6 @@ class Input:
             raws = self.copy(txn, count)
         self.open(raws)
         return self.ahead
-
-    def drop_purged(self) -> None:
-        """Drop the messages that were read ahead if any were purged since. Call it before the transaction of a copy."""
-        purges = self.queue.store._purges()
-        if purges != self._purges or purges < 0:
-            self._purges = purges
-            self._ahead.clear()
-            self._loaded = self.index
 
     def copy(self, txn: StoreTransaction, count: int) -> list[Raw]:
         """Copy out the records with which ``count`` messages are read ahead; :meth:`open` opens them afterwards."""
