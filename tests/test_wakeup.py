@@ -8,6 +8,7 @@ import random
 import resource
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import seeds
 import cues
 from cues.errors import Closed
 from cues.storage import locks, wakeup
+from cues.storage.base_store import LastLook
 
 READ_ONE = """
 import sys, cues
@@ -27,6 +29,12 @@ with cues.open(sys.argv[1], readonly=len(sys.argv) > 2) as store:
     while (message := tailer.read(block=True, timeout=30)) is not None and message["n"]:
         print(message["n"])
 """
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[cues.Store]:
+    with cues.open(tmp_path / "store", durability="process") as opened:
+        yield opened
 
 
 def wait_until_listening(store: cues.Store, count: int = 1) -> None:
@@ -284,6 +292,40 @@ def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
         assert found.st_size == wakeup._FILE_BYTES
         if hasattr(os, "posix_fallocate"):
             assert found.st_blocks * 512 >= wakeup._FILE_BYTES
+
+
+def test_a_look_is_current_until_the_next_commit(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty commit is counted too, but LMDB gives its number to the next one."""
+    write, look = store.queue("q").appender().write, LastLook(store)
+
+    def current() -> bool:
+        with store._view() as txn:
+            look.note(txn)
+        return look.is_current()
+
+    without_safety(monkeypatch)
+    assert not look.is_current()
+    write({})
+    assert current()
+    write({})
+    assert not look.is_current() and current()
+    store._commit(lambda txn: None)
+    assert not current(), "the next commit would have the number of this one"
+    write({})
+    assert not look.is_current() and current()
+    monkeypatch.setattr(wakeup, "SAFETY_S", 0.0)
+    assert not current()
+
+
+def test_a_batch_that_lingers_is_taken_at_its_time(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time begins with a message that comes while the processor sleeps."""
+    without_safety(monkeypatch)
+    taken = threading.Event()
+    sink = cues.Sink(lambda messages: taken.set(), "in", id="s", batch=True, linger_s=0.01)
+    with cues.Graph("g", [cues.Source("in"), sink], store=store).start():
+        wait_until_listening(store)
+        store.queue("in").appender().write({})
+        assert taken.wait(60)
 
 
 PASS_ON = """
