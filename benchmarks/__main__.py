@@ -3,6 +3,8 @@
 python -m benchmarks prepare              make the environments of the peers (PyPI; Redis, NATS and Java if installed)
 python -m benchmarks                      all rows, in rounds, then a result file, tables and plots
 python -m benchmarks --only pipeline      rows whose name begins so (repeatable)
+python -m benchmarks --compiled PYTHON    also "Cues, compiled": the wheel that is installed for this Python
+python -m benchmarks --only start --add   put the rows of this run into the newest result file, in the place of its own
 python -m benchmarks --quick              small and once, to see that everything runs; writes nothing
 python -m benchmarks report               tables and plots again, from the newest result file
 python -m benchmarks list                 rows and contestants, and which of them cannot run here
@@ -15,7 +17,20 @@ import sys
 from pathlib import Path
 
 from . import report
-from .contest import HEAVY, NOT_RUN, PROGRAMS, ROWS, Result, chosen, contest, missing, prepare, program
+from .contest import (
+    HEAVY,
+    NOT_RUN,
+    ROWS,
+    NotCompiled,
+    Result,
+    Row,
+    chosen,
+    contest,
+    core_of,
+    missing,
+    prepare,
+    with_compiled,
+)
 
 
 def main() -> None:
@@ -29,7 +44,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of every row (default: 5)")
     parser.add_argument("--scale", type=float, default=1.0, help="times the messages of every row (default: 1)")
     parser.add_argument("--quick", action="store_true", help="one small round of everything, to see that it runs")
-    parser.add_argument("--programs", action="store_true", help=f"also {', '.join(PROGRAMS)}: programs of their own")
+    parser.add_argument("--compiled", default="", metavar="PYTHON", help="python with a compiled wheel of Cues")
+    parser.add_argument("--add", action="store_true", help="add the rows to the newest result file")
     options = parser.parse_args()
     if options.action == "prepare":
         prepare(_say)
@@ -44,25 +60,35 @@ def main() -> None:
         rows = chosen(options.only)
         if not rows:
             parser.error(f"no row of that name; there are {', '.join(row.name for row in ROWS)}")
-        _run(rows, options)
+        core = ""
+        if options.compiled:
+            options.compiled = str(Path(options.compiled).absolute())  # not resolved: the link tells the environment
+            try:
+                core = core_of(options.compiled)
+                _say(f"{options.compiled}: {core}")
+            except (NotCompiled, OSError) as error:
+                parser.error(str(error))
+        if options.add and report.newest() is None:
+            parser.error("there is no result file to add to. Try: python -m benchmarks, without --add")
+        _run(rows, options, core)
 
 
-def _run(rows: list[object], options: argparse.Namespace) -> None:
+def _run(rows: list[Row], options: argparse.Namespace, core: str) -> None:
     rounds, scale = (1, 0.005) if options.quick else (options.rounds, options.scale)
     results: list[Result] = []
-    for row in chosen(options.only):
+    for row in rows:
+        row = with_compiled(row, options.compiled)
         for durability in row.durabilities:
             if options.durability in (None, durability):
                 # a sync takes so long that fewer messages do
                 part = scale if durability == "process" else scale / 10
                 results += contest(row, durability, rounds, part, _say)
                 print(report.table([result.to_dict() for result in results], row.name, durability) + "\n", flush=True)
-    programs = {name: program(name) for name in PROGRAMS} if options.programs else {}
     wrong = [result for result in results if result.fault]
     for result in wrong:
         print(f"{result.row} · {result.contestant}: {result.fault}", file=sys.stderr)
     if not options.quick:
-        path = report.save(results, programs)
+        path = report.add(results, core) if options.add else report.save(results, core)
         print(f"{path}\nTry: python -m benchmarks report   (tables, plots, and the README's part)")
     if any(result.contestant.startswith("Cues") for result in wrong):
         sys.exit(1)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Environment:
     """From PyPI, in an environment of its own; () is the environment of Cues."""
     program: str = ""
     """A program that must be installed."""
+    imports: str = ""
+    """A package that must be in the environment of Cues."""
 
     def python(self, module: str) -> Path:
         return PEERS / module.removeprefix("peers.") / "bin" / "python" if self.packages else Path(sys.executable)
@@ -40,6 +42,9 @@ class Environment:
 ENVIRONMENTS = {
     "core": Environment(),
     "peers.own": Environment(),
+    "peers.transactions": Environment(),
+    "peers.cores": Environment(),
+    "peers.cues_spark": Environment(program="java", imports="pyspark"),
     "peers.libraries": Environment(("persist-queue==1.1.0", "litequeue==0.9", "diskcache==5.6.3", "huey==3.5.4")),
     "peers.bytewax": Environment(("bytewax==0.21.1", "orjson")),
     "peers.pathway": Environment(("pathway==0.33.0", "orjson")),
@@ -63,6 +68,17 @@ class Contestant:
     note: str = ""
     syncs: bool = False
     """Whether it can sync each commit: only these run in the class ``disk``."""
+    python: str = ""
+    """The Python of the environment with a compiled wheel of Cues; empty: that of the module."""
+
+    @property
+    def label(self) -> str:
+        """The name in results; ``name`` is that in the module."""
+        return compiled_name(self.name) if self.python else self.name
+
+
+def compiled_name(name: str) -> str:
+    return name.replace("Cues", "Cues, compiled", 1)
 
 
 @dataclass(frozen=True)
@@ -86,12 +102,17 @@ def of_core(*names: str) -> tuple[Contestant, ...]:
     return tuple(Contestant(name, "core", syncs=True) for name in names)
 
 
-def own(*names: str) -> tuple[Contestant, ...]:
-    return tuple(Contestant(name, "peers.own") for name in names)
+def own(*names: str, module: str = "peers.own", syncs: bool = False) -> tuple[Contestant, ...]:
+    return tuple(Contestant(name, module, syncs=syncs) for name in names)
 
 
 LIBRARIES = ("huey", "diskcache", "litequeue", "persist-queue")
 SQLITE = "own file or SQLite, as it comes"
+STARTED = (
+    *own("Cues", "raw LMDB", "SQLite"),
+    Contestant("bytewax", "peers.bytewax", note="files; positions each second"),
+    Contestant("Redis Streams", "peers.redis", note="a server, which is not restarted"),
+)
 ROWS = (
     Row(
         "append-one",
@@ -202,6 +223,82 @@ ROWS = (
         for rate in (1_000, 50_000)
     ),
     Row(
+        "start",
+        "a new process on nothing, from its spawn to the first message in its function",
+        1,
+        (*STARTED, *own("floor: Python")),
+        "raw LMDB",
+        "first_ms",
+        ("first_ms",),
+        products=True,
+    ),
+    *(
+        Row(
+            f"restart-{end}",
+            f"a process after {how}, with half of its messages left, from its spawn to the first one in its function",
+            20_000,
+            STARTED,
+            "raw LMDB",
+            "first_ms",
+            ("first_ms",),
+            products=True,
+        )
+        for end, how in (("stop", "a stop"), ("kill", "a kill -9"))
+    ),
+    *(
+        Row(
+            name,
+            title,
+            count,
+            own("Cues, one worker", "Cues, two workers", module="peers.cores"),
+            "Cues, one worker",
+            "wall_us",
+            ("wall_us", "cpu_us"),
+        )
+        for name, title, count in (
+            ("cores", "two chains with a function that computes for a millisecond", 4_000),
+            ("cores-light", "two chains with a light function", 400_000),
+        )
+    ),
+    *(
+        Row(
+            f"transactions-{name}",
+            title,
+            count,
+            (
+                Contestant("Cues", "peers.transactions", 1.0, "syncs its transactions in both classes", syncs=True),
+                *own("raw LMDB", "SQLite", module="peers.transactions", syncs=True),
+                Contestant("Redis MULTI", "peers.redis", share, "a server", syncs=True),
+            ),
+            "raw LMDB",
+            products=True,
+            durabilities=("process", "disk"),
+        )
+        for name, title, count, share in (
+            ("append", "transactions of ten messages to three queues", 20_000, 1.0),
+            ("process", "read, process and write exactly once, in batches", 100_000, 0.25),
+        )
+    ),
+    Row(
+        "spark",
+        "durable queue → function → durable queue, on Spark",
+        200_000,
+        (
+            *own("Cues, on Spark", "Cues, embedded", module="peers.cues_spark"),
+            Contestant("PySpark structured streaming", "peers.spark", note="files"),
+        ),
+        "PySpark structured streaming",
+        "wall_us",
+        ("wall_us", "cpu_us"),
+    ),
+    Row(
+        "sources",
+        "a consumer of 64 sources, of which one has messages",
+        100_000,
+        own("Cues, one source", "Cues, 64 sources, one busy", module="peers.transactions"),
+        "Cues, one source",
+    ),
+    Row(
         "growth",
         "append and pass 100,000 messages on queues that hold many",
         100_000,
@@ -218,12 +315,52 @@ ROWS = (
 )
 HEAVY = ("growth-100m",)
 """Rows that run only when they are named."""
-PROGRAMS = {
-    "cores": ("workers.py", "--json"),
-    "transactions": ("txn.py", "--json", "--rounds", "3"),
-    "spark": ("spark.py", "--json", "--count", "500000", "--rounds", "1"),
-}
-"""Rows that are programs of their own, with lines of their own."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The largest ratio that one row may have, of Cues in pure Python and of the compiled one."""
+
+    row: str
+    title: str
+    peers: tuple[str, ...]
+    """Of these the best one that ran."""
+    compiled: float
+    pure: float
+    mine: str = "Cues"
+
+
+PRODUCTS = tuple(
+    each.name for row in ROWS if row.name == "pipeline" for each in row.contestants if each.module != "core"
+)
+AIMS = (
+    Aim("append-one", "one append / raw put", ("raw LMDB, bytes (REF)",), 0.5, 0.75),
+    Aim("read", "read and decode / raw", ("raw LMDB, iterate + unpack each",), 0.8, 0.95),
+    Aim("pipeline", "pipeline / raw LMDB by hand", ("raw LMDB",), 0.7, 0.9),
+    Aim("pipeline", "pipeline / an expert's, with packed batches", ("raw LMDB, packed",), 1.15, 1.4),
+    Aim("pipeline", "pipeline / SQLite by hand", ("SQLite",), 0.4, 0.55),
+    Aim("step-one", "a commit for each message / raw LMDB by hand", ("raw LMDB",), 1.8, 3),
+    Aim("stress", "stress shape / raw LMDB with packed batches", ("raw LMDB, packed",), 1.5, 2.5),
+    Aim("hop", "hop to an idle reader / LMDB commit and FIFO", ("raw LMDB + FIFO",), 1.3, 1.6),
+    Aim("pipeline", "pipeline / the best product", PRODUCTS, 0.5, 0.65),
+    Aim(
+        "sources",
+        "a consumer of 64 sources, one busy / of one source",
+        ("Cues, one source",),
+        1.2,
+        1.2,
+        "Cues, 64 sources, one busy",
+    ),
+    Aim(
+        "growth-100m",
+        "a message with 100 million on the queue / with 10 thousand",
+        ("Cues, 10,000 on the queue",),
+        1.1,
+        1.1,
+        "Cues, 100,000,000 on the queue",
+    ),
+)
+"""In durability ``process``, by the figure of the row."""
 
 
 @dataclass
@@ -239,6 +376,8 @@ class Result:
     ratios: list[float] = field(default_factory=list)
     """Of the row's figure to that of the reference, round by round."""
     fault: str | None = None
+    added: dict[str, Any] | None = None
+    """Date and load, if it was added to the file of an earlier run."""
 
     def median(self, figure: str) -> float | None:
         values = [each[figure] for each in self.rounds if figure in each]
@@ -248,14 +387,64 @@ class Result:
         return self.__dict__ | {"ratio": statistics.median(self.ratios) if self.ratios else None}
 
 
-def missing(module: str) -> str:
+def missing(module: str, python: str = "") -> str:
     """Why the contestants of a module cannot run, or nothing."""
     environment = ENVIRONMENTS[module]
     if environment.program and not shutil.which(environment.program):
         return f"{environment.program} is not installed"
     if not environment.python(module).exists():
         return "not prepared (python -m benchmarks prepare)"
+    if environment.imports:
+        command = [python or str(environment.python(module)), "-c", f"import {environment.imports}"]
+        if subprocess.run(command, capture_output=True, env=environ_of(python)).returncode:
+            return f"{environment.imports} is not installed"
     return ""
+
+
+def environ_of(installed: object) -> dict[str, str]:
+    """The environment variables of a contestant: with the source of this Cues, if it uses nothing ``installed``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return kept if installed else kept | {"PYTHONPATH": str(HERE.parent)}
+
+
+class NotCompiled(ValueError):
+    """The Python of ``--compiled`` has no compiled Cues."""
+
+
+def core_of(python: str) -> str:
+    """The core of Cues in another environment, as ``cues --version`` or its modules tell it.
+
+    Raises :class:`NotCompiled` if there is no Cues, if it is that of this source, or if its core is pure Python.
+    """
+    lines = _said(python, "-m", "cues", "--version").splitlines()
+    package = Path(_said(python, "-c", "import cues; print(cues.__file__)").strip()).parent
+    if package == HERE.parent / "cues":
+        raise NotCompiled(f"{python} imports the Cues of this source ({package}). Try: install a wheel there.")
+    built = "core: compiled" if any(package.rglob("*.so")) else "core: pure Python"
+    core = next((line for line in lines if line.startswith("core: ")), built)
+    if not core.startswith("core: compiled"):
+        raise NotCompiled(f"Cues in {package} is not compiled ({core}). Try: install a compiled wheel there.")
+    return core
+
+
+def _said(python: str, *arguments: str) -> str:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = subprocess.run([python, *arguments], capture_output=True, text=True, env=environ_of(True), cwd=elsewhere)
+    if done.returncode:
+        raise NotCompiled(f"{python} cannot import Cues: {(done.stderr.strip().splitlines() or ['nothing said'])[-1]}")
+    return done.stdout
+
+
+def with_compiled(row: Row, python: str) -> Row:
+    """The row, with each contestant of Cues a second time, in the environment ``python``."""
+    if not python:
+        return row
+    both = [
+        each
+        for one in row.contestants
+        for each in (one, *((replace(one, python=python),) if one.name.startswith("Cues") else ()))
+    ]
+    return replace(row, contestants=tuple(both))
 
 
 def prepare(say: Callable[[str], None]) -> None:
@@ -277,51 +466,56 @@ def prepare(say: Callable[[str], None]) -> None:
 
 def contest(row: Row, durability: str, rounds: int, scale: float, say: Callable[[str], None]) -> list[Result]:
     """Run the rounds of one row."""
-    present = [each for each in row.contestants if not missing(each.module) and (each.syncs or durability == "process")]
+    present = [
+        each
+        for each in row.contestants
+        if (each.syncs or durability == "process") and not missing(each.module, each.python)
+    ]
+    least = min(100, row.count)
     results = {
-        each.name: Result(row.name, durability, each.name, each.note, max(100, int(row.count * scale * each.share)))
+        each.label: Result(row.name, durability, each.label, each.note, max(least, int(row.count * scale * each.share)))
         for each in present
     }
     for number in range(rounds):
         turn = number % len(present)
         for each in present[turn:] + present[:turn]:
-            result = results[each.name]
+            result = results[each.label]
             if result.fault is None:
-                say(f"{row.name} · {durability} · round {number + 1} of {rounds} · {each.name}")
+                say(f"{row.name} · {durability} · round {number + 1} of {rounds} · {each.label}")
                 figures = once(each, row.name, result.messages, durability)
                 result.fault = figures.pop("fault")
                 result.rounds.append({name: value for name, value in figures.items() if isinstance(value, float)})
-        reference = results.get(row.against)
-        if reference is not None and len(reference.rounds) == number + 1:
-            base = reference.rounds[number].get(row.figure)
-            for result in results.values():
-                mine = result.rounds[number].get(row.figure) if len(result.rounds) > number else None
-                if base and mine is not None:
-                    result.ratios.append(mine / base)
+        for each in present:
+            mine, reference = results[each.label], results.get(row.against)
+            if each.python and row.against.startswith("Cues"):
+                reference = results.get(compiled_name(row.against))
+            figures = [
+                result.rounds[number].get(row.figure)
+                for result in (mine, reference)
+                if result is not None and len(result.rounds) > number
+            ]
+            if len(figures) == 2 and None not in figures and figures[1]:
+                mine.ratios.append(figures[0] / figures[1])  # type: ignore[operator]
     return list(results.values())
 
 
 def once(contestant: Contestant, row: str, count: int, durability: str) -> dict[str, Any]:
     row = row.removesuffix("-100m")
     with tempfile.TemporaryDirectory(prefix="cues-bench-") as made:
-        python = ENVIRONMENTS[contestant.module].python(contestant.module)
+        python = contestant.python or ENVIRONMENTS[contestant.module].python(contestant.module)
         script = HERE / "contestant.py"
         command = [python, script, contestant.module, row, contestant.name, made, count, durability]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=TIMEOUT_S, env=environ, cwd=made
-        )
+        environ = environ_of(contestant.python or ENVIRONMENTS[contestant.module].packages)
+        try:
+            done = subprocess.run(
+                list(map(str, command)), capture_output=True, text=True, timeout=TIMEOUT_S, env=environ, cwd=made
+            )
+        except subprocess.TimeoutExpired:
+            return {"fault": f"not ended in {TIMEOUT_S} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"fault": f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['nothing said'])[-1]}"}
     return json.loads(lines[-1])  # type: ignore[no-any-return]
-
-
-def program(name: str) -> list[dict[str, Any]]:
-    """The lines of a row that is a program of its own."""
-    script, *options = PROGRAMS[name]
-    done = subprocess.run([sys.executable, str(HERE / script), *options], capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def chosen(names: Iterable[str]) -> list[Row]:

@@ -52,7 +52,8 @@ def run(module: str, row: str, name: str, room: Room) -> dict[str, Any]:
             }
             if sample is not None:
                 figures["first"], figures["second"] = sample
-            figures.update(room.keep.get("figures", {}))
+            figures.update(room.keep.setdefault("figures", {}))
+        figures.update(room.keep["figures"])  # of a check
     except Fault as error:
         fault = str(error)
     except AssertionError:

@@ -47,6 +47,21 @@ def running_totals(messages: Iterable[Message]) -> Iterator[Message]:
         yield {"id": order["id"], "symbol": order["symbol"], "count": state[0], "sum": state[1]}
 
 
+QUEUES = ("first", "second", "third")
+EACH = 10
+"""Messages of a transaction of the row ``transactions-append``; message n belongs to queue n modulo 3."""
+
+
+def transactions(count: int) -> Iterator[list[Message]]:
+    for start in range(0, count, EACH):
+        yield messages(count)[start : start + EACH]
+
+
+def each_queue(count: int) -> list[list[Message]]:
+    """The messages of each of the :data:`QUEUES`."""
+    return [messages(count)[n :: len(QUEUES)] for n in range(len(QUEUES))]
+
+
 EVENTS_S = 100
 """Messages in a second of event time, for windows."""
 WINDOW_S = 60

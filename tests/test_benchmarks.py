@@ -110,6 +110,58 @@ def test_the_program_races_each_contestant_in_a_process_and_checks_what_it_left(
 
 
 @pytest.mark.slow
+def test_starts_and_transactions_run_and_are_checked() -> None:
+    """The restart after ``kill -9`` is the one whose results are compared after the most."""
+    rows = ("start", "restart-kill", "transactions-append", "sources")
+    done = program("--quick", "--durability", "process", *(word for row in rows for word in ("--only", row)))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("| Cues", "| raw LMDB", "| SQLite"))]
+    assert len(lines) == 3 * 3 + 2 and all("**" in line and "wrong" not in line for line in lines), done.stdout
+
+
+@pytest.mark.slow
+def test_a_cues_that_is_not_compiled_or_not_installed_is_refused() -> None:
+    for python, text in ((sys.executable, "Try: install"), ("/nothing/python", "No such file")):
+        done = program("--quick", "--only", "hop", "--compiled", python)
+        assert done.returncode == 2 and text in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_added_rows_replace_those_of_the_newest_file_and_count_for_the_aims(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from benchmarks import report
+from benchmarks.contest import Result
+
+report.RESULTS = Path(sys.argv[1])
+
+def of(row, name, *figures):
+    return Result(row, "process", name, "", 1, [{"cpu_us": figure} for figure in figures])
+
+peer, packed = of("pipeline", "raw LMDB", 2.0, 2.0), of("pipeline", "bytewax, commit every 10 s", 4.0, 8.0)
+first = report.save([of("pipeline", "Cues", 9.0), of("append-one", "Cues", 5.0)])
+both = [of("pipeline", "Cues", 1.0, 2.0), of("pipeline", "Cues, compiled", 0.5, 0.5)]
+assert report.add([*both, peer, packed], "core: compiled") == first
+facts = report.load(first)
+print([(line["row"], line["contestant"], bool(line["added"])) for line in facts["results"]])
+aims = report.aims(facts["results"]).splitlines()
+print(*(line for line in aims if line.startswith(("| pipeline / raw", "| pipeline / the best"))), sep="\\n")
+print(report.tables(facts).count("core: compiled"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=CORE.parent.parent, timeout=60
+    )
+    names = ("Cues", "Cues, compiled", "raw LMDB", "bytewax, commit every 10 s")
+    assert done.stdout.splitlines() == [
+        str([("append-one", "Cues", False), *(("pipeline", name, True) for name in names)]),
+        "| pipeline / raw LMDB by hand | 0.7 | 0.25 | met | 0.9 | 0.75 | met |",
+        "| pipeline / the best product | 0.5 | 0.0938 | met | 0.65 | 0.25 | met |",
+        "1",
+    ], done.stderr + done.stdout
+
+
+@pytest.mark.slow
 def test_a_contestant_that_loses_repeats_or_reorders_is_marked() -> None:
     code = """
 import work

@@ -209,8 +209,8 @@ def test_a_part_waits_for_no_more_messages(store: Store) -> None:
     with contextlib.closing(assemble(stream(function, batch_size=4, linger_s=600), store)) as assembly:
         (stepper,) = (one for one in assembly.steppers if isinstance(one, Stepper))
         stepper._may_linger = lambda: True
-        while stepper.ready():
-            stepper.step()
+        while stepper.step() == "committed":
+            pass
     assert function.calls == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
 
 

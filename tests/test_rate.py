@@ -116,8 +116,8 @@ def test_the_rate_is_reached_exactly(clock: testing.Clock, store: cues.Store) ->
     with closing(assemble(graph, store)) as assembly:
         stepper = assembly.steppers[-1]
         for _ in range(30):
-            assert stepper.ready() and stepper.step() == "committed"
-            assert not stepper.ready() and stepper.step() == "blocked"
+            assert stepper.step() == "committed"
+            assert stepper.step() == "blocked"
             clock.advance(stepper.lingers_s or 0)
         assert (clock.now - START).total_seconds() == pytest.approx(3, abs=1e-5)
         assert stepper.step() == "idle" and not stepper.counters.limited

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import children
 import pytest
+import seeds
 
 import cues
 from cues.errors import Closed
 from cues.storage import locks, wakeup
+from cues.storage.base_store import LastLook
 
 READ_ONE = """
 import sys, cues
@@ -25,6 +29,12 @@ with cues.open(sys.argv[1], readonly=len(sys.argv) > 2) as store:
     while (message := tailer.read(block=True, timeout=30)) is not None and message["n"]:
         print(message["n"])
 """
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[cues.Store]:
+    with cues.open(tmp_path / "store", durability="process") as opened:
+        yield opened
 
 
 def wait_until_listening(store: cues.Store, count: int = 1) -> None:
@@ -282,3 +292,87 @@ def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
         assert found.st_size == wakeup._FILE_BYTES
         if hasattr(os, "posix_fallocate"):
             assert found.st_blocks * 512 >= wakeup._FILE_BYTES
+
+
+def test_a_look_is_current_until_the_next_commit(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty commit is counted too, but LMDB gives its number to the next one."""
+    write, look = store.queue("q").appender().write, LastLook(store)
+
+    def current() -> bool:
+        with store._view() as txn:
+            look.note(txn)
+        return look.is_current()
+
+    without_safety(monkeypatch)
+    assert not look.is_current()
+    write({})
+    assert current()
+    write({})
+    assert not look.is_current() and current()
+    store._commit(lambda txn: None)
+    assert not current(), "the next commit would have the number of this one"
+    write({})
+    assert not look.is_current() and current()
+    monkeypatch.setattr(wakeup, "SAFETY_S", 0.0)
+    assert not current()
+
+
+def test_a_batch_that_lingers_is_taken_at_its_time(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time begins with a message that comes while the processor sleeps."""
+    without_safety(monkeypatch)
+    taken = threading.Event()
+    sink = cues.Sink(lambda messages: taken.set(), "in", id="s", batch=True, linger_s=0.01)
+    with cues.Graph("g", [cues.Source("in"), sink], store=store).start():
+        wait_until_listening(store)
+        store.queue("in").appender().write({})
+        assert taken.wait(60)
+
+
+PASS_ON = """
+import sys, cues, cues.storage.wakeup
+from cues import Graph, Source, Stream
+cues.storage.wakeup.SAFETY_S = 3600.0
+streams = [Stream(lambda message: message, a, b, id=b) for a, b in (("in", "middle"), ("middle", "out"))]
+with Graph("g", [Source("in"), *streams], store=sys.argv[1], durability="process").start():
+    print("ready")
+    sys.stdin.read()
+"""
+WRITE_BESIDE = """
+import sys, time, cues
+with cues.open(sys.argv[1]) as store:
+    appender, nothing = store.queue("beside").appender(), lambda txn: None
+    print("ready")
+    while True:
+        time.sleep(0.0002)
+        appender.write({})
+        store._commit(nothing)  # LMDB gives its number to the next commit
+"""
+
+
+@pytest.mark.slow
+def test_no_ring_is_lost_while_readers_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message passes two processors that sleep, while another process commits all the time.
+
+    Nobody looks by itself here, so a processor that is not woken, or does not look when it is, keeps a message.
+    """
+    without_safety(monkeypatch)
+    chance = random.Random(seeds.new())
+    with cues.open(tmp_path / "store", durability="process") as store:
+        write, out = store.queue("in").appender().write, store.queue("out").tailer()
+        sent = 0
+        with children.Child(WRITE_BESIDE, store.path) as beside:
+            assert beside.line() == "ready"
+            for _ in range(8):
+                with children.Child(PASS_ON, store.path) as graph:
+                    assert graph.line() == "ready"
+                    for _ in range(300):
+                        time.sleep(chance.choice([0, 0, 0.0001, 0.0005, 0.002]))
+                        sent = write({"n": sent + 1})
+                        while chance.random() < 0.9 and (message := out.read(block=True, timeout=60)) != {"n": sent}:
+                            assert message is not None, "a processor sleeps, and a message waits for it"
+                    graph.kill()
+            beside.kill()
+        with children.Child(PASS_ON, store.path) as graph:
+            out.to_start()
+            assert [out.read(block=True, timeout=60) for _ in range(sent)] == [{"n": n + 1} for n in range(sent)]
+            graph.kill()

@@ -17,6 +17,7 @@ from bytewax.operators import windowing
 from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.testing import run_main
 from harness import Contender, Room, Work
+from starts import rows as starts_of
 from work import BATCH, EVENTS_S, WINDOW_S, messages, minutes, must_be, running_totals, total
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -88,4 +89,5 @@ CONTENDERS = {
     "step-one": {"bytewax, commit a message": pipeline(0, 1)},
     "keyed": {"bytewax": keyed},
     "window": {"bytewax": window},
+    **starts_of("bytewax"),
 }

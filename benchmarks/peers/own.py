@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 from core import KEEPS, key, raw_batches, raw_env, raw_fill, raw_messages, unpack
 from harness import Contender, Room, Work
+from starts import rows as starts_of
 from work import EVENTS_S, WINDOW_S, batches, messages, minutes, must_be, running_totals, total
 
 import cues
@@ -320,4 +321,6 @@ CONTENDERS = {
     "latency-1000": {"Cues": cues_latency(1_000), "raw LMDB, threads": raw_latency(1_000)},
     "latency-50000": {"Cues": cues_latency(50_000), "raw LMDB, threads": raw_latency(50_000)},
     "growth": {f"Cues, {have:,} on the queue": grown(have) for have in (10_000, 1_000_000, 10_000_000, 100_000_000)},
+    **starts_of("Cues", "raw LMDB", "SQLite"),
+    "start": starts_of("Cues", "raw LMDB", "SQLite", "floor: Python")["start"],
 }

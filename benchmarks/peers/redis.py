@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 import redis
 from harness import Contender, Room, Work
-from work import BATCH, messages, must_be, total
+from starts import rows as starts_of
+from work import BATCH, QUEUES, each_queue, messages, must_be, total, transactions
 
 
 @contextmanager
@@ -88,8 +89,28 @@ def pipeline(batch: int) -> Contender:
     return contender
 
 
+@contextmanager
+def append_all(room: Room) -> Iterator[Work]:
+    """Ten messages to three streams, in one MULTI."""
+    with server(room) as client:
+
+        def work() -> None:
+            for batch in transactions(room.count):
+                step = client.pipeline(transaction=True)
+                for message in batch:
+                    step.xadd(QUEUES[message["id"] % len(QUEUES)], {"m": orjson.dumps(message)})
+                step.execute()
+
+        yield work
+        for name, expected in zip(QUEUES, each_queue(room.count)):
+            must_be(stream(client, name), expected)
+
+
 CONTENDERS = {
     "append-one": {"Redis Streams": append},
     "pipeline": {"Redis Streams": pipeline(BATCH)},
     "step-one": {"Redis Streams": pipeline(1)},
+    "transactions-append": {"Redis MULTI": append_all},
+    "transactions-process": {"Redis MULTI": pipeline(BATCH)},
+    **starts_of("Redis Streams", server=server),
 }

@@ -48,4 +48,4 @@ def pipeline(room: Room) -> Iterator[Work]:
     spark.stop()
 
 
-CONTENDERS = {"pipeline": {"Spark local[2], a batch": pipeline}}
+CONTENDERS = {"pipeline": {"Spark local[2], a batch": pipeline}, "spark": {"PySpark structured streaming": pipeline}}

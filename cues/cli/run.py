@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 import click
 
-from cues.base import events
+from cues.base import collector, events
 from cues.cli import candidates, options, target
 from cues.cli import fresh as fresh_start
 from cues.cli import reload as reloading
@@ -126,6 +126,14 @@ ABORT_WAIT_S: Final = 2.0
     metavar="SIZE",
     help="Stop when the disk of a store has less free space: 500MB, 0 for never.  [default: 1 %, 64 MiB to 1 GiB]",
 )
+@option(
+    "--gc",
+    type=click.IntRange(min=0),
+    default=collector.DEFAULT,
+    show_default=True,
+    metavar="COUNT",
+    help="Look for garbage with cycles after this number of new objects; 0 leaves Python's own settings.",
+)
 @option("--reload", is_flag=True, help="When the graph file or an imported local module changes, start anew.")
 @option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
@@ -151,6 +159,7 @@ def run(
     replicate: str | None,
     max_lag: float,
     min_free: str | None,
+    gc: int,
     reload: bool,
     dry_run: bool,
     quiet: bool,
@@ -220,6 +229,8 @@ def run(
     if watcher is not None:
         fresh = fresh and not watcher.started_before
         watcher.follow_imports(graph)
+    click.get_current_context().call_on_close(collector.restore)
+    collector.choose(gc)
     file = graphfile.load(graph)
     if dry_run:
         if queues is not None:
@@ -272,6 +283,7 @@ def run(
             min_free=least,
             **more,
         )
+        collector.settle()
         if watcher is not None:
             watcher.started()
         if isinstance(server, MetricsServer):

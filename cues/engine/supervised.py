@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from cues.base import events
+from cues.base import collector, events
 from cues.engine import identities, wire
 from cues.engine.assembly import claimants_of, refuse_frames, tell_of_misspelt
 from cues.engine.assignment import assign, check_number
@@ -141,7 +141,7 @@ class SupervisedEngine:
         return Supervisor(
             store,
             assign(self.plan.topology(), self._units, self._workers),
-            wire.LoadGraph("", origin, digests(self.plan), sys.argv),
+            wire.LoadGraph("", origin, digests(self.plan), sys.argv, collector.chosen),
             wire.AssignUnits(
                 (),
                 os.path.abspath(store.path),

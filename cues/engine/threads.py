@@ -249,12 +249,10 @@ class WorkerThread:
         going: list[Worker] = []
         try:
             while going := self._with_joined(going):
-                moved = False
-                for worker in going:  # one step each, so that a unit with many messages does not delay the others
-                    moved |= worker.turn()
+                moved = self._turns(going)
                 going = [worker for worker in going if not worker.finished]
                 if going and not moved:
-                    self._sleep([worker.delivery for worker in going])
+                    self._sleep(going)
         except BaseException as error:  # an error of the sleep: for example, the store was closed
             with self._guard:
                 self.ended = True
@@ -270,7 +268,16 @@ class WorkerThread:
             worker.pull()
         return going + joined
 
-    def _sleep(self, steppers: Sequence[Stepper]) -> None:
+    def _turns(self, going: Sequence[Worker]) -> bool:
+        """Make one step of each unit, so that one with many messages does not delay the others."""
+        moved = False
+        for worker in going:
+            moved |= worker.turn()
+        return moved
+
+    def _sleep(self, going: Sequence[Worker]) -> None:
+        """Take turns, and sleep between them, until a step was made or something has changed for this thread."""
+        steppers = [worker.delivery for worker in going]
         first = steppers[0]
         if isinstance(first, SourceStepper) and not first.gate.late:  # a source has its thread for itself
             if first.feed.closed:  # the graph drains, and the generator may still work on its last message
@@ -278,21 +285,20 @@ class WorkerThread:
             else:
                 first.feed.wait(wakeup.SAFETY_S)
             return
-        lingers = [delivery.lingers_s for delivery in steppers]
+        blocked = [bool(delivery.gate.late) for delivery in steppers]
+
+        def over() -> bool:
+            if self.running.halted or self._joining or self._turns(going) or any(worker.finished for worker in going):
+                return True
+            return blocked != [bool(delivery.gate.late) for delivery in steppers]  # other doorbells are of interest
+
         wakeup.wait(
             [(input.log.store._doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs]
             + [bell for delivery in steppers if delivery.gate.late for bell in delivery.gate.interests],
-            lambda: self.running.halted or bool(self._joining) or any(map(_ready, steppers)),
-            min((left for left in lingers if left is not None), default=None),
+            over,
+            None,
+            lambda: min((left for delivery in steppers if (left := delivery.lingers_s) is not None), default=None),
         )
-
-
-def _ready(delivery: Stepper) -> bool:
-    """Return whether a turn would find something to do. On an error return True: the turn reports the error."""
-    try:
-        return delivery.ready()
-    except CuesError:
-        return True
 
 
 class WorkLoop:

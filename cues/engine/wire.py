@@ -49,6 +49,8 @@ class LoadGraph:
     origin: Origin
     digests: dict[str, str]
     argv: list[str]
+    gc: int = 0
+    """The threshold of the garbage collector (base/collector.py); 0 leaves Python's settings."""
 
 
 @dataclass(frozen=True)

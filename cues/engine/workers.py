@@ -29,7 +29,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from cues.base import events, logs
+from cues.base import collector, events, logs
 from cues.engine import origin, wire
 from cues.engine.engine import Host
 from cues.engine.growth import divide
@@ -253,6 +253,7 @@ class _WorkerProcess:
             return None
         threading.current_thread().name = load.worker
         sys.argv = list(load.argv)
+        collector.choose(load.gc)
         # The supervisor logs the events that it gets. Other records of the logger are sent to it.
         events.log.logger.addFilter(lambda record: record.module != events.__name__.rpartition(".")[2])
         graph.importing_for_worker = True
@@ -273,6 +274,7 @@ class _WorkerProcess:
             return None
         loaded.durability = carry.durability
         loaded.directory = None if carry.directory is None else Path(carry.directory)
+        collector.settle()  # before the start, in which the processors begin
         engine = WorkerEngine(self, loaded, carry)
         self._running = running = Running(loaded, engine, (self.tell,))
         if self._drained.is_set():  # the message came during the start

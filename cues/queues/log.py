@@ -110,7 +110,8 @@ class Log:
         if raw is None:
             raise _gone(self.queue)
         if raw != self._checked:
-            unpack_row(raw, self.id)
+            if not sealed.intact(raw):
+                unpack_row(raw, self.id)  # raises
             self._checked = raw
         return raw
 
@@ -208,7 +209,7 @@ class Log:
         if start >= stop:
             return raws
         cursor = txn.cursor(self.database)
-        if not self._holds(cursor, start):
+        if not cursor.set_key(KEY.pack(start)) and not self._holds(cursor, start):  # most reads begin with a record
             raise self._missing(cursor, start, row.next)
         size = 0
         unpack = KEY.unpack

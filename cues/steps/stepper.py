@@ -94,6 +94,8 @@ class Stepper(Recovery):
         """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
         self._delivered = False
         """True if the last step was one of the deliverer: they take turns."""
+        self._rested = False
+        """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self.paused = False
         """True from the step that notices a pause until the one that notices its end."""
 
@@ -104,26 +106,6 @@ class Stepper(Recovery):
             self.firer.close()
         if self.runner is not None:
             self.runner.close()
-
-    def ready(self) -> bool:
-        """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
-        if self.moved() or self.store._lost():
-            return True
-        if self.paused or self._pause_row is not None:
-            return self._redrives_wait() or self.paused != (self._pause_row is not None)
-        if self.gate.late and not self.gate.room():
-            if self._something_to_take():
-                self._hold()
-            return False
-        if self._limited():
-            return False
-        if self._pending is not None or self._redrives_wait() or self.timers_wait() or self.delays_wait():
-            return True
-        size = self._calls(self.runner.pace.count) if self.runner is not None and self._linger_ns else 1
-        if any(self._count(inputs, self._bounded(place, size)) for place, inputs in self._choices()):
-            return True
-        self._tell_of_starving()
-        return False
 
     def be_careful(self, careful: Mapping[int, int], verdict: Verdict | None) -> None:
         """Continue after the process died in a step: take one message at a time, for each input up to an index.
@@ -161,6 +143,9 @@ class Stepper(Recovery):
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
+        rested, self._rested = self._rested, True
+        if rested and not self._last_look.is_current():
+            self._look_around()
         if self._limited():
             self.store._check_file()
             self.check_fence()
@@ -186,8 +171,10 @@ class Stepper(Recovery):
             if self.meter.messages:
                 self.meter.settle()
             self._tell_of_starving()
-            self.store._check_file()  # an idle graph has no commit that would notice a removed store
-            self.check_fence()  # nor one that would notice a seek or a takeover
+            if self.store._lost():  # an idle graph has no commit that would notice a removed store
+                self.store._check_file()
+            if not rested:  # nor one that would notice a seek or a takeover
+                self._look_around()
             for mark in self.marks.values():
                 mark.release()
             more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
@@ -202,7 +189,19 @@ class Stepper(Recovery):
         else:
             with self.tracer.step(self, taken.count, taken):
                 self._make(taken)
+        self._rested = False
         return "committed"
+
+    def _look_around(self) -> None:
+        """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
+        assert self.runner is not None
+        inputs = [] if self.paused or self._pending is not None else self._home_inputs
+        with self.store._view() as txn:
+            self._last_look.note(txn)
+            self._fence(txn)
+            copied = [input.copy(txn, self.runner.pace.count) for input in inputs if self._pause_row is None]
+        for input, raws in zip(inputs, copied):
+            input.open(raws)
 
     def _stays_paused(self) -> bool:
         """Notice a pause, or its end. After it, the processor continues as after a start."""

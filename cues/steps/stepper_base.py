@@ -45,6 +45,7 @@ from cues.steps.process import Process
 from cues.steps.runner import Interrupted, Pause, Runner
 from cues.steps.state import StateTable
 from cues.steps.taking import Input
+from cues.storage.base_store import LastLook
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
@@ -153,6 +154,9 @@ class StepperBase:
         if node.options.isolation == "uncommitted":
             for reader in self._readers:
                 reader.on_pending = functools.partial(self._tell_of_pending, reader.queue.id)
+        self._last_look = LastLook(store)
+        """The last comparison of the fence while there was nothing to do."""
+        self._home_inputs = [input for input in self.inputs if input.queue.store._shared is store._shared]
         self._order = sorted(reader.tailer for reader in self._readers)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """The place of a tailer's position in the row."""
@@ -264,14 +268,8 @@ class StepperBase:
         """Return whether a row belongs to this owner, at any positions."""
         return row.owner == self._row.owner
 
-    def moved(self) -> bool:
-        """Return whether a seek or a takeover wrote the row since the last commit."""
-        with self.store._view() as txn:
-            self._look(txn)
-            return bool(txn.get(self._row_key) != self._expected)
-
     def check_fence(self) -> None:
-        """Raise :class:`Fenced` if :meth:`moved` is true, as the next commit does."""
+        """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last one."""
         with self.store._view() as txn:
             self._fence(txn)
 

@@ -21,12 +21,14 @@ from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
 from cues.storage import timeline
+from cues.storage.base_store import LastLook
 
 if TYPE_CHECKING:
-    from cues.queues.log import Log
+    from cues.queues.log import Log, Raw
     from cues.queues.processor_rows import Position
     from cues.queues.queue import Queue
     from cues.records.batch import Batch
+    from cues.storage.transaction import StoreTransaction
 
 
 PROVENANCE_BYTES_SAFE: Final = 1_000
@@ -193,6 +195,10 @@ class Input:
         self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
         self._loaded = 1
         """The index after the messages that were read ahead."""
+        self._end = 1
+        """The index after the last message, when messages were copied out last."""
+        self._last_look = LastLook(queue.store)
+        """The last copying."""
         self.delays = False
         """True if a message that was read ahead may have a time of delivery."""
         self._purges = -1
@@ -235,21 +241,31 @@ class Input:
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
-        store = self.queue.store
-        purges = store._purges()
+        purges = self.queue.store._purges()
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
             self._loaded = self.index
         ahead = self._loaded - self.index
-        if ahead >= count:
+        if ahead >= count or (self._loaded == self._end and self._last_look.is_current()):
             return ahead
-        with store._view() as txn:
-            row = self.log.row(txn)
-            if self.index < row.first:  # purged before it was taken
-                self.go(row.first)
-            raws = self.log.read(txn, row, self._loaded, count - self.ahead)
-            self.kept = self.queue._follow_options(txn, row)._kept
+        with self.queue.store._view() as txn:
+            raws = self.copy(txn, count)
+        self.open(raws)
+        return self.ahead
+
+    def copy(self, txn: StoreTransaction, count: int) -> list[Raw]:
+        """Copy out the records with which ``count`` messages are read ahead; :meth:`open` opens them afterwards."""
+        self._last_look.note(txn)
+        row = self.log.row(txn)
+        if self.index < row.first:  # purged before it was taken
+            self.go(row.first)
+        self._end = row.next
+        self.kept = self.queue._follow_options(txn, row)._kept
+        return self.log.read(txn, row, self._loaded, count - self.ahead)
+
+    def open(self, raws: list[Raw]) -> None:
+        """Read ahead the messages of records that were copied out."""
         if not raws and self.queue._is_committed:
             rollback.look(self.queue)
         for opened in self.log.batches(raws):
@@ -259,7 +275,6 @@ class Input:
             self._ahead.append((opened, opened.messages()))
             self.delays = self.delays or opened.delays
             self._loaded = opened.next
-        return self.ahead
 
     def times(self, count: int) -> list[int]:
         """The times of delivery of the next ``count`` messages, which were read ahead; 0 without one."""

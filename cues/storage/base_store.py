@@ -259,6 +259,15 @@ class BaseStore(Closing):
             self._check()  # closed by another thread
             raise
 
+    def _last_commit(self) -> int:
+        """The number of the last commit that its writer told the others; -1 if it is unknown."""
+        doorbells = self._shared.doorbells
+        try:
+            return -1 if doorbells is None else doorbells.words[wakeup.COMMITTED]
+        except ValueError:
+            self._check()  # closed by another thread
+            raise
+
     def _purged(self) -> None:
         """Tell tailers to drop the messages that they read ahead; call it inside the purging transaction."""
         if self._shared.doorbells is not None:
@@ -435,6 +444,30 @@ class BaseStore(Closing):
                     pid=self._shared.pid,
                 )
             raise Closed(f"The store {self.path} is closed.", "use it before close(), or inside its with block.")
+
+
+class LastLook:
+    """The last commit that the reader of a store saw: until the next one it need not look again.
+
+    A writer tells the number of its commit to others in a shared word, unless it is killed after the commit. So a look
+    is current for :data:`cues.storage.wakeup.SAFETY_S` at most.
+    """
+
+    __slots__ = ("_commit", "_store", "_until")
+
+    def __init__(self, store: BaseStore) -> None:
+        self._store = store
+        self._commit = 0
+        self._until = 0.0
+
+    def note(self, txn: StoreTransaction) -> None:
+        """Note the commit that a read transaction sees."""
+        self._commit = txn.id()
+        self._until = time.monotonic() + wakeup.SAFETY_S
+
+    def is_current(self) -> bool:
+        """Return whether nothing was committed since :meth:`note`, as far as is known."""
+        return self._store._last_commit() == self._commit and time.monotonic() < self._until
 
 
 class ReadView:

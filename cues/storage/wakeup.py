@@ -80,24 +80,29 @@ class Bell:
         self._doorbells = doorbells
         self.slot = slot
         self.fd = fd
+        self._rung = False
+        """True if a ring may be in the FIFO."""
 
     def listen(self, mask: int) -> None:
+        if self._rung:
+            self.drain()
         bells = self._doorbells
         with contextlib.suppress(ValueError):  # closed meanwhile, which the sleeper notices itself
             bells.words[_MASKS_WORD + self.slot] = mask
             bells.mapping[_FLAGS_AT + self.slot] = 1
 
     def quiet(self) -> None:
-        """Lower the flag. If a writer did so already, remove its ring (a late one causes an unnecessary wake-up)."""
+        """Lower the flag. If a writer did so already, its ring is removed later, before the next sleep."""
         mapping, at = self._doorbells.mapping, _FLAGS_AT + self.slot
-        with contextlib.suppress(ValueError, BlockingIOError):
+        with contextlib.suppress(ValueError):
             if mapping[at]:
                 mapping[at] = 0
             else:
-                os.read(self.fd, 4096)
+                self._rung = True
 
     def drain(self) -> None:
         """Remove every ring. A late one, or one of a closed handle, would end every later sleep."""
+        self._rung = False
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 
@@ -234,12 +239,17 @@ def allocate(fd: int, size: int) -> None:
         os.truncate(fd, size)
 
 
-def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], T], timeout_s: float | None) -> T:
+def wait(
+    interests: Sequence[tuple[Doorbells | None, int]],
+    ready: Callable[[], T],
+    timeout_s: float | None,
+    sleep_s: Callable[[], float | None] = lambda: None,
+) -> T:
     """Sleep until ``ready()`` is true, or the timeout is over; returns its last result.
 
     ``interests`` pairs the doorbells of a store (None if they cannot be written) with the mask
     of the logs that may make ``ready`` true. An exception of ``ready`` (a closed store) is
-    raised.
+    raised. ``sleep_s`` is called before each sleep: after this time, ``ready`` may be true without a ring.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     rung: dict[Doorbells, int] = {}
@@ -266,14 +276,15 @@ def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], 
                 left = min(left, deadline - time.monotonic())
                 if left <= 0:
                     return result
+            change_s = sleep_s()
+            if change_s is not None:
+                left = min(left, change_s)
             if poll.poll(left * 1000):
-                result = ready()  # first of all: the caller waits for the result
+                result = ready()  # first of all: a message waits
                 if result:
                     return result
                 for _, bell, _ in bells:
                     bell.drain()
-            for _, bell, _ in bells:
-                bell.quiet()
     finally:
         for doorbells, bell, _ in bells:
             bell.quiet()

@@ -1,0 +1,55 @@
+"""Python's cyclic garbage collector, in processes that run nothing but a graph: ``cues run`` and its workers.
+
+    choose(2000)    before the graph file is imported: the count, which workers get with their graph
+    settle()        after the start (in a worker, after the import): freeze what exists, and collect after 2000 new
+                    containers instead of 700
+    restore()       at the end: the settings of before
+
+Messages are plain data without cycles, which reference counting frees. The collector looks at them nevertheless, again
+and again. ``gc.freeze`` exempts modules and the graph, and a larger threshold makes the looks rarer. Garbage with
+cycles is still collected: at most about the count of dead containers waits.
+
+Other processes are not touched: a program that calls ``graph.run()``, and Spark's workers. Settings that the graph file
+has changed stay. Python 3.13 and later collect after 2000 by themselves; there the default only freezes.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Final
+
+DEFAULT: Final = 2000
+
+chosen: int = 0
+"""The threshold of the youngest generation; 0 leaves Python's settings."""
+_before: tuple[bool, tuple[int, ...], int] | None = None
+_settled: bool = False
+
+
+def choose(count: int) -> None:
+    """Note the count, and the settings that the graph file finds."""
+    global chosen, _before
+    chosen, _before = count, _state()
+
+
+def settle() -> None:
+    """Apply the count, unless the graph file has changed the settings itself."""
+    global _settled
+    if chosen and _before == _state():
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(chosen, *gc.get_threshold()[1:])
+        _settled = True
+
+
+def restore() -> None:
+    """Take back what :func:`settle` did."""
+    global chosen, _before, _settled
+    if _settled and _before is not None:
+        gc.unfreeze()
+        gc.set_threshold(*_before[1])
+    chosen, _before, _settled = 0, None, False
+
+
+def _state() -> tuple[bool, tuple[int, ...], int]:
+    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
