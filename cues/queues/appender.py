@@ -49,7 +49,7 @@ class Appender(Closing):
         :class:`InvalidArgument` (not a dict), :class:`StoreFull`, or :class:`QueueFull` if the queue has ``max_lag`` or
         ``max_bytes`` and had no room for ``timeout`` seconds; then nothing was written.
         """
-        if self._closed or self.queue._closed:
+        if self._closed or self.queue._lifetime.closed:
             self._check()
         if deliver_at is not None or delay is not None:
             message = delayed(message, deliver_at, delay)
@@ -79,7 +79,7 @@ class Appender(Closing):
         In a queue with several partitions, return the :class:`cues.queues.placement.Place` of each message, in the
         order given. Raises the errors of :meth:`write`; the text names the message at fault.
         """
-        if self._closed or self.queue._closed:
+        if self._closed or self.queue._lifetime.closed:
             self._check()
         appended = messages if isinstance(messages, list) else list(messages)
         if deliver_at is not None or delay is not None:

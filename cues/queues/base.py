@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self
@@ -12,6 +10,7 @@ from cues import codec, faults
 from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.base.closing import Closing
+from cues.base.lifetime import Lifetime
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
@@ -65,11 +64,10 @@ class BaseQueue(Closing):
         """True if writers wait for readers (backpressure.py)."""
         self._committed: Self | None = None
         self._opened: dict[int, Self] = {}
-        self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
-        """Every handle on a partition that was made by this one."""
-        self._guard = threading.Lock()
+        self._maker: Self | None = whole
+        """The handle that made this one, and whose options it has."""
+        self._lifetime: Lifetime = Lifetime(None if whole is None else whole._lifetime)
         self._spread: Placer | None = None
-        self._closed = False
 
     @property
     def options(self) -> QueueOptions:
@@ -118,10 +116,7 @@ class BaseQueue(Closing):
 
     def _handle(self, number: int) -> Self:
         id = f"{self.id}/{number}"
-        handle = type(self)(self.store, id, self._options, self._version, number, self, self._is_committed)
-        with self._guard:
-            self._handles.add(handle)
-        return handle
+        return type(self)(self.store, id, self._options, self._version, number, self, self._is_committed)
 
     def _read_as(self, isolation: Isolation) -> Self:
         """Return the handle through which readers of this isolation read; do not close it."""
@@ -133,8 +128,7 @@ class BaseQueue(Closing):
             handle = type(self)(
                 self.store, self.id, self._options, self._version, log.partition, self._whole, committed=True
             )
-            with self._guard:
-                self._handles.add(handle)
+            handle._maker, handle._lifetime = self, Lifetime(self._lifetime)
             self._committed = handle
         return self._committed
 
@@ -194,23 +188,16 @@ class BaseQueue(Closing):
     def _follow_options(self, txn: StoreTransaction, row: LogRow) -> QueueOptions:
         """Return the options in force in this transaction."""
         if row.version != self._version:
-            if self._whole is not None:
-                self._whole._follow_options(txn, row)
-                self._use(self._whole._options, row.version)
+            if self._maker is not None:
+                options = self._maker._follow_options(txn, row)
             else:
                 record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
-                self._use(self._with_functions(QueueOptions.from_dict(record["options"])), row.version)
+                options = self._with_functions(QueueOptions.from_dict(record["options"]))
+            self._options = options
+            self.is_partitioned = self._whole is None and options.partitions > 1
+            self._bounded = options.bounded
+            self._version = row.version
         return self._options
-
-    def _use(self, options: QueueOptions, version: int) -> None:
-        self._options = options
-        self.is_partitioned = self._whole is None and options.partitions > 1
-        self._bounded = options.bounded
-        self._version = version
-        with self._guard:
-            handles = list(self._handles)
-        for handle in handles:
-            handle._use(options, version)
 
     def _give(self, options: QueueOptions) -> None:
         """Use the functions of ``options`` in this handle; the store has only their names."""
@@ -258,20 +245,16 @@ class BaseQueue(Closing):
 
         Handles on partitions that it returned are closed too.
         """
-        self._closed = True
-        with self._guard:
-            handles = list(self._handles)
-        for handle in handles:
-            handle.close()
+        self._lifetime.end()
         self.store._ring_own()
 
     @property
     def closed(self) -> bool:
-        return self._closed or self.store.closed
+        return self._lifetime.closed or self.store.closed
 
     def _check(self) -> None:
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""
-        if self._closed:
+        if self._lifetime.closed:
             raise Closed(f"The queue {self.id!r} is closed.", "open it again with store.queue(...).")
         self.store._check()
 

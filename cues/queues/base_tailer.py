@@ -89,7 +89,7 @@ class BaseTailer(Reader):
 
     def _check(self) -> None:
         """Raise :class:`Closed` if the tailer, its queue or its store is closed."""
-        if self._closed or self.queue._closed or self._store.closed:
+        if self._closed or self.queue._lifetime.closed or self._store.closed:
             if self._closed:
                 raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open another one with queue.tailer(...).")
             self.queue._check()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from cues.base.option_texts import describes
 from cues.errors import DurabilityMismatch
+from cues.native import mypyc_attr
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 from cues.queues.queue import Matching, Queue, open_queue
 from cues.storage.base_store import BaseStore
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cues.tools.operate import SeekPlan
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Store(BaseStore):
     """A handle on a store.
 

@@ -23,7 +23,7 @@ Not guaranteed: order. A redriven message comes after messages that were behind 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -253,10 +253,11 @@ def discard(home: Store, records: Sequence[ErrorRecord], reason: str) -> Asked:
 # --- taking -------------------------------------------------------------------------------------
 
 
-class _SharedRunner:
+class _SharedRunner(Runner):
     """The runner of the unit, run with the process argument of its redriver: one event loop, one set of threads."""
 
     def __init__(self, runner: Runner, redriver: Redriver) -> None:
+        # Not the constructor of Runner: this one has no threads and no layer of the state of its own.
         self._runner = runner
         self._redriver = redriver
         self.pace = runner.pace
@@ -281,9 +282,21 @@ class Beside(Stepper):
     It has a row of its own, and shares the state. Used by the thread of the unit's stepper.
     """
 
-    def __init__(self, main: Stepper, node: Node, row: ProcessorRow, **given: Any) -> None:
+    def __init__(self, main: Stepper, node: Node, row: ProcessorRow, runner: Callable[..., Runner] = Runner) -> None:
         self.main = main
-        super().__init__(main.store, node, row, **main.given, emit=self._emit_for_main, shares=main, **given)
+        given = main.given
+        super().__init__(
+            main.store,
+            node,
+            row,
+            queues=given["queues"],
+            system=given["system"],
+            pause=given["pause"],
+            stopping=given["stopping"],
+            emit=self._emit_for_main,
+            runner=runner,
+            shares=main,
+        )
         self.rows = ErrorRows(main.store)
 
     def _emit_for_main(self, event: events.Event) -> None:

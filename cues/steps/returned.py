@@ -61,14 +61,15 @@ class ReturnedMessages:
         """
         start = len(kept)
         if not self._bindings:
-            kept.extend(None if result is None else self.keep(result) for result in returned)
+            for result in returned:
+                kept.append(None if result is None else self.keep(result))
             return
         if (
             self.careful
             or self._node.at_most_once
             or not (plain := [p for p in self._packers.values() if not p.places])
         ):
-            kept.extend(map(self.keep, returned))
+            self._keep_each(kept, returned)
             return
         try:
             if not self._node.returns_messages:
@@ -76,11 +77,15 @@ class ReturnedMessages:
             elif len(self._bindings) == 1:
                 self._keep_messages(kept, returned)
             else:
-                kept.extend(map(self.keep, returned))
+                self._keep_each(kept, returned)
         except Exception:
             self._examine(kept, start, plain)
             raise
         self._examine(kept, start, plain)
+
+    def _keep_each(self, kept: list[Kept], returned: Iterable[Any]) -> None:
+        for result in returned:  # compiled, extend() would lose the results before an exception
+            kept.append(self.keep(result))
 
     def _keep_messages(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Pack the results of a function with one output."""

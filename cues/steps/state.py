@@ -95,9 +95,10 @@ Changes = dict[bytes, bytes | None]
 class StateTable:
     """The state of one processor, with the changes of the step that runs."""
 
-    def __init__(self, store: Store, processor: str, ttl_ns: int | None = None) -> None:
-        """``ttl_ns``: values that were not written for this time expire; None: they stay."""
-        self._store = store
+    def __init__(self, store: Store | None, processor: str, ttl_ns: int | None = None) -> None:
+        """``store``: None for a subclass that has its rows elsewhere. ``ttl_ns``: values that were not written for this
+        time expire; None: they stay."""
+        self._store: Any = store
         self.ttl_ns = ttl_ns
         self.visible = self.packed if ttl_ns is None else self._unexpired
         """Returns the value of a row as calls see it."""

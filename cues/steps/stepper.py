@@ -87,7 +87,7 @@ class Stepper(Recovery):
         self._redrove = False
         """True if the last step was one of the redriver: they take turns."""
         self.firer: Firing | None = None
-        """Takes the due timers of this unit (timers.py). It is made by the first step of a processor with ``timer=``."""
+        """Takes the due timers of this unit (timers.py). It is made by the first step of one with ``timer=``."""
         self._fired = False
         """True if the last step was one of the firer: they take turns."""
         self.deliverer: Delivering | None = None

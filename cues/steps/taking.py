@@ -43,8 +43,9 @@ class Slice:
 
     __slots__ = ("batches", "input", "messages", "start", "stop")
 
-    def __init__(self, input: Input, start: int, messages: list[dict[str, Any]], batches: list[Batch]) -> None:
-        self.input = input
+    def __init__(self, input: Any, start: int, messages: list[dict[str, Any]], batches: list[Batch]) -> None:
+        """``input``: the :class:`Input`, or what has the attributes of one that the user of this slice needs."""
+        self.input: Any = input
         self.start = start
         self.stop = start + len(messages)
         self.messages = messages
@@ -52,11 +53,13 @@ class Slice:
 
     @property
     def binding(self) -> str:
-        return self.input.binding
+        binding: str = self.input.binding
+        return binding
 
     @property
     def tailer(self) -> str:
-        return self.input.tailer
+        tailer: str = self.input.tailer
+        return tailer
 
     def range(self, start: int, stop: int) -> Range:
         """The range of the step's messages ``start`` to ``stop`` on this queue."""
@@ -65,7 +68,8 @@ class Slice:
 
     def seal_before(self, index: int) -> str | None:
         """The seal of the queue before ``index``, in hex; empty if it is not known, None beyond the end."""
-        return self.input.seal_before(index)
+        seal: str | None = self.input.seal_before(index)
+        return seal
 
     def pristine(self, offset: int) -> dict[str, Any]:
         """The message as it is on the queue, also if a function has changed the taken one."""

@@ -300,7 +300,7 @@ class Transaction:
         if last == self._last:
             return len(self._origins) - 1
         slices = [
-            Slice(_Origin(part._log, part._kept), batch.first + offset, [{}], [batch])  # type: ignore[arg-type]
+            Slice(_Origin(part._log, part._kept), batch.first + offset, [{}], [batch])
             for part, (batch, offset) in zip(reads, last)
         ]
         taken = Taken(slices, 1)

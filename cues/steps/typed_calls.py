@@ -71,11 +71,10 @@ class TableFunction:
         self._fn = fn
         self._kind = str(node.options.batch)
         self._schema = tables.arrow_schema(typed.table_schema(node.options), self._kind)
-        self._tables = tables
+        self._table_of, self._messages_of = tables.table_of, tables.messages_of
 
     def __call__(self, messages: list[Any], **keywords: Any) -> Any:
-        table = self._tables.table_of(self._kind, messages, self._schema)
-        return self._tables.messages_of(self._fn(table, **keywords))
+        return self._messages_of(self._fn(self._table_of(self._kind, messages, self._schema), **keywords))
 
 
 def adapted(node: Node, fn: Function) -> Function | TypedFunction | TableFunction:

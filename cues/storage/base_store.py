@@ -32,6 +32,7 @@ from cues.errors import (
     StoreReadOnly,
     Unsupported,
 )
+from cues.native import mypyc_attr
 from cues.storage import datafile, environment, locks, map_growth, transaction, wakeup
 from cues.storage.datafile import DURABILITIES
 from cues.storage.environment import Environment
@@ -51,6 +52,7 @@ _PIECE_BYTES: Final = 1 << 20
 """Size of one piece of a copy, and so the memory that a copy takes."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BaseStore(Closing):
     """A handle on the environment of a store: transactions, databases and rows. :class:`cues.Store` adds its queues."""
 

@@ -13,7 +13,7 @@ from cues.records.batch import Batch
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Rows, with_place
 from cues.steps.hashes import Range
-from cues.steps.taking import Input, Slice
+from cues.steps.taking import Slice
 
 
 class Entrance(NamedTuple):
@@ -39,8 +39,7 @@ class RowSlice(Slice):
     def __init__(self, entrance: Entrance, rows: Rows, messages: list[dict[str, Any]] | None = None) -> None:
         if messages is None:
             messages = [codec.unpack(value) for value in rows.values]
-        # A Slice uses only the ids of its Input.
-        super().__init__(cast(Input, entrance), rows.indices[0], messages, cast(list[Batch], []))
+        super().__init__(entrance, rows.indices[0], messages, cast(list[Batch], []))
         self.entrance = entrance
         self.rows = rows
         self._provenance: Provenance | None = None

@@ -52,7 +52,7 @@ from cues.steps.state import Changes, StateTable, key_part
 from cues.steps.taking import Slice, Taken
 
 if TYPE_CHECKING:
-    from cues.queues.store import Store
+    pass
 
 Sees = str
 """The part of the state that a task may read: "nothing", "keys" (those of its messages) or "all"."""
@@ -139,7 +139,7 @@ class CarriedState(StateTable):
     """The state that a task has read, with the changes of its calls."""
 
     def __init__(self, processor: str, sees: Sees) -> None:
-        super().__init__(_NO_STORE, processor)
+        super().__init__(None, processor)
         self._missing = True  # no store is below these rows
         self._sees = sees
         self.carried: dict[bytes, bytes] = {}
@@ -180,9 +180,6 @@ class CarriedState(StateTable):
     def _check(self, row: bytes) -> None:
         if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self.keys):
             raise NeedsState
-
-
-_NO_STORE: Final[Store] = None  # type: ignore[assignment]
 
 
 class _TaskProcess(Process):
