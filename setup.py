@@ -1,31 +1,45 @@
-"""Builds the core as machine code when CUES_COMPILE is set: ``CUES_COMPILE=1 pip wheel --no-deps -w dist .``"""
+"""Builds the core as machine code when CUES_COMPILE is set: ``CUES_COMPILE=1 pip wheel --no-deps -w dist .``
+
+See docs/how-to/compiled.md. What is compiled, and with what, is in pyproject.toml under ``[tool.cues.compile]``.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
 
+HERE = Path(__file__).resolve().parent
+COMPILE = os.environ.get("CUES_COMPILE", "") not in ("", "0")
+SETTINGS: dict[str, Any] = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cues"][
+    "compile"
+]
 
-def extensions() -> list[object]:
-    """The modules that pyproject.toml names, compiled by mypyc from the sources that run without it."""
-    if os.environ.get("CUES_COMPILE", "") in ("", "0"):
+
+def extensions() -> list[Any]:
+    """The modules of the core, compiled by mypyc from the sources that run without it; [] where nothing is built.
+
+    The calls that ask for requirements and metadata build nothing, and an editable installation stays pure Python.
+    """
+    if not (COMPILE and {"bdist_wheel", "build_ext"} & set(sys.argv)):
         return []
-    from mypyc.build import mypycify  # in pyproject.toml's list of what a compiled wheel is built with
+    from mypyc.build import mypycify
 
-    here = Path(__file__).resolve().parent
-    settings = tomllib.loads((here / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cues"]["compile"]
-    sources = [source for pattern in settings["modules"] for source in sorted(here.glob(pattern))]
-    left_out = {here / name for name in settings["pure"]}
-    return mypycify(
-        [*settings["options"], *[str(path.relative_to(here)) for path in sources if path not in left_out]],
-        opt_level="3",
-        debug_level="1",
-        group_name="cues_core",
-        multi_file=True,
+    left_out = {HERE / name for name in SETTINGS["pure"]}
+    sources = [source for pattern in SETTINGS["modules"] for source in sorted(HERE.glob(pattern))]
+    return list(
+        mypycify(
+            [*SETTINGS["options"], *[str(path.relative_to(HERE)) for path in sources if path not in left_out]],
+            opt_level=os.environ.get("CUES_COMPILE_OPT", "3"),
+            debug_level="0",
+            group_name="cues_core",
+            multi_file=True,  # in one file, the C compiler takes five times as long
+        )
     )
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), setup_requires=SETTINGS["requires"] if COMPILE else [])

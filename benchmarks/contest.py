@@ -412,16 +412,14 @@ class NotCompiled(ValueError):
 
 
 def core_of(python: str) -> str:
-    """The core of Cues in another environment, as ``cues --version`` or its modules tell it.
+    """The core of Cues in another environment, as ``cues --version`` tells it.
 
     Raises :class:`NotCompiled` if there is no Cues, if it is that of this source, or if its core is pure Python.
     """
-    lines = _said(python, "-m", "cues", "--version").splitlines()
+    core = _said(python, "-m", "cues", "--version").splitlines()[-1]
     package = Path(_said(python, "-c", "import cues; print(cues.__file__)").strip()).parent
     if package == HERE.parent / "cues":
         raise NotCompiled(f"{python} imports the Cues of this source ({package}). Try: install a wheel there.")
-    built = "core: compiled" if any(package.rglob("*.so")) else "core: pure Python"
-    core = next((line for line in lines if line.startswith("core: ")), built)
     if not core.startswith("core: compiled"):
         raise NotCompiled(f"Cues in {package} is not compiled ({core}). Try: install a compiled wheel there.")
     return core

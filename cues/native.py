@@ -7,6 +7,7 @@ implementation    "pure Python", or what the core was compiled with
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,8 @@ class ThreadPacker(threading.local):
 
 def implementation() -> str:
     """Return ``"pure Python"`` or ``"compiled by mypyc"``, by the file of a module of the core."""
-    from cues import codec
-
-    return "pure Python" if codec.__file__.endswith(".py") else "compiled by mypyc"
+    module = importlib.util.find_spec("cues.codec")
+    return "pure Python" if module and str(module.origin).endswith(".py") else "compiled by mypyc"
 
 
 __all__ = ["ThreadPacker", "implementation", "mypyc_attr"]

@@ -93,7 +93,8 @@ def module_page(name: str, title: str) -> str:
     lines = [GENERATED, f"# {name}: {title}\n", markdown(inspect.getdoc(module) or ""), ""]
     if name == "cues" and exported:
         lines += [f"Errors that are names of `cues` as well: {exported}.\n"]
-    notes = attribute_notes(inspect.getsource(module))
+    source = Path(str(module.__file__))  # of a compiled module the source is beside it
+    notes = attribute_notes(source.with_name(source.name.partition(".")[0] + ".py").read_text(encoding="utf-8"))
     for public in names:
         lines += describe(public, getattr(module, public), notes.get(public, ""))
     return "\n".join(lines).rstrip() + "\n"

@@ -161,6 +161,7 @@ def test_refusals_name_what_to_do_and_leave_nothing(root: Path, tmp_path: Path) 
     assert not (tmp_path / "r").exists() and not (tmp_path / "o").exists()
 
 
+@pytest.mark.interpreted
 def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Path) -> None:
     """Without the comparison, the transaction of the first store would be older than that of the second."""
     with cues.open(root / "s") as first, cues.open(root / "o") as second:

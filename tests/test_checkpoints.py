@@ -504,6 +504,7 @@ def test_a_commit_in_a_store_holds_state_and_messages_and_large_checkpoints(tmp_
         assert again.restore() == at(1) and again.state == {"sums": {"a": 1, "b": 2}}
 
 
+@pytest.mark.interpreted
 def test_the_name_of_a_queue_is_not_a_queue(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store") as store:
         store.queue("out")

@@ -20,6 +20,7 @@ import cues as library
 from cues.cli.app import COMMANDS, commands
 from cues.cli.options import WrongUsage
 from cues.cli.where import Where
+from cues.native import implementation
 
 SHOP = """
 import cues
@@ -67,7 +68,7 @@ def test_help_and_version_load_neither_the_store_nor_the_engine() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "[]"
-    assert cues("--version").out == f"cues {library.__version__}\n"
+    assert cues("--version").out == f"cues {library.__version__}\ncore: {implementation()}\n"
 
 
 def test_every_command_has_help_with_examples_and_names_its_variables() -> None:

@@ -246,6 +246,7 @@ def test_a_process_that_opens_it_meanwhile_waits_and_sees_later_messages(forks: 
         assert store.queue("out").last_index == 2501 and not store.check()
 
 
+@pytest.mark.interpreted
 def test_a_file_that_was_opened_too_early_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between LMDB's opening of the data file and its lock another file took the place."""
     path = made(tmp_path / "s")

@@ -101,6 +101,7 @@ FENCES = [
 
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control"])
 @pytest.mark.parametrize(("broken", "point", "options"), FENCES, ids=str)
+@pytest.mark.interpreted
 def test_a_stopped_owner_continues(
     store: Store, forks: Forks, tmp_path: Path, broken: str, point: str, options: dict[str, Any], control: bool
 ) -> None:

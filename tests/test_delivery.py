@@ -768,6 +768,7 @@ def test_an_output_that_fits_nowhere_leaves_no_state(store: Store, more: Message
     assert len(testing.messages(store, "errors")) == 1
 
 
+@pytest.mark.interpreted
 def test_state_that_is_only_read_is_not_kept_in_memory_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "CACHE_ROWS_MAX", 50)
     sizes: list[int] = []
@@ -1203,6 +1204,7 @@ def test_wait_idle_gives_up_at_its_timeout(tmp_path: Path) -> None:
         assert running.wait_idle(timeout=10) is True
 
 
+@pytest.mark.interpreted
 def test_what_a_source_yielded_before_it_failed_is_committed_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_every_row_and_record_of_the_golden_store_is_what_it_was(old: Path) -> N
     assert now == then
 
 
+@pytest.mark.interpreted
 def test_the_same_calls_write_the_same_bytes(tmp_path: Path) -> None:
     """With the clock and the random numbers of the golden store, byte for byte: a difference is a new format."""
     golden.make(tmp_path / "new")

@@ -181,6 +181,7 @@ def faults(kind: str, what: str, points: range | None) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize(("kind", "what"), CASES)
+@pytest.mark.interpreted
 def test_an_exception_in_the_middle_of_a_call_and_then_going_on(kind: str, what: str) -> None:
     """A sample of the points."""
     points, found = faults(kind, what, range(1, 1 << 20, SAMPLE))

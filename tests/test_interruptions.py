@@ -78,6 +78,7 @@ READS: dict[str, tuple[int, Callable[[World], Any], Callable[[World], Any]]] = {
 
 @pytest.mark.parametrize("events", EVENTS)
 @pytest.mark.parametrize("kind", READS)
+@pytest.mark.interpreted
 def test_a_read_that_is_interrupted_anywhere_is_done_or_not(tmp_path: Path, kind: str, events: frozenset[str]) -> None:
     """Messages that the interrupted call took may be missing, as its position shows; no message comes twice."""
     partitions, make, read = READS[kind]
@@ -124,6 +125,7 @@ WRITES: dict[str, tuple[int, Callable[[World], Any]]] = {
 @pytest.mark.parametrize("events", EVENTS)
 @pytest.mark.parametrize("durability", ["disk", "process"])
 @pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.interpreted
 def test_an_append_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
     tmp_path: Path, kind: str, durability: str, events: frozenset[str]
 ) -> None:

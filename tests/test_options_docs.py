@@ -115,6 +115,7 @@ def differences(section: str, options: Iterator[tuple[str, Any]]) -> Iterator[st
 
 
 @pytest.mark.parametrize(("section", "options"), OPTIONS, ids=[f"{n}-{name}" for n, (name, _) in enumerate(OPTIONS)])
+@pytest.mark.interpreted
 def test_every_option_has_a_row_with_its_default(section: str, options: Iterator[tuple[str, Any]]) -> None:
     assert list(differences(section, options)) == []
 

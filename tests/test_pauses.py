@@ -263,6 +263,7 @@ def test_death_at_every_point_of_the_steps_around_a_pause_changes_nothing(kind: 
     check_crashes(CRASHED[kind])
 
 
+@pytest.mark.interpreted
 def test_control_a_count_that_is_not_in_the_commit_of_the_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A death between the commits loses the count, and too many messages go to the error queue."""
     real = commit.Committer._commit_parts
@@ -282,6 +283,7 @@ def test_control_a_count_that_is_not_in_the_commit_of_the_errors(monkeypatch: py
         check_crashes({"max_errors": LIMIT}, ("pause.after",))
 
 
+@pytest.mark.interpreted
 def test_control_a_step_that_goes_on_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     from cues.steps.pauses import ErrorWindow
 

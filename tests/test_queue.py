@@ -61,6 +61,7 @@ def test_messages_come_in_order_under_indices_from_one(store: cues.Store) -> Non
     assert bool(store.queue("empty"))
 
 
+@pytest.mark.interpreted
 def test_a_write_of_many_is_all_or_none_and_names_the_message(store: cues.Store) -> None:
     queue = store.queue("q", max_message_bytes=10_000)
     appender = queue.appender()
@@ -170,6 +171,7 @@ def test_a_purge_is_exact_for_readers_at_once_also_inside_a_batch(store: cues.St
 
 
 @pytest.mark.parametrize("index", [0, -1, 103, 10**9, "3", 2.0, True, None])
+@pytest.mark.interpreted
 def test_a_purge_to_nowhere_is_refused(store: cues.Store, index: Any) -> None:
     queue = store.queue("q")
     queue.appender().write_many([{}] * 101)
@@ -178,6 +180,7 @@ def test_a_purge_to_nowhere_is_refused(store: cues.Store, index: Any) -> None:
     assert len(queue) == 101
 
 
+@pytest.mark.interpreted
 def test_a_reader_that_looks_between_a_purge_and_its_commit_looks_again(tmp_path: Path) -> None:
     """The word that says "drop what you read ahead" is set before the commit; a reader that looked then
     would believe that its batch is still whole."""

@@ -90,6 +90,7 @@ def test_calls_at_random_times_stay_within_the_bucket_also_over_restarts(
     assert testing.messages(store, "out") == numbers(120)
 
 
+@pytest.mark.interpreted
 def test_control_a_start_with_a_full_bucket_exceeds_the_bound(
     clock: testing.Clock, store: cues.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

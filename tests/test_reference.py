@@ -25,6 +25,7 @@ GENERATOR = generator()
 PAGES = GENERATOR.pages()
 
 
+@pytest.mark.interpreted
 def test_the_committed_pages_are_what_the_generator_writes() -> None:
     committed = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")}
     assert sorted(committed) == sorted(PAGES), "run: python docs/make_reference.py"
@@ -33,6 +34,7 @@ def test_the_committed_pages_are_what_the_generator_writes() -> None:
 
 
 @pytest.mark.parametrize("name", GENERATOR.MODULES)
+@pytest.mark.interpreted
 def test_every_public_name_has_a_section(name: str) -> None:
     module = importlib.import_module(name)
     headings = set(re.findall(r"^## (\w+)$", PAGES[f"{name}.md"], re.M))
@@ -44,6 +46,7 @@ def test_every_public_name_has_a_section(name: str) -> None:
             assert public in headings, public
 
 
+@pytest.mark.interpreted
 def test_every_command_and_every_option_of_it_is_on_the_page() -> None:
     from cues.cli.app import COMMANDS, load
 
@@ -55,6 +58,7 @@ def test_every_command_and_every_option_of_it_is_on_the_page() -> None:
                 assert all(f"`{spelled}`" in section[1] for spelled in parameter.opts), f"{name} {parameter.opts}"
 
 
+@pytest.mark.interpreted
 def test_no_page_shows_an_address_of_memory() -> None:
     for name, text in PAGES.items():
         assert " at 0x" not in text, name

@@ -102,6 +102,7 @@ def test_control_a_start_that_is_not_committed_loses_ticks(clock: testing.Clock,
         assert seconds(store) == []
 
 
+@pytest.mark.interpreted
 def test_many_missed_ticks_are_committed_in_bounded_steps(clock: testing.Clock, monkeypatch: Any) -> None:
     ahead = []
     given = feed.Feed.take

@@ -60,6 +60,7 @@ def test_a_range_is_that_of_a_sorted_dict(actions: list[Any], size: int, rows: i
 
 
 @pytest.mark.parametrize("bounds", [("a", "b"), (b"a", b"bb"), (b"a", 1), (bytes(191), bytes(191))])
+@pytest.mark.interpreted
 def test_other_bounds_are_refused(bounds: tuple[Any, Any]) -> None:
     graph = cues.Graph("g", errors="errors")
     graph.source("m")

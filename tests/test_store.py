@@ -171,6 +171,7 @@ def test_a_store_whose_maker_was_killed_at_once_is_new(tmp_path: Path) -> None:
         ({"map_size": 1e9}, "map_size is"),
     ],
 )
+@pytest.mark.interpreted
 def test_an_argument_that_cannot_be_meant(tmp_path: Path, arguments: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         cues.open(tmp_path / "store", **arguments)
@@ -226,6 +227,7 @@ def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monke
         assert numbers(new.queue("q")) == [2]
 
 
+@pytest.mark.interpreted
 def test_more_queues_than_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lmdb_errors, lmdb_map):
         monkeypatch.setattr(module, "DATABASES_MAX", 256)
@@ -499,6 +501,7 @@ def test_a_damaged_store_of_another_boot_is_refused_until_it_is_whole(
         assert len(store.queue("q")) == 2000
 
 
+@pytest.mark.interpreted
 def test_a_check_that_is_killed_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make(tmp_path / "store", "process")
     (path / "open").write_text("another boot")

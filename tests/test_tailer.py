@@ -63,6 +63,7 @@ def test_read_many_gives_fewer_only_at_the_end(store: cues.Store, n: int) -> Non
 
 
 @pytest.mark.parametrize("n", [-1, 1.0, "1", None])
+@pytest.mark.interpreted
 def test_read_many_of_something_else_is_refused(store: cues.Store, n: Any) -> None:
     with pytest.raises(InvalidArgument):
         filled(store, 3).tailer().read_many(n)
@@ -250,6 +251,7 @@ def test_two_processes_of_one_name_get_each_message_once(tmp_path: Path, checked
 
 
 @pytest.mark.parametrize("error", [WriterStuck, StoreFull])
+@pytest.mark.interpreted
 def test_a_named_read_that_cannot_move_its_position_loses_nothing(
     store: cues.Store, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:

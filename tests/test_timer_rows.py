@@ -240,6 +240,7 @@ def test_a_replay_sets_the_timers_by_its_own_clock(tmp_path: Path) -> None:
         assert [message["k"] for message in testing.messages(store, "out")] == ["y", "x"]
 
 
+@pytest.mark.interpreted
 def test_control_a_redriven_timer_that_is_not_settled_in_its_commit(
     clock: testing.Clock, store: cues.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

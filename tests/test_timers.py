@@ -175,6 +175,7 @@ def test_control_a_timer_that_is_not_compared_when_it_fires(monkeypatch: pytest.
     assert played(PLAY_CANCEL, graph_of())["queues"]["out"] != model(PLAY_CANCEL)
 
 
+@pytest.mark.interpreted
 def test_control_a_timer_that_is_moved_in_two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     def move(self: timers.Firer) -> int:
         due = self.state.due(clocks.now_ns(), 1000)

@@ -122,6 +122,7 @@ def test_an_abort_writes_nothing_and_ends_the_transaction(store: Store) -> None:
     assert store.queue("orders").tailer("billing").positions == {0: 1}
 
 
+@pytest.mark.interpreted
 def test_a_refused_message_is_not_part_of_the_transaction(store: Store) -> None:
     with store.transaction() as t:
         t.write("notes", {"n": 1})

@@ -247,6 +247,7 @@ def test_what_cannot_be_published_leaves_no_trace_and_no_intent(tmp_path: Path) 
         assert not any("q/uuid" in message for message in seen)
 
 
+@pytest.mark.interpreted
 def test_arguments_of_another_type_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     wrong: Any
     for wrong in (5, "now"):
@@ -568,6 +569,7 @@ def test_an_acknowledgement_is_appended_again_only_while_something_is_pending(tm
         assert append_stamped(queue, [(ZERO_UUID, {"n": 1}), (ZERO_UUID, {"n": 1})]) == 2
 
 
+@pytest.mark.interpreted
 def test_what_cannot_be_appended_stamped_is_refused_whole(tmp_path: Path) -> None:
     with cues.open(tmp_path / "s", durability="process") as store:
         queue = store.queue("q")

@@ -198,6 +198,7 @@ def test_a_handle_on_a_partition_reads_only_that_one(store: Store, path: Path) -
     assert drain(path, queue.partition(1)) == []
 
 
+@pytest.mark.interpreted
 def test_refusals(store: Store, path: Path) -> None:
     queue, parts = store.queue("q"), store.queue("parts", partitions=2)
     write(queue, 0)

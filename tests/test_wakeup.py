@@ -113,6 +113,7 @@ with cues.open(sys.argv[1]) as store:
             writer.end()
 
 
+@pytest.mark.interpreted
 def test_only_readers_of_the_queue_are_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_safety(monkeypatch)
     with cues.open(tmp_path / "store", durability="process") as store:
@@ -294,6 +295,7 @@ def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
             assert found.st_blocks * 512 >= wakeup._FILE_BYTES
 
 
+@pytest.mark.interpreted
 def test_a_look_is_current_until_the_next_commit(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty commit is counted too, but LMDB gives its number to the next one."""
     write, look = store.queue("q").appender().write, LastLook(store)

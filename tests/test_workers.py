@@ -649,6 +649,7 @@ def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, c
     checked(store)
 
 
+@pytest.mark.interpreted
 def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_continue_when_it_does(
     write: Write, checked: Any, tmp_path: Path
 ) -> None:

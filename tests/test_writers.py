@@ -204,6 +204,7 @@ print(app.run(["send", sys.argv[1] + "#q", '{"n": 3}']))
     ("kind", "point"), [("stream", "commit.inside"), ("sink", "snapshot.inside"), ("sink", "claim.inside")]
 )
 @pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.interpreted
 def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_waiting_calls(
     tmp_path: Path, durability: str, kind: str, point: str
 ) -> None:

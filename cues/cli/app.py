@@ -133,8 +133,9 @@ def _set(ctx: click.Context, name: str, words: Sequence[str]) -> None:
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         from cues import __version__
+        from cues.native import implementation
 
-        click.echo(f"cues {__version__}")
+        click.echo(f"cues {__version__}\ncore: {implementation()}")
         ctx.exit()
 
 

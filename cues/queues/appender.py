@@ -38,7 +38,7 @@ class Appender(Closing):
         self._plain = queue._append_plain
         self._closed = False
 
-    def write(self, message: dict[str, Any], *, deliver_at: At = None, delay: Delay = None) -> int:
+    def write(self, message: dict[str, Any], *, deliver_at: At = None, delay: Delay = None) -> int | Place:
         """Append one message and return its index. It is then as durable as the store promises.
 
         ``deliver_at`` or ``delay``: processors get the message at this time, or after this time, as
@@ -160,7 +160,7 @@ class TypedAppender(Appender):
         super().__init__(queue, timeout)
         self._schema = schema
 
-    def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int:
+    def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int | Place:
         return super().write(self._schema.written(message), deliver_at=deliver_at, delay=delay)
 
     def write_many(self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None) -> range | list[Place]:

@@ -206,7 +206,7 @@ class CommittedLog(Log):
         if not ahead and not hidden:
             return raw
         head = batch.HEAD.unpack_from(value, 8) if len(value) >= batch.PREFIX_BYTES else (0, 0, 1, 0)
-        return _Part(first + ahead, value, pieces, first, 0, head[2], hidden, value[:8], head[3])  # type: ignore[return-value]
+        return _Part(first + ahead, value, pieces, first, 0, head[2], hidden, value[:8], head[3])
 
     def _span_parts(self, txn: StoreTransaction, row: LogRow, span: Span, place: int, bytes_max: int) -> list[_Part]:
         """Return the messages at the places of a span, from ``place`` on; at least one."""
@@ -282,7 +282,7 @@ class CommittedLog(Log):
                     break
                 opened.append(record)
                 continue
-            part: _Part = raw  # type: ignore[unreachable]
+            part: _Part = raw
             known = opened[-1].source[0] if opened else None
             if known is not None and known.first == part.record and known.value is part.value:
                 record = known

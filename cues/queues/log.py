@@ -38,8 +38,9 @@ READ_BYTES_MAX: Final = 4 << 20
 DELETE_BATCHES_MAX: Final = 1000
 """The most record batches that one commit deletes. All writers wait for that commit: 0.5 ms."""
 
-Raw = tuple[int, bytes, list[bytes]]
-"""First index, value and continuation pieces of a record, as copied out of a transaction."""
+Raw = tuple[Any, ...]
+"""First index, value and continuation pieces of a record, as copied out of a transaction; of a CommittedLog also the
+parts of one, which have further fields."""
 
 
 class SpanPart(NamedTuple):

@@ -484,6 +484,8 @@ class Runner:
             return await self._loop.within(result, self._limit_s)
         except TimedOut:
             raise self._timed_out() from None
+        except StopIteration as end:  # compiled, it would be the end of this coroutine
+            raise RuntimeError(f"{self._node.id} raised StopIteration") from end
 
     # --- batch functions ---
 
@@ -541,6 +543,8 @@ class Runner:
                 result = self._limited.call(lambda: self._invoke(taken, columns, process))
         except TimedOut:
             raise self._timed_out() from None
+        except StopIteration as end:  # compiled, it would be the end of this coroutine
+            raise RuntimeError(f"{self._node.id} raised StopIteration") from end
         faults.point("function.after")
         return result
 

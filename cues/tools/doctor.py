@@ -32,6 +32,7 @@ from typing import Any, Final, Literal
 
 from cues.base import clock
 from cues.errors import CuesError, JavaNotFound
+from cues.native import implementation
 from cues.queues.store import Store
 from cues.spark import java
 from cues.storage import datafile, free_space, lmdb_map, locks
@@ -158,8 +159,9 @@ def _platform(where: Place) -> Iterator[Finding]:
 
 
 def _python(where: Place) -> Iterator[Finding]:
-    text = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
-    facts = {"version": platform.python_version(), "implementation": platform.python_implementation()}
+    core = implementation()
+    text = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable}), core: {core}"
+    facts = {"version": platform.python_version(), "implementation": platform.python_implementation(), "core": core}
     if sys.version_info < PYTHON_MIN:
         needed = ".".join(map(str, PYTHON_MIN))
         yield Finding("python", "problem", text, f"install Python {needed} or newer.", facts)
