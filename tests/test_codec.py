@@ -280,7 +280,7 @@ def test_an_encoder_that_raises_is_named(registry: None) -> None:
     assert (caught.value.path, caught.value.type_name) == ("a[0]", "Money")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     codec.register(Money, 7, lambda value: "text", decode_money)  # type: ignore[arg-type, return-value]
-    with pytest.raises(CodecError, match="must be bytes|bytes object expected"):
+    with pytest.raises(CodecError, match=r"must be bytes|bytes object expected"):
         codec.pack({"a": Money(1)})
 
 

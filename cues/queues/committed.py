@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
 import xxhash
 
@@ -175,7 +175,7 @@ class CommittedLog(Log):
             span = spans.upto(txn, self.id, place)
             if span is not None and place < span.next:
                 got = self._span_parts(txn, physical, span, place, bytes_max - size)
-                raws += got  # type: ignore[arg-type]
+                raws += got
                 place = got[-1].place + got[-1].size
                 size += sum(len(part.value) for part in got)
                 continue
@@ -282,7 +282,7 @@ class CommittedLog(Log):
                     break
                 opened.append(record)
                 continue
-            part: _Part = raw
+            part = cast(_Part, raw)
             known = opened[-1].source[0] if opened else None
             if known is not None and known.first == part.record and known.value is part.value:
                 record = known

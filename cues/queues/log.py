@@ -13,7 +13,7 @@ import bisect
 import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
