@@ -15,9 +15,8 @@ from setuptools import setup
 
 HERE = Path(__file__).resolve().parent
 COMPILE = os.environ.get("CUES_COMPILE", "") not in ("", "0")
-SETTINGS: dict[str, Any] = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cues"][
-    "compile"
-]
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))
+SETTINGS: dict[str, Any] = PROJECT["tool"]["cues"]["compile"]
 
 
 def extensions() -> list[Any]:
