@@ -527,6 +527,7 @@ class Layer:
         self._cells.clear()
 
 
+@mypyc_attr(native_class=False)
 class State(MutableMapping[Any, Any]):
     """The state of one key: a mutable mapping from field to value.
 
