@@ -69,7 +69,7 @@ def main() -> None:
             except (NotCompiled, OSError) as error:
                 parser.error(str(error))
         if options.add and report.newest() is None:
-            parser.error("there is no result file to add to. Try: python -m benchmarks, without --add")
+            parser.error("--add found no result file. Try: python -m benchmarks, without --add")
         _run(rows, options, core)
 
 

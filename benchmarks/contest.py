@@ -492,8 +492,9 @@ def contest(row: Row, durability: str, rounds: int, scale: float, say: Callable[
                 for result in (mine, reference)
                 if result is not None and len(result.rounds) > number
             ]
-            if len(figures) == 2 and None not in figures and figures[1]:
-                mine.ratios.append(figures[0] / figures[1])  # type: ignore[operator]
+            match figures:
+                case [float() | int() as own, float() | int() as others] if others:
+                    mine.ratios.append(own / others)
     return list(results.values())
 
 

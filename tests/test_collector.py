@@ -138,3 +138,8 @@ def test_garbage_with_cycles_does_not_pile_up(tmp_path: Path) -> None:
         alive = [message["alive"] for message in store.queue("out").tailer()]
     assert len(alive) == 50_000
     assert max(alive) < 10_000
+
+
+def test_a_count_that_python_cannot_take_is_refused_before_the_start(tmp_path: Path) -> None:
+    done = terminal.cues("run", "graph.py", "--gc", str(2**31), cwd=tmp_path)
+    assert done.code == 2 and "2147483648 is not in the range" in done.err

@@ -128,7 +128,7 @@ ABORT_WAIT_S: Final = 2.0
 )
 @option(
     "--gc",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=2**31 - 1),
     default=collector.DEFAULT,
     show_default=True,
     metavar="COUNT",

@@ -254,18 +254,16 @@ class BaseStore(Closing):
 
     def _purges(self) -> int:
         """A number that changes with every purge; -1 if it is unknown."""
-        doorbells = self._shared.doorbells
-        try:
-            return -1 if doorbells is None else doorbells.words[wakeup.PURGES]
-        except ValueError:
-            self._check()  # closed by another thread
-            raise
+        return self._word(wakeup.PURGES)
 
     def _last_commit(self) -> int:
         """The number of the last commit that its writer told the others; -1 if it is unknown."""
+        return self._word(wakeup.COMMITTED)
+
+    def _word(self, index: int) -> int:
         doorbells = self._shared.doorbells
         try:
-            return -1 if doorbells is None else doorbells.words[wakeup.COMMITTED]
+            return -1 if doorbells is None else doorbells.words[index]
         except ValueError:
             self._check()  # closed by another thread
             raise

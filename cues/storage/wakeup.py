@@ -279,7 +279,7 @@ def wait(
             change_s = sleep_s()
             if change_s is not None:
                 left = min(left, change_s)
-            if poll.poll(left * 1000):
+            if poll.poll(max(left, 0) * 1000):  # a negative time would be no limit
                 result = ready()  # first of all: a message waits
                 if result:
                     return result

@@ -116,7 +116,7 @@ class WriterLock:
                 result = work(txn, *args)
                 number = txn.id()
                 txn.commit()
-                words[COMMITTED] = number
+                words[COMMITTED] = number  # in the order of the commits: the locks are given back below
                 return result
             except BaseException as error:
                 try:
