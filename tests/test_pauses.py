@@ -754,7 +754,11 @@ def test_a_redriven_message_that_kills_its_worker_is_an_error_again(
         assert running.wait_idle(WAIT_S) and not running.stopped
         *_, again = running.messages("errors")
         assert again["err/redriven"] == [{"queue": "errors", "index": 2}]
-        assert "killed by SIGKILL" in again["err/cause"][0]["message"] and deaths(tmp_path) == supervisor.DEATHS_MAX
+        # One death more if the other processor was in a step at the last one: crash then gets a worker of its own.
+        died = deaths(tmp_path)
+        assert supervisor.DEATHS_MAX <= died <= supervisor.DEATHS_MAX + 1
+        assert f"died {died} times in a row" in again["err/cause"][0]["message"]
+        assert "killed by SIGKILL" in again["err/cause"][0]["message"]
         (tmp_path / "mended").touch()
         assert running.redrive(all=True, timeout=WAIT_S).resolved == (("errors", 3),)
         assert sorted(message["n"] for message in running.messages("out")) == list(range(60))
