@@ -96,9 +96,10 @@ class Feed:
     def run(self) -> None:
         """Pull until the generator ends, fails, or the feed is closed."""
         try:
+            items = self._items
             for item in self._pulls():
-                self._items.append(item)
-                if self._waiting or len(self._items) > AHEAD_MAX:
+                items.append(item)
+                if self._waiting or len(items) > AHEAD_MAX:
                     self._hand_over()
                 if self.closed:
                     break
@@ -111,6 +112,7 @@ class Feed:
 
     def _hand_over(self) -> None:
         with self._changed:
+            self._waiting = False  # it was told; until it runs, the next messages need not tell it again
             self._changed.notify_all()
             while len(self._items) > AHEAD_MAX and not self.closed:
                 self._changed.wait(0.1)
@@ -151,10 +153,11 @@ class Feed:
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
                 "yield pairs of a position and a message.",
             ) from None
+        now, plain, has_position = time.monotonic, schema is None, bool(arguments)
         for item in iterator:
-            self.pulled_at = time.monotonic()
+            self.pulled_at = now()
             if type(item) is tuple and len(item) == 2:
-                if not arguments:
+                if not has_position:
                     raise PositionRequired(
                         f"The source {source.node.name!r} yielded the position {str(item[0])[:60]!r} and takes none,"
                         " so the next start would yield the same messages again.",
@@ -162,18 +165,19 @@ class Feed:
                         f" bare messages, as resume={resume!r} says.",
                     )
                 after, message = item
-                try:
-                    packed = after if type(after) is int else codec.pack(after)
-                except CodecError as error:
-                    yield RefusedItem(error, ""), b""
-                    return
-                if packed == before:
+                if type(after) is not int:
+                    try:
+                        after = codec.pack(after)
+                    except CodecError as error:
+                        yield RefusedItem(error, ""), b""
+                        return
+                if after == before:
                     raise ReturnError(
-                        f"The source {source.node.name!r} yielded the position {after!r:.60} twice in a row: a restart"
-                        " could not tell the messages apart, and they would have one delivery hash.",
+                        f"The source {source.node.name!r} yielded the position {item[0]!r:.60} twice in a row: a"
+                        " restart could not tell the messages apart, and they would have one delivery hash.",
                         "yield a position that changes with every message, such as (page, row).",
                     )
-                before = after = packed
+                before = after
             elif not isinstance(item, dict) and schema is None:
                 raise ReturnError(
                     f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
@@ -193,14 +197,16 @@ class Feed:
                 count += 1
                 after, message = MessageCount(count), item
             try:
-                if isinstance(message, Exception):
-                    raise message
-                moves = message is None and type(after) is not MessageCount
-                if schema is not None and not moves:
-                    message = schema.written(message)
                 if output._options is not packer.options:
                     packer.renew()
-                handed = NO_MESSAGE if moves else packer.pack(message)
+                if plain and type(message) is dict:
+                    handed = packer.pack(message)
+                elif isinstance(message, Exception):
+                    raise message
+                elif message is None and type(after) is not MessageCount:
+                    handed = NO_MESSAGE
+                else:
+                    handed = packer.pack(message if schema is None else schema.written(message))
             except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
                 handed = RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
             yield after, handed

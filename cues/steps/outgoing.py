@@ -68,9 +68,7 @@ class Packer:
 
         ``came`` is its provenance, if that may be too large for a page.
         """
-        options = self.options
-        assert options is not None
-        if type(message) is dict and came is None and self._router is None:
+        if came is None and type(message) is dict and self._router is None:
             # Most messages have no reserved keys and are small enough. The long way says why the others are refused.
             try:
                 quick = codec.pack(message)
@@ -78,6 +76,8 @@ class Packer:
                     return quick
             except CodecError:
                 pass
+        options = self.options
+        assert options is not None
         body = batches.pack_one(message, options.max_message_bytes, options._strips)
         if came and not options._strips:
             self._build_one(message, came)

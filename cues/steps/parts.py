@@ -49,7 +49,7 @@ class Part:
     """The number of messages for outputs, in all stores."""
     pending: dict[str, int] = field(default_factory=dict, kw_only=True)
     """The index of its first pending message in each log of another store (pending.py)."""
-    indices: dict[str, int] = field(default_factory=dict, kw_only=True)
+    indices: dict[str, int] = field(init=False)
     """The index of its first message in each log of the home store, after it was written."""
 
     def values(self) -> int:

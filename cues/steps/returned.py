@@ -125,7 +125,10 @@ class ReturnedMessages:
         The first that is refused is removed with all after it, and its error is raised.
         """
         fresh = kept[start:]
-        packed = fresh if set(map(type, fresh)) == {bytes} else [item for some in fresh for item in _items(some)]
+        packed = fresh
+        if set(map(type, fresh)) != {bytes}:
+            some_items = [some.values() if type(some) is dict else (some,) for some in fresh]
+            packed = [item for some in some_items for item in some if type(item) is bytes]
         if not packed:
             return
         limit_bytes = min(packer.limit_bytes for packer in plain)
@@ -243,10 +246,12 @@ class ReturnedMessages:
 
 def _column(binding: str, kept: list[Kept]) -> Output:
     """The messages for one binding, and the offset of the call of each."""
+    column: list[Any] = [some.get(binding) if type(some) is dict else some for some in kept]
+    if set(map(type, column)) == {bytes}:
+        return Output(column, list(range(len(column))))
     items: list[bytes] = []
     origins: list[int] = []
-    for offset, some in enumerate(kept):
-        mine = some.get(binding) if type(some) is dict else some
+    for offset, mine in enumerate(column):
         if type(mine) is list:
             items += mine
             origins += [offset] * len(mine)
