@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -78,6 +78,14 @@ def step_one(store: cues.Store, number: int) -> Work:
     return pipeline(store, number, batch_size=1)
 
 
+def source(store: cues.Store, number: int) -> Work:
+    def numbers(position: int | None) -> Iterator[tuple[int, Any]]:
+        return enumerate(messages(number)[position or 0 :], (position or 0) + 1)
+
+    graph = Graph("costs", [Source("orders", numbers)])
+    return lambda: testing.run_until_idle(graph, store)
+
+
 def keyed(store: cues.Store, number: int) -> Work:
     def add(order: Any, process: Any) -> Any:
         process.state["sum"] = process.state.get("sum", 0) + order["size"]
@@ -101,6 +109,7 @@ ROWS: dict[str, tuple[Callable[[cues.Store, int], Work], int]] = {
     "append one": (append_one, 200),
     "append 1,000": (append_many, 2000),
     "read": (read, 2000),
+    "source": (source, 2000),
     "pipeline": (pipeline, 2000),
     "a commit a message": (step_one, 100),
     "state by key": (keyed, 1000),
