@@ -64,7 +64,7 @@ from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.shared import SharedQueue
 from cues.spark.options import QueueAddress
-from cues.steps.state import key_part
+from cues.steps.state_parts import key_part
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ from cues.queues.sequencer import Checkpoint
 from cues.queues.stamped import check_one_log
 from cues.queues.store import Store
 from cues.records import batch
-from cues.steps.state import State, StateTable
+from cues.steps.state import StateTable
+from cues.steps.state_view import State
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction

@@ -22,7 +22,8 @@ from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import FRAME, Node
 from cues.records.batch import ACKNOWLEDGEMENT
-from cues.steps.state import StateTable, key_part
+from cues.steps.state import StateTable
+from cues.steps.state_parts import key_part
 
 if TYPE_CHECKING:
     from cues.queues.store import Store

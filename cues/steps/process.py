@@ -15,7 +15,9 @@ from cues.graphs.processor import Node
 from cues.native import mypyc_attr
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
-from cues.steps.state import Layer, State, key_part
+from cues.steps.state import Layer
+from cues.steps.state_parts import key_part
+from cues.steps.state_view import State
 from cues.steps.taking import Slice, Taken
 
 LOOK_S: Final = 0.1

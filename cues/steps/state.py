@@ -35,29 +35,26 @@ later steps, and when the processor becomes idle, some of them in each commit.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import struct
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
-
-import xxhash
 
 from cues import codec
 from cues.base import clock, names
-from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreDamaged
+from cues.errors import CuesError, QueueNotFound, StoreDamaged
 from cues.native import mypyc_attr
 from cues.records import batch
+from cues.steps.state_parts import ABSENT, HASHED, key_part, part_of_packed, unpacked_part
+from cues.steps.state_view import State
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
     from cues.storage.transaction import StoreTransaction
 
-_PART_BYTES_MAX: Final = 200
-_HASHED: Final = 0xFF
 _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
 _TIMER: Final = b"\xfd"
@@ -75,17 +72,9 @@ CACHE_BYTES_MAX: Final = 64 << 20
 _RANGE_ROWS: Final = 256
 """The most rows that one read transaction of :meth:`StateTable.range` copies. The first one copies four: most callers
 want few rows."""
-_RANGE_BYTES_MAX: Final = 190
-
 _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
 """Types whose values cannot be changed in place."""
 
-
-class _Absent:
-    """The value of a missing field."""
-
-
-_ABSENT: Final = _Absent()
 
 Changes = dict[bytes, bytes | None]
 """Packed values by row; None deletes the row."""
@@ -439,21 +428,21 @@ class Layer:
         """The fields under ``key``."""
         part = self._part_of(key)
         if type(key) not in _FIXED_VALUES:
-            self._adopt(_part(codec.pack(key)), part)
+            self._adopt(part_of_packed(codec.pack(key)), part)
         return State(self, part)
 
     def timer(self, key: Any, name: str | None) -> int | None:
         """The time of a timer in nanoseconds; None if it is not set."""
         at = self.get(_TIMER + self._part_of(key) + key_part(name))
-        return None if at is _ABSENT else at
+        return None if at is ABSENT else at
 
     def set_timer(self, key: Any, name: str | None, at_ns: int | None) -> None:
         """Set a timer, or cancel it with None. It replaces the timer of this key and name."""
         row = self._part_of(key) + key_part(name)
         before = self.get(_TIMER + row)
-        if before is not _ABSENT:
-            self.set(_ORDER + _AT.pack(before) + row, _ABSENT)
-        self.set(_TIMER + row, _ABSENT if at_ns is None else at_ns)
+        if before is not ABSENT:
+            self.set(_ORDER + _AT.pack(before) + row, ABSENT)
+        self.set(_TIMER + row, ABSENT if at_ns is None else at_ns)
         if at_ns is not None:
             self.set(_ORDER + _AT.pack(at_ns) + row, [key, name])
 
@@ -472,14 +461,14 @@ class Layer:
             return
         for row in self.rows(former):
             value = self.get(row)
-            self.set(row, _ABSENT)
+            self.set(row, ABSENT)
             self.set(part + row[len(former) :], value)
 
     def get(self, row: bytes) -> Any:
         cell = self._cells.get(row)
         if cell is None:
             packed = self._table.visible(row)
-            value = _ABSENT if packed is None else codec.unpack(packed)
+            value = ABSENT if packed is None else codec.unpack(packed)
             self._cells[row] = cell = [value, packed, False]
         return cell[0]
 
@@ -496,7 +485,7 @@ class Layer:
         exists = self._table.rows(prefix)
         for row, cell in self._cells.items():
             if row.startswith(prefix):
-                exists[row] = cell[0] is not _ABSENT
+                exists[row] = cell[0] is not ABSENT
         return sorted(row for row in exists if exists[row])
 
     def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
@@ -506,16 +495,16 @@ class Layer:
         if not mine:
             return rows
         stored = (row for row in rows if row not in self._cells)
-        return heapq.merge(stored, [row for row in mine if self._cells[row][0] is not _ABSENT])
+        return heapq.merge(stored, [row for row in mine if self._cells[row][0] is not ABSENT])
 
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
         changed: Changes = {}
         expires = self._table.ttl_ns is not None
         for row, (value, packed, assigned) in self._cells.items():
-            if not assigned and (value is _ABSENT or type(value) in _FIXED_VALUES):
+            if not assigned and (value is ABSENT or type(value) in _FIXED_VALUES):
                 continue
-            new = None if value is _ABSENT else codec.pack(value)
+            new = None if value is ABSENT else codec.pack(value)
             if new != packed or (expires and assigned and new is not None):  # the same value, for a new time
                 changed[row] = new
         self._cells.clear()
@@ -525,75 +514,6 @@ class Layer:
     def discard(self) -> None:
         """After a call that failed: drop its changes."""
         self._cells.clear()
-
-
-@mypyc_attr(native_class=False)
-class State(MutableMapping[Any, Any]):
-    """The state of one key: a mutable mapping from field to value.
-
-    Fields and values have the types that messages may have. Changes are written with the step, or not
-    at all.
-    """
-
-    __slots__ = ("_layer", "_prefix")
-
-    def __init__(self, layer: Layer, prefix: bytes) -> None:
-        self._layer = layer
-        self._prefix = prefix
-
-    # A field too long for LMDB's key is found by its hash; its value is then [field, value].
-
-    def __getitem__(self, field: Any) -> Any:
-        part = key_part(field)
-        value = self._layer.get(self._prefix + part)
-        if value is _ABSENT:
-            raise KeyError(field)
-        return value[1] if part[0] == _HASHED else value
-
-    def get(self, field: Any, default: Any = None) -> Any:
-        part = key_part(field)
-        value = self._layer.get(self._prefix + part)
-        if value is _ABSENT:
-            return default
-        return value[1] if part[0] == _HASHED else value
-
-    def __setitem__(self, field: Any, value: Any) -> None:
-        part = key_part(field)
-        self._layer.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
-
-    def __delitem__(self, field: Any) -> None:
-        row = self._prefix + key_part(field)
-        if self._layer.get(row) is _ABSENT:
-            raise KeyError(field)
-        self._layer.set(row, _ABSENT)
-
-    def __iter__(self) -> Iterator[Any]:
-        at = len(self._prefix)
-        for row in self._layer.rows(self._prefix):
-            yield self._layer.get(row)[0] if row[at] == _HASHED else codec.unpack(row[at + 1 :])
-
-    def __len__(self) -> int:
-        return len(self._layer.rows(self._prefix))
-
-    def range(self, low: bytes, high: bytes, limit: int | None = None) -> list[tuple[bytes, Any]]:
-        """Return the fields from ``low`` to before ``high`` with their values, in order; at most ``limit`` of them.
-
-        For fields that are bytes of one length, such as times as 8 big-endian bytes. ``low`` and ``high`` have that
-        length too, at most 190 bytes; fields of other lengths are not returned. Only the rows that are returned are
-        read, so the cost does not depend on the size of the state. Raises :class:`InvalidArgument` for other bounds.
-        """
-        if not (type(low) is type(high) is bytes and len(low) == len(high) <= _RANGE_BYTES_MAX):
-            raise InvalidArgument(
-                f"state.range was called with {low!r} and {high!r}.",
-                f"give two bytes objects of the length of the fields, at most {_RANGE_BYTES_MAX} bytes.",
-            )
-        at = len(self._prefix)
-        parts = (self._prefix + key_part(low), self._prefix + key_part(high))
-        rows = list(itertools.islice(self._layer.range(*parts), limit))
-        return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
-
-    def __repr__(self) -> str:
-        return f"<cues.State {dict(self)!r}>"
 
 
 def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
@@ -614,41 +534,13 @@ def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tup
         for row in rows:
             packed = None if row[:1] in _OWN else table.packed(row)
             if packed is not None:
-                key, rest = _unpacked_part(row)
-                field, _ = _unpacked_part(rest)
+                key, rest = unpacked_part(row)
+                field, _ = unpacked_part(rest)
                 value = codec.unpack(packed)
-                yield row, key, *(value if rest[0] == _HASHED else (field, value))
+                yield row, key, *(value if rest[0] == HASHED else (field, value))
         if not rows:
             return
         after = rows[-1]
-
-
-def _unpacked_part(row: bytes) -> tuple[Any, bytes]:
-    """The first part of a row, and the rest; the hash of a long one."""
-    if row[0] == _HASHED:
-        return row[1:17], row[17:]
-    end = 1 + row[0]
-    return codec.unpack(row[1:end]), row[end:]
-
-
-def key_part(value: Any) -> bytes:
-    """The part of a row's key that encodes a key or a field. Raises :class:`CodecError`."""
-    kind = type(value)
-    if kind is int or ((kind is str or kind is bytes) and len(value) <= _PART_BYTES_MAX):
-        return _part_of(value)
-    return _part(codec.pack_key(value))
-
-
-@functools.lru_cache(10_000, typed=True)
-def _part_of(value: str | bytes | int) -> bytes:
-    """Cached :func:`key_part`: fields, and often keys, recur with every message."""
-    return _part(codec.pack(value))
-
-
-def _part(packed: bytes) -> bytes:
-    if len(packed) <= _PART_BYTES_MAX:
-        return bytes((len(packed),)) + packed
-    return bytes((_HASHED,)) + xxhash.xxh3_128_digest(packed)
 
 
 def _pieces(packed: bytes) -> list[bytes]:

@@ -48,7 +48,8 @@ from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
 from cues.steps.results import Cut, Results
 from cues.steps.runner import Runner
-from cues.steps.state import Changes, StateTable, key_part
+from cues.steps.state import Changes, StateTable
+from cues.steps.state_parts import key_part
 from cues.steps.taking import Slice, Taken
 
 if TYPE_CHECKING:

@@ -1,0 +1,87 @@
+"""The state of one key, as functions use it: ``process.state``.
+
+The compiler cannot give a class of its own to a mapping of the standard library, so this module is not compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import codec
+from cues.errors import InvalidArgument
+from cues.steps.state_parts import ABSENT, HASHED, key_part
+
+if TYPE_CHECKING:
+    from cues.steps.state import Layer
+
+_RANGE_BYTES_MAX: Final = 190
+
+
+class State(MutableMapping[Any, Any]):
+    """The state of one key: a mutable mapping from field to value.
+
+    Fields and values have the types that messages may have. Changes are written with the step, or not
+    at all.
+    """
+
+    __slots__ = ("_layer", "_prefix")
+
+    def __init__(self, layer: Layer, prefix: bytes) -> None:
+        self._layer = layer
+        self._prefix = prefix
+
+    # A field too long for LMDB's key is found by its hash; its value is then [field, value].
+
+    def __getitem__(self, field: Any) -> Any:
+        part = key_part(field)
+        value = self._layer.get(self._prefix + part)
+        if value is ABSENT:
+            raise KeyError(field)
+        return value[1] if part[0] == HASHED else value
+
+    def get(self, field: Any, default: Any = None) -> Any:
+        part = key_part(field)
+        value = self._layer.get(self._prefix + part)
+        if value is ABSENT:
+            return default
+        return value[1] if part[0] == HASHED else value
+
+    def __setitem__(self, field: Any, value: Any) -> None:
+        part = key_part(field)
+        self._layer.set(self._prefix + part, [field, value] if part[0] == HASHED else value)
+
+    def __delitem__(self, field: Any) -> None:
+        row = self._prefix + key_part(field)
+        if self._layer.get(row) is ABSENT:
+            raise KeyError(field)
+        self._layer.set(row, ABSENT)
+
+    def __iter__(self) -> Iterator[Any]:
+        at = len(self._prefix)
+        for row in self._layer.rows(self._prefix):
+            yield self._layer.get(row)[0] if row[at] == HASHED else codec.unpack(row[at + 1 :])
+
+    def __len__(self) -> int:
+        return len(self._layer.rows(self._prefix))
+
+    def range(self, low: bytes, high: bytes, limit: int | None = None) -> list[tuple[bytes, Any]]:
+        """Return the fields from ``low`` to before ``high`` with their values, in order; at most ``limit`` of them.
+
+        For fields that are bytes of one length, such as times as 8 big-endian bytes. ``low`` and ``high`` have that
+        length too, at most 190 bytes; fields of other lengths are not returned. Only the rows that are returned are
+        read, so the cost does not depend on the size of the state. Raises :class:`InvalidArgument` for other bounds.
+        """
+        if not (type(low) is type(high) is bytes and len(low) == len(high) <= _RANGE_BYTES_MAX):
+            raise InvalidArgument(
+                f"state.range was called with {low!r} and {high!r}.",
+                f"give two bytes objects of the length of the fields, at most {_RANGE_BYTES_MAX} bytes.",
+            )
+        at = len(self._prefix)
+        parts = (self._prefix + key_part(low), self._prefix + key_part(high))
+        rows = list(itertools.islice(self._layer.range(*parts), limit))
+        return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
+
+    def __repr__(self) -> str:
+        return f"<cues.State {dict(self)!r}>"
