@@ -566,6 +566,7 @@ def test_help_loads_no_more_than_it_shows() -> None:
     assert {"cues", "cues.cli"} <= loaded <= {"cues", "cues.cli", "cues.cli.app", "cues.cli.options", "cues.errors"}
 
 
+@pytest.mark.interpreted
 def test_nothing_of_the_environment_is_needed(shop: Path) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C"}
     found = subprocess.run([*CUES, "tail", f"{shop}#priced", "-n", "1"], capture_output=True, env=env)

@@ -87,12 +87,14 @@ GRAPH = {name: imports(path) for name, path in modules().items()}
 
 
 @pytest.mark.parametrize("module", sorted(GRAPH))
+@pytest.mark.interpreted
 def test_a_module_imports_only_from_its_folder_and_those_below(module: str) -> None:
     for other in GRAPH[module]:
         if folder(other) > folder(module):
             assert (module, other) in UPWARD, f"{module} imports {other}, which is in a folder above it"
 
 
+@pytest.mark.interpreted
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Imports under TYPE_CHECKING and inside functions count."""
     arrows = {name: {other for other in found if (name, other) not in UPWARD} for name, found in GRAPH.items()}
@@ -107,6 +109,7 @@ def test_few_imports_go_up() -> None:
     assert all(other in GRAPH[module] for module, other in UPWARD), "an entry that is not needed any more"
 
 
+@pytest.mark.interpreted
 def test_modules_that_import_by_name_are_known() -> None:
     found = {name for name, path in modules().items() if "import_module(" in path.read_text()}
     assert found == BY_NAME

@@ -17,6 +17,7 @@ from cues.base import events, logs
 ROOT = Path(cues.__file__).parent
 
 
+@pytest.mark.interpreted
 def test_every_logger_of_cues_is_one_whose_records_have_facts() -> None:
     """``logging.getLogger`` gives loggers whose records have none."""
     makers = {}

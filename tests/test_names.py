@@ -41,9 +41,9 @@ def test_a_good_name_names_a_queue_and_a_tailer(tmp_path: Path, name: str) -> No
         ("\ud800", "cannot be printed"),
         (" a", "white space"),
         ("a ", "white space"),
-        (None, "must be a string, not NoneType"),
-        (7, "must be a string, not int"),
-        (b"a", "must be a string, not bytes"),
+        pytest.param(None, "must be a string, not NoneType", marks=pytest.mark.interpreted),
+        pytest.param(7, "must be a string, not int", marks=pytest.mark.interpreted),
+        pytest.param(b"a", "must be a string, not bytes", marks=pytest.mark.interpreted),
     ],
 )
 def test_a_bad_name_is_refused_with_the_reason_and_nothing_is_made(tmp_path: Path, name: Any, why: str) -> None:

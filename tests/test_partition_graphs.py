@@ -666,6 +666,7 @@ def test_an_idle_unit_wakes_for_its_own_partition(tmp_path: Path) -> None:
             assert seen.wait(30)
 
 
+@pytest.mark.interpreted
 def test_a_queue_that_grows_while_somebody_asks_whether_the_graph_is_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_backward_gives_the_message_below_the_index_and_moves_there(store: cues.
         tailer.direction = "sideways"  # type: ignore[assignment]
 
 
+@pytest.mark.interpreted
 def test_seeking_by_index_goes_exactly_there_or_says_why_not(store: cues.Store) -> None:
     queue = filled(store, 500)
     tailer = queue.tailer()

@@ -131,6 +131,7 @@ def test_across_processes_every_write_is_read_after_its_wait(store: Store, tmp_p
             assert {"n": n} in list(target.tailer(isolation="committed"))
 
 
+@pytest.mark.interpreted
 def test_refusals(store: Store, tmp_path: Path) -> None:
     queue, parts = store.queue("in"), store.queue("parts", partitions=2)
     checkpoint = JSONFileCheckpoint(tmp_path / "c.json")

@@ -537,6 +537,7 @@ def test_a_stopped_consumer_continues_and_reports_that_it_did_not_reach_the_end(
 # --- what does not fit ----------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 def test_sources_and_durations_that_cannot_be_meant_are_refused(store: Store, checkpoint: Any) -> None:
     queue = store.queue("q")
     for sources in ([], [queue, store.queue("q")]):

@@ -132,6 +132,7 @@ def test_a_committed_tailer_waits_past_what_is_pending(queue: Queue) -> None:
 # --- envelopes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 def test_everything_is_read_uncommitted_with_its_place_and_identity(queue: Queue) -> None:
     write(queue, *STORY)
     queue.appender().write_many([{"n": 7}, {"n": 8}])
