@@ -35,10 +35,11 @@ class Retention:
     """The messages that a queue may delete from its front by itself.
 
     ``count`` keeps that many of the last messages, and up to a 64th more (1,000 at most). ``age`` (``"10d"``, seconds
-    or a timedelta) keeps messages younger than that. ``bytes`` (``"500MB"``) keeps about that size. ``read`` keeps messages that some known reader (a
-    processor, a named tailer or a consumer group) has not read. With several, a message is deleted if any of them
-    allows it. Messages are deleted at an append: whole record batches, at most 1,000 in a commit. So up to one batch
-    more than that stays. Messages of a step that is under way or will be repeated stay, whatever the policy.
+    or a timedelta) keeps messages younger than that. ``bytes`` (``"500MB"``) keeps about that size. ``read`` keeps
+    messages that some known reader (a processor, a named tailer or a consumer group) has not read. With several, a
+    message is deleted if any of them allows it. Messages are deleted at an append: whole record batches, at most 1,000
+    in a commit. So up to one batch more than that stays. Messages of a step that is under way or will be repeated
+    stay, whatever the policy.
     """
 
     count: int | None = None

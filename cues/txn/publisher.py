@@ -67,6 +67,9 @@ TRANSACTION_TIMEOUT_S: Final = 900.0
 
 _ACK: Final = int(Flags.ACK_TXN)
 
+_TARGETS_MAX: Final = 1024
+"""The number of handles that a publisher remembers: a mapping may make one for each message."""
+
 Mapping = Callable[[Any], "Queue"]
 Missing = Literal["refuse", "removed", "skip"]
 """The acknowledgements that may be left out; see :meth:`Publisher.append_ack_intents`."""
@@ -125,6 +128,8 @@ class Publisher:
         self.due: dict[str, uuids.UUID] = {}
         """Acknowledgements that were built and not appended yet, by journal."""
         self._queues: dict[str, Queue] = {}
+        self._targets: dict[Queue, tuple[StoreWriter, str]] = {}
+        """The handles of queues that messages were mapped to; for each the writer of its store, and its journal."""
         self._lost: BaseException | None = None
         """The error of a pending message that was not appended: the transaction must not be acknowledged."""
 
@@ -156,12 +161,15 @@ class Publisher:
         if self._validate is not None:
             self._validate(message)
         queue = mapping(message)
-        stamped.check_target(queue)
-        if self._type.get_uuid(message) == ZERO_UUID:
+        target = self._targets.get(queue) if isinstance(queue, Queue) else None
+        if target is None or queue.closed or queue.is_partitioned or target[0].store.closed:
+            target = self._target(queue)
+        writer, name = target
+        uuid = self._type.get_uuid(message)
+        if uuid is not None and uuid == ZERO_UUID:
             flags = -1  # without identity
         body = stamped.encode(queue, self._type.fields(message))
-        writer = self._writer(queue.store)
-        journal = journal_of(queue) if flags == CONTINUE else ""
+        journal = name if flags == CONTINUE else ""
         append = Append(writer, queue, flags, body, journal)
         if queue._bounded and journal not in self._spans:  # a transaction that has begun on the queue goes on
             await_room([queue], timeout=timeout)
@@ -170,8 +178,9 @@ class Publisher:
             writer.register()
         with self.guard:
             writer.make_room(timeout)
-            self._check()
-            if flags == 0 and (self._spans or self.due) and journal_of(queue) in {**self._spans, **self.due}:
+            if self._closed:
+                self._check()
+            if flags == 0 and (name in self._spans or name in self.due):
                 raise InvalidArgument(
                     f"This publisher has pending messages in {queue.id!r}; a message outside of the transaction would"
                     " drop them.",
@@ -211,6 +220,14 @@ class Publisher:
 
     def _all(self) -> list[StoreWriter]:
         return [writer for writers in list(self._writers.values()) for writer in writers]
+
+    def _target(self, queue: Queue) -> tuple[StoreWriter, str]:
+        """Check a queue that messages are mapped to, and return the writer of its store, and its journal."""
+        stamped.check_target(queue)
+        if len(self._targets) >= _TARGETS_MAX:
+            self._targets.clear()
+        self._targets[queue] = target = self._writer(queue.store), journal_of(queue)
+        return target
 
     def _writer(self, store: BaseStore) -> StoreWriter:
         with self.guard:
