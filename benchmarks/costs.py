@@ -99,6 +99,10 @@ def window(store: cues.Store, number: int) -> Work:
     return passed(store, number, windows.tumbling("orders", "minutes", "1m", reduce={"n": count()}, **timed, **STEPS))
 
 
+def copied(store: cues.Store, number: int) -> Work:
+    return passed(store, number, cues.broadcast("orders", ["totals", "sums", "minutes"], **STEPS))
+
+
 def passed(store: cues.Store, number: int, processor: Any) -> Work:
     graph = Graph("costs", [Source("orders"), processor])
     append_many(store, number)()
@@ -111,6 +115,7 @@ ROWS: dict[str, tuple[Callable[[cues.Store, int], Work], int]] = {
     "read": (read, 2000),
     "source": (source, 2000),
     "pipeline": (pipeline, 2000),
+    "copies to three": (copied, 2000),
     "a commit a message": (step_one, 100),
     "state by key": (keyed, 1000),
     "window": (window, 1000),

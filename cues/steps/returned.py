@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Kept = Any
-"""The packed result of a call: a message, a list of them, a dict of these by binding, or None."""
+"""The packed result of a call: a message or a list of them, for each output; a dict of these by binding; or None."""
 
 _UNSTARTED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
 """Results of a function whose body has not run."""
@@ -74,7 +74,7 @@ class ReturnedMessages:
         try:
             if not self._node.returns_messages:
                 self._keep_by_binding(kept, returned)
-            elif len(self._bindings) == 1:
+            elif len(plain) == len(self._packers):
                 self._keep_messages(kept, returned)
             else:
                 self._keep_each(kept, returned)
@@ -88,7 +88,7 @@ class ReturnedMessages:
             kept.append(self.keep(result))
 
     def _keep_messages(self, kept: list[Kept], returned: Iterable[Any]) -> None:
-        """Pack the results of a function with one output."""
+        """Pack the results of a function whose messages go to its output, or to each of its outputs, as they are."""
         pack, append = codec.thread_packer(), kept.append
         for result in returned:
             if type(result) is dict:
