@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from cues import codec
 from cues.errors import InvalidArgument
 from cues.steps.state_parts import ABSENT, HASHED, key_part
 
-if TYPE_CHECKING:
-    from cues.steps.state import Layer
-
 _RANGE_BYTES_MAX: Final = 190
+
+
+class Fields(Protocol):
+    """The values that one call sees, by row (:class:`cues.steps.state.Layer`)."""
+
+    def get(self, row: bytes) -> Any:
+        """The value of a row, or ABSENT."""
+
+    def set(self, row: bytes, value: Any) -> None: ...
+
+    def rows(self, prefix: bytes) -> list[bytes]: ...
+
+    def range(self, low: bytes, high: bytes) -> Iterator[bytes]: ...
 
 
 class State(MutableMapping[Any, Any]):
@@ -28,7 +38,7 @@ class State(MutableMapping[Any, Any]):
 
     __slots__ = ("_layer", "_prefix")
 
-    def __init__(self, layer: Layer, prefix: bytes) -> None:
+    def __init__(self, layer: Fields, prefix: bytes) -> None:
         self._layer = layer
         self._prefix = prefix
 
