@@ -39,7 +39,7 @@ from cues.errors import (
     StoreVersion,
 )
 from cues.storage import environment as stores
-from cues.storage import lmdb_errors, lmdb_map, map_growth
+from cues.storage import lmdb_errors, lmdb_map, map_growth, open_mark
 from cues.storage.lmdb_map import MAP_BYTES
 
 DURABILITIES = ["process", "disk"]
@@ -480,6 +480,24 @@ def test_a_store_of_another_boot_is_checked_and_reported(
     caplog.clear()
     with caplog.at_level(logging.WARNING, "cues"), cues.open(path):
         assert caplog.text == ""
+
+
+def test_a_mark_is_never_seen_half_written(tmp_path: Path) -> None:
+    """An empty one would be of another boot: of a process that is killed there, or that opens the store meanwhile."""
+    ended = threading.Event()
+
+    def mark() -> None:
+        while not ended.is_set():
+            open_mark.write(tmp_path, durable=False)
+            open_mark.delete(tmp_path)
+
+    thread = threading.Thread(target=mark)
+    thread.start()
+    try:
+        assert not any(open_mark.is_suspect(tmp_path) for _ in range(20_000))
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.damages_stores

@@ -33,11 +33,13 @@ def write(path: Path, durable: bool) -> None:
     mark = path / _FILE
     if mark.exists() and not is_suspect(path):
         return
-    with mark.open("w") as file:
+    new = path / f"{_FILE}.{os.getpid()}"  # renamed when it is whole: an empty mark would be that of another boot
+    with new.open("w") as file:
         file.write(clock.boot_id())
         file.flush()
         if durable:
             os.fsync(file.fileno())
+    new.rename(mark)
     if durable:
         sync_directory(path)
 
