@@ -231,10 +231,10 @@ def hold(path: str) -> None:
 
 def hold_after_takeover(path: str) -> str:
     """Take over, let the old owner die, and see that the graph is still held against a third."""
-    with cues.open(path) as store, testing.Clock() as clock:
-        clock.advance(LEASE_S + 1)
-        running = graph().start(store=store, take_over=True)
     with cues.open(path) as store:
+        with testing.Clock() as clock:
+            clock.advance(LEASE_S + 1)
+            running = graph().start(store=store, take_over=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         running.engine._assembly.ownership.beat()
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -110,6 +110,9 @@ class LockFile:
             if self._users == 0:
                 _registry.pop(self._key, None)
                 os.close(self._fd)
+                # The number is soon another file's: a late call here must not lock or unlock that one.
+                self._fd = -1
+                self._mine.clear()
 
 
 def open_locks(path: Path) -> LockFile:
