@@ -28,10 +28,12 @@ from cues.cli import app
 from cues.errors import Fenced, InvalidArgument, QueueInUse, TopologyChanged
 from cues.groups import Member, Relative, describe, seek
 from cues.groups.places import Start
-from cues.queues import spans
+from cues.queues import producers, spans
 from cues.queues.queue import Queue
 from cues.queues.retention import readers
-from cues.txn import Publisher, ReadCommitted, build_uuid
+from cues.records.identity import split
+from cues.tools import check
+from cues.txn import ProducerID, Publisher, ReadCommitted, append_stamped, build_uuid
 
 
 @pytest.fixture
@@ -116,6 +118,44 @@ def test_a_committed_tailer_reads_backward_too(store: cues.Store) -> None:
     forward = numbers(tailer)
     tailer.direction = "backward"
     assert numbers(tailer) == forward[::-1]
+
+
+def state(store: cues.Store, queue: Queue) -> tuple[Any, ...]:
+    """What readers of a queue get, and what the store knows about its producers."""
+    tailer = queue.tailer()
+    envelopes = []
+    while tailer.read() is not None:
+        assert tailer.envelope is not None
+        envelopes.append((tailer.envelope.index, tailer.envelope.producer, tailer.envelope.uuid))
+    committed = [(one.uuid, one.message, one.begin) for one in ReadCommitted(queue, message_type=None)]
+    return envelopes, committed, numbers(queue.tailer(isolation="committed")), dict(producers.rows(store, queue.id))
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_messages_of_several_producers_that_share_a_record_are_read_as_if_each_had_its_own(
+    block: int, store: cues.Store
+) -> None:
+    rng = random.Random(seeds.new())
+    together, alone = store.queue("together"), store.queue("alone")
+    journal, _ = random_journal(rng, "q", 200, 5)
+    pairs = [(envelope.uuid, {"n": n}) for n, envelope in enumerate(journal.log)]
+    seen: dict[str, dict[int, int]] = {"together": {}, "alone": {}}
+    at = 0
+    while at < len(pairs):
+        # Messages of producers that share a queue without transactions, between those of the journal.
+        names = [ProducerID(bytes((7, 0, 0, block, n // 256, n % 256))) for n in range(rng.choice((2, 5, 300)))]
+        plain = [(build_uuid(rng.choice(names), 160 * (at * 1000 + n + 1), OUTSIDE), {"n": -n}) for n in range(400)]
+        some = pairs[at : at + rng.choice((1, 3, 60))]
+        at += len(some)
+        some = [*some, *plain[: rng.choice((0, 5, 400))]]
+        appended = append_stamped(together, some, seen["together"])
+        assert appended == sum(append_stamped(alone, [one], seen["alone"]) for one in some)
+        assert append_stamped(together, [pair for pair in some if split(pair[0])[2] == OUTSIDE]) == 0
+    with store._view() as txn:
+        records = [len(list(txn.cursor(store._database(f"log:{name}".encode())))) for name in ("together", "alone")]
+    assert records[0] < records[1]
+    assert state(store, together) == state(store, alone)
+    assert not check.check(store)
 
 
 @pytest.mark.parametrize("block", range(6))

@@ -189,11 +189,11 @@ def test_a_cut_message_by_hand(old: Path) -> None:
 
 
 def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
-    """Regular clocks, clocks one by one, an acknowledgement, and the row of what their producer wrote."""
-    producer = bytes.fromhex("010203040506")
+    """Regular clocks, clocks one by one, an acknowledgement, two producers, and the row of what a producer wrote."""
+    producer, other = bytes.fromhex("010203040506"), bytes.fromhex("0a0b0c0d0e0f")
 
-    def stamped(*clocks: int, flags: int = 1) -> list[Any]:
-        return [(build_uuid(producer, clock, flags), {"n": 1}) for clock in clocks]
+    def stamped(*clocks: int, flags: int = 1, by: bytes = producer) -> list[Any]:
+        return [(build_uuid(by, clock, flags), {"n": 1}) for clock in clocks]
 
     with cues.open(tmp_path / "s") as store:
         queue = store.queue("q")
@@ -207,6 +207,13 @@ def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
             log = store._database(b"log:q")
             found = {struct.unpack(">Q", key)[0]: value for key, value in txn.cursor(log)}
             after = txn.get(b"\0clock\0q\0" + b"010203040506")
+        mixed = [*stamped((1 << 41) + 7, flags=0), *stamped(1 << 41, flags=0, by=other)]
+        append_stamped(queue, [*mixed, *stamped((1 << 41) + 9, flags=0)])
+        with store._view() as txn:
+            value = dict(txn.cursor(store._database(b"log:q")))[struct.pack(">Q", 10)]
+    assert value[9] == 0x32 and value[20:].hex() == (
+        "010203040506" "0000020000000000" "0000" "01" "070009" "01" "0a0b0c0d0e0f" "000100" + "93" + "81a16e01" * 3
+    )  # fmt: skip
     body = bytes.fromhex("81a16e01")
     two, three = (b"\x92" + body * 2).hex(), (b"\x93" + body * 3).hex()
     assert {index: (value[9], value[20:].hex()) for index, value in found.items()} == {

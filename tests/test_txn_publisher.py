@@ -79,7 +79,7 @@ def test_committed_messages_have_one_identity_a_record_batch(tmp_path: Path) -> 
         clocks = [clock for _, _, clock, _, _ in found]
         assert clocks == sorted(set(clocks))
         assert [parse_uuid(append.uuid) for append in appends] == [(p, c, f) for _, p, c, f, _ in found]
-        assert all(batch.stamps is not None and batch.stamps.regular for batch in batches(queue))
+        assert all(batch.stamps is not None and not batch.stamps.form for batch in batches(queue))
         number = int.from_bytes(publisher.id, "big")
         assert dict(producers.rows(store, "q")) == {number: producers.Written(clocks[-1], clocks[-1], 0, 0)}
 

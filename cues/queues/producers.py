@@ -103,8 +103,12 @@ class Notes:
     def add(self, index: int, page: Page) -> None:
         """Note a page with stamps that is appended at ``index``. The pages before it must be in the log."""
         at = _HASH_BYTES if page.flags & batch.HASH else 0
-        stamps = stamping.decode(page.tail, at, page.count, bool(page.flags & batch.CLOCKS))
-        producer, flags, clocks = stamps.producer, stamps.flags, stamps.clocks
+        stamps = stamping.decode(page.tail, at, page.count, page.flags)
+        for producer, clocks in stamps.by_producer():
+            self._add(index, page.count, producer, stamps.flags, clocks)
+
+    def _add(self, index: int, length: int, producer: int, flags: int, clocks: Sequence[int]) -> None:
+        """Note messages of one producer in a record of ``length`` messages: all, unless none is a repetition."""
         if producer not in self._rows:
             self._rows[producer] = read(self._txn, self._log, producer)
         before = self._rows[producer]
@@ -125,7 +129,7 @@ class Notes:
         if flags == _ACK:
             self._acknowledge(index, producer, before, clocks[0])
         elif before is not None and clocks[0] <= before.acked:
-            self._put(Span(0, index, page.count, 0, before.acked, 0, 0))
+            self._put(Span(0, index, length, 0, before.acked, 0, 0))
         if was_open:
             spans.close(self._txn, self._log, producer)
 

@@ -153,7 +153,7 @@ class ReadUncommitted:
             for offset in range(max(0, start - index), len(messages)):
                 if index + offset == end:
                     return
-                stamp = (stamps.producer, stamps.clocks[offset], stamps.flags) if stamps else (0, 0, 0)
+                stamp = (stamps.producer_of(offset), stamps.clocks[offset], stamps.flags) if stamps else (0, 0, 0)
                 yield self._given(Envelope.of(self.journal, index + offset, *stamp, messages[offset]))
 
     def _given(self, envelope: Envelope) -> Envelope:

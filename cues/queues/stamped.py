@@ -28,7 +28,8 @@ from cues.queues.producers import Written
 from cues.records import batch
 from cues.records import stamps as stamping
 from cues.records.batch import Page
-from cues.records.identity import Flags, as_uuid, split
+from cues.records.identity import Flags, as_uuid
+from cues.records.stamps import Identity
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
@@ -43,10 +44,10 @@ Body = bytes | dict[str, Any]
 
 @dataclass(slots=True)
 class _EncodedPairs:
-    """Messages for one queue: UUIDs, bodies, and the largest clock of the same producer before each."""
+    """Messages for one queue: identities, bodies, and the largest clock of the same producer before each."""
 
     queue: BaseQueue
-    uuids: list[uuids.UUID]
+    identities: list[Identity | None]
     bodies: list[Body]
     before: list[int | None]
 
@@ -90,10 +91,10 @@ def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | N
     bound = _EncodedPairs(queue, [], [], [])
     for offset, (uuid, message) in enumerate(messages):
         try:
-            identity = as_uuid(uuid)
-            acknowledges = identity.int and stamping.checked(identity)[2] == _ACK
-            bound.uuids.append(identity)
-            bound.before.append(_before(identity, seen))
+            identity = stamping.checked(as_uuid(uuid))
+            bound.identities.append(identity)
+            bound.before.append(None if seen is None or identity is None else _before(identity, seen))
+            acknowledges = identity is not None and identity[2] == _ACK
             bound.bodies.append(_EMPTY if acknowledges else encode(queue, message))
         except CuesError as error:
             error.message = f"messages[{offset}]: {error.message}"
@@ -102,11 +103,9 @@ def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | N
     return bound
 
 
-def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
+def _before(identity: Identity, seen: dict[int, int]) -> int:
     """Return the largest clock of the same producer so far; adds the clock of this message to ``seen``."""
-    if seen is None or not identity.int:
-        return None
-    producer, clock, _ = split(identity)
+    producer, clock, _ = identity
     before = seen.get(producer, 0)
     seen[producer] = max(before, clock)
     return before
@@ -163,7 +162,7 @@ def check_one_log(queue: BaseQueue) -> None:
 
 def _read(store: BaseStore, encoded: Sequence[_EncodedPairs]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
-    keys = {(bound.queue._log.id, uuid.int & (1 << 48) - 1) for bound in encoded for uuid in bound.uuids if uuid.int}
+    keys = {(bound.queue._log.id, identity[0]) for bound in encoded for identity in bound.identities if identity}
     with store._view() as txn:
         return {key: producers.read(txn, *key) for key in keys}
 
@@ -182,23 +181,21 @@ def _decide(
         log = bound.queue._log.id
         kept = [
             place
-            for place, (uuid, before) in enumerate(zip(bound.uuids, bound.before))
-            if _advance(known, log, uuid, before)
+            for place, (identity, before) in enumerate(zip(bound.identities, bound.before))
+            if identity is None or _advance(known, log, identity, before)
         ]
         appended += len(kept)
         pages: list[Page] = []
-        for start, stop, stamps in stamping.runs([bound.uuids[place] for place in kept]):
+        for start, stop, stamps in stamping.runs([bound.identities[place] for place in kept], mixes=True):
             pages += pages_of(bound.queue, [bound.bodies[place] for place in kept[start:stop]], stamps)
         if pages:
             pages_by_queue.append((bound.queue, pages))
     return pages_by_queue, appended
 
 
-def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID, before: int | None) -> bool:
+def _advance(known: dict[tuple[str, int], Written | None], log: str, identity: Identity, before: int | None) -> bool:
     """Return whether a message is to be appended; if so, add it to ``known``."""
-    if not uuid.int:
-        return True
-    producer, clock, flags = split(uuid)
+    producer, clock, flags = identity
     written = known[log, producer]
     if written is not None and written.repeats(clock, flags, before):
         return False

@@ -406,7 +406,7 @@ def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: 
         batch.index(offset),
         clock.to_datetime(head.time_ns),
         head.hash.hex() if head.hash else None,
-        f"{stamps.producer:012x}" if stamps else None,
+        f"{stamps.producer_of(offset):012x}" if stamps else None,
         metadata,
         partition,
         stamps.uuid(offset) if stamps else None,
