@@ -194,6 +194,8 @@ class Sequencer:
         """Producers whose span began since the last checkpoint."""
         self._emit: _Partial | None = None
         """Producer whose committed messages are being returned."""
+        self._single: Envelope | None = None
+        """A message without a UUID, in the place of a producer: it has no state."""
         self._out: Envelope | None = None
         """The message that was handed out last. It counts as processed when the next step begins."""
         self._out_clock = 0
@@ -221,8 +223,11 @@ class Sequencer:
 
         Raises :class:`SequenceError` while :meth:`step` has committed messages to hand out.
         """
-        if self._emit is not None:
+        if self._emit is not None or self._single is not None:
             raise SequenceError("Committed messages remain to be handed out.", "call step() until it returns None.")
+        if envelope.clock == 0 and envelope.flags == 0:
+            self._single = envelope
+            return Outcome.OutsideCommit
         oldest = self._kept + 1 - self._capacity  # room for this message, whether it will be kept or not
         if self._ring and self._ring[0][0] < oldest:
             self._evict(oldest)
@@ -338,7 +343,7 @@ class Sequencer:
         """
         partial = self._emit
         if partial is None:
-            return None
+            return self._step_of_single()
         low = partial.min if self._out is None else self._out_clock
         if self._wants_replay:
             envelope = self._from_replay(partial, low)
@@ -370,6 +375,15 @@ class Sequencer:
         self._pending.discard(partial)
         self._emit = self._out = None
         return None
+
+    def _step_of_single(self) -> Envelope | None:
+        single = self._single
+        if single is not None and self._out is single:
+            self.offsets[single.journal] = single.end
+            self._single = self._out = None
+            return None
+        self._out = single
+        return single
 
     def _from_replay(self, partial: _Partial, low: int) -> Envelope | None:
         """The next message of the span in the replay; None at the end of the replay."""
