@@ -108,7 +108,7 @@ def test_many_missed_ticks_are_committed_in_bounded_steps(clock: testing.Clock, 
     given = feed.Feed.take
 
     def take(self: feed.Feed, count: int) -> Any:
-        ahead.append(len(self._items))
+        ahead.append(len(self._bodies))
         return given(self, count)
 
     monkeypatch.setattr(feed.Feed, "take", take)

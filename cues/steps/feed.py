@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterable, Iterator
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import codec, faults
@@ -37,16 +35,13 @@ if TYPE_CHECKING:
     from cues.queues.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
     from cues.records.batch import Page
+    from cues.schemas import Schema
     from cues.steps.eventloop import EventLoop
 
 AHEAD_MAX: Final = 2_000
 """Number of messages that a generator may be ahead of the commits."""
 REPR_CHARACTERS_MAX: Final = 100_000
 """Characters of a message that cannot be written, in its error message."""
-
-
-_AFTER: Final = itemgetter(0)
-_MESSAGE: Final = itemgetter(1)
 
 
 @mypyc_attr(native_class=False)
@@ -68,11 +63,10 @@ class RefusedItem:
 NO_MESSAGE: Final = b""
 """In place of a packed message: the position moves, and nothing is written."""
 
-Item = tuple[bytes | int | MessageCount | RefusedItem, bytes | RefusedItem]
-"""A yielded message, packed at once, because the generator may change it later, after the position after it.
-
-The position is packed unless it is an integer; for bare messages it is the count so far.
-"""
+After = bytes | int | MessageCount | RefusedItem
+"""The position after a message. It is packed unless it is an integer; for bare messages it is the count so far."""
+Body = bytes | RefusedItem
+"""A yielded message, packed at once, because the generator may change it later."""
 
 
 class Feed:
@@ -80,27 +74,30 @@ class Feed:
 
     def __init__(self, source: SourceStepper) -> None:
         self._source = source
-        self._items: deque[Item] = deque()
+        # Two lists, not one of pairs, which would take a tenth of the time. A message is there when both have it.
+        self._afters: list[After] = []
+        self._bodies: list[Body] = []
         self._changed = threading.Condition()
-        self._waiting = False
-        self._iterator: Iterator[Item] | None = None
+        self._awaited = False
+        """Whether a look at the feed is due: the processor waits for a message, or the feed is closed."""
+        self._most = AHEAD_MAX
+        self.uniform = True
+        """Whether all items so far are messages that can be written, after positions of the generator."""
+        self._pulling: Iterator[None] | None = None
         self._loop: EventLoop | None = None
         self.ended = False
         self.error: BaseException | None = None
         self.closed = False
         self.pulled_at = time.monotonic()
-        """The time at which the generator yielded last, or was started."""
+        """The time at which the last message was taken or skipped, or the generator was started."""
 
     # --- the generator's side ---
 
     def run(self) -> None:
         """Pull until the generator ends, fails, or the feed is closed."""
         try:
-            items = self._items
-            for item in self._pulls():
-                items.append(item)
-                if self._waiting or len(items) > AHEAD_MAX:
-                    self._hand_over()
+            for _ in self._pulls():
+                self._hand_over()
                 if self.closed:
                     break
         except BaseException as error:
@@ -112,33 +109,33 @@ class Feed:
 
     def _hand_over(self) -> None:
         with self._changed:
-            self._waiting = False  # it was told; until it runs, the next messages need not tell it again
+            self._awaited = False  # it was told; until it runs, the next messages need not tell it again
             self._changed.notify_all()
-            while len(self._items) > AHEAD_MAX and not self.closed:
+            while len(self._bodies) >= self._most and not self.closed:
                 self._changed.wait(0.1)
 
     def pull(self, count: int) -> None:
         """Pull up to ``count`` messages in the calling thread (deterministic runs)."""
-        if self._iterator is None:
-            self._iterator = self._pulls()
+        if self._pulling is None:
+            self._pulling = self._pulls()
         self._source.process._waits = False
+        self._most = count
         try:
-            while len(self._items) < count:
-                self._items.append(next(self._iterator))
+            while len(self._bodies) < count:
+                next(self._pulling)
         except StopIteration:
             self.ended = True
         except Exception as error:
             self.error, self.ended = error, True
 
-    def _pulls(self) -> Iterator[Item]:
-        """Call the function, and give an item for each new message."""
+    def _pulls(self) -> Iterator[None]:
+        """Call the function, and keep an item for each new message. Gives its caller a turn when a look is due."""
         source = self._source
         position, count = source.position
         before: Any = position if type(position) is int else codec.pack(position)
         output = source.output
         packer = Packer(lambda: output._options)
         schema = typed.schemas_of(source.node.options, source.node.fn, (), False).get("")
-        handed: bytes | RefusedItem
         resume = source.node.options.resume
         fn = source.node.fn
         assert fn is not None
@@ -153,9 +150,10 @@ class Feed:
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
                 "yield pairs of a position and a message.",
             ) from None
-        now, plain, has_position = time.monotonic, schema is None, bool(arguments)
+        afters, bodies, has_position = self._afters, self._bodies, bool(arguments)
+        most = self._most
+        pack, most_bytes = codec.thread_packer(), -1  # the packer has no options yet
         for item in iterator:
-            self.pulled_at = now()
             if type(item) is tuple and len(item) == 2:
                 if not has_position:
                     raise PositionRequired(
@@ -169,7 +167,9 @@ class Feed:
                     try:
                         after = codec.pack(after)
                     except CodecError as error:
-                        yield RefusedItem(error, ""), b""
+                        self.uniform = False
+                        afters.append(RefusedItem(error, ""))
+                        bodies.append(NO_MESSAGE)
                         return
                 if after == before:
                     raise ReturnError(
@@ -192,24 +192,43 @@ class Feed:
                 )
             elif skip:
                 skip -= 1
+                self.pulled_at = time.monotonic()
+                if self._awaited:
+                    yield
                 continue
             else:
                 count += 1
                 after, message = MessageCount(count), item
-            try:
+                self.uniform = False
+            body: Any = None
+            if type(message) is dict and most_bytes >= 0:  # most messages are plain, and need no other check
+                try:
+                    body = pack(message)
+                except Exception:
+                    codec.thread_packer(renew=True)
+            if body is None or len(body) > most_bytes or (b"/" in body and b"q/" in body):
+                packer.renew()
+                most_bytes = packer.limit_bytes if schema is None and not packer.places else -1
+                body = self._packed(packer, schema, after, message)
+                pack = codec.thread_packer()  # another one after an error
+                self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE
+            afters.append(after)
+            bodies.append(body)
+            if self._awaited or len(bodies) >= most:
+                yield
+                most = self._most
                 if output._options is not packer.options:
-                    packer.renew()
-                if plain and type(message) is dict:
-                    handed = packer.pack(message)
-                elif isinstance(message, Exception):
-                    raise message
-                elif message is None and type(after) is not MessageCount:
-                    handed = NO_MESSAGE
-                else:
-                    handed = packer.pack(message if schema is None else schema.written(message))
-            except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
-                handed = RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
-            yield after, handed
+                    most_bytes = -1
+
+    def _packed(self, packer: Packer, schema: Schema | None, after: Any, message: Any) -> bytes | RefusedItem:
+        try:
+            if isinstance(message, Exception):
+                raise message
+            if message is None and type(after) is not MessageCount:
+                return NO_MESSAGE
+            return packer.pack(message if schema is None else schema.written(message))
+        except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
+            return RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
         from cues.steps.eventloop import EventLoop
@@ -226,33 +245,37 @@ class Feed:
 
     # --- the processor's side ---
 
-    def take(self, count: int) -> list[Item]:
-        """Return up to ``count`` yielded messages; never waits."""
-        items = self._items
-        taken = [items.popleft() for _ in range(min(count, len(items)))]
-        if taken and len(items) + len(taken) > AHEAD_MAX:
-            with self._changed:
-                self._changed.notify_all()
-        return taken
+    def take(self, count: int) -> tuple[list[After], list[Body]]:
+        """Return the positions after up to ``count`` yielded messages, and the messages; never waits."""
+        ready = len(self._bodies)
+        bodies = self._bodies[:count]
+        afters = self._afters[: len(bodies)]
+        if bodies:
+            del self._bodies[: len(bodies)], self._afters[: len(bodies)]
+            self.pulled_at = time.monotonic()
+            if ready >= AHEAD_MAX:
+                with self._changed:
+                    self._changed.notify_all()
+        return afters, bodies
 
     def wait(self, timeout_s: float) -> None:
         """Wait until there is a message to take, or the generator has ended."""
         with self._changed:
-            self._waiting = True
+            self._awaited = True
             try:
-                if not self._items and not self.ended and not self.closed:
+                if not self._bodies and not self.ended and not self.closed:
                     self._changed.wait(timeout_s)
             finally:
-                self._waiting = False
+                self._awaited = self.closed
 
     @property
     def empty(self) -> bool:
-        return not self._items
+        return not self._bodies
 
     def close(self) -> None:
         """Stop pulling at the next yield; yielded messages can still be taken."""
         with self._changed:
-            self.closed = True
+            self.closed = self._awaited = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -303,23 +326,23 @@ class SourceStepper(Stepper):
             return self._wait_for_readers()
         if self.gate.noted:
             self.gate.clear()
-        items = self.feed.take(min(self.node.options.batch_size, room))
-        if items:
+        afters, bodies = self.feed.take(min(self.node.options.batch_size, room))
+        if bodies:
             if faults.active:
                 faults.point("take.after")
             if self.tracer is None:
-                self._commit_items(items)
+                self._commit_yielded(afters, bodies)
             else:
-                with self.tracer.step(self, len(items)):
-                    self._commit_items(items)
+                with self.tracer.step(self, len(bodies)):
+                    self._commit_yielded(afters, bodies)
             return "committed"
         if error is not None:
             raise stopped_at(self.node, Failure(error, self._failures + 1)) from error
         self.check_fence()
         return "idle"
 
-    def _commit_items(self, items: list[Item]) -> None:
-        parts, row, stop = self._source_parts(items)
+    def _commit_yielded(self, afters: list[After], bodies: list[Body]) -> None:
+        parts, row, stop = self._source_parts(afters, bodies)
         if parts:
             self._commit_parts(parts, row)
             committed = getattr(self.node.fn, "committed", None)
@@ -355,12 +378,13 @@ class SourceStepper(Stepper):
         self.feed = Feed(self)
         return wait_s
 
-    def _source_parts(self, items: list[Item]) -> tuple[list[Part], ProcessorRow, Failure | None]:
+    def _source_parts(self, afters: list[After], bodies: list[Body]) -> tuple[list[Part], ProcessorRow, Failure | None]:
         """Cut the step at messages that cannot be written: parts, the row, and the failure that stops the source."""
         parts: list[Part] = []
         position, count = self.position
-        while items:
-            first, message = items[0]
+        start = 0
+        while start < len(bodies):
+            first, message = afters[start], bodies[start]
             if isinstance(first, RefusedItem):
                 return parts, self._at(position, count), Failure(first.error, 1)
             bare = type(first) is MessageCount
@@ -370,22 +394,24 @@ class SourceStepper(Stepper):
                 failure = Failure(message.error, 1)
                 if self.errors is None:
                     return parts, self._at(position, count), failure
-                stop = 1
+                stop = start + 1
             else:
-                stop = _run_length(items, bare)
-            last = items[stop - 1][0]
+                stop = len(bodies) if self.feed.uniform else _end_of_run(afters, bodies, start)
+            last = afters[stop - 1]
             after = int(last) if isinstance(last, int) else codec.unpack(cast(bytes, last))
             digest = self.hasher.digest([], ["source", before, after])
             if isinstance(message, RefusedItem):
                 appends = [self._refused(message, cast(Failure, failure), digest)]
                 written = 1
             else:
-                packed = list(filter(None, map(_MESSAGE, items[:stop])))  # without NO_MESSAGE
+                packed = cast(list[bytes], bodies[start:stop])
+                if not self.feed.uniform:
+                    packed = [body for body in packed if body]  # without NO_MESSAGE
                 appends = self._append(packed, digest) if packed else []
                 written = len(packed)
-            items = items[stop:]
             taking = tries.Taking((), (), (), source=(before, after))
-            parts.append(Part(0, stop, digest, taking, failure, self._at_home(appends, digest), written))
+            parts.append(Part(0, stop - start, digest, taking, failure, self._at_home(appends, digest), written))
+            start = stop
             if bare:
                 count = after
             else:
@@ -424,13 +450,11 @@ class SourceStepper(Stepper):
         return self.errors, batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
 
 
-def _run_length(items: list[Item], bare: bool) -> int:
-    """The number of items from the first that can be in one step: none is refused, and all are bare or none is."""
-    positions, messages = set(map(type, map(_AFTER, items))), set(map(type, map(_MESSAGE, items)))
-    if RefusedItem not in positions | messages and (MessageCount not in positions or len(positions) == 1):
-        return len(items)
-    for at, item in enumerate(items):
-        after, message = map(type, item)
-        if RefusedItem in (after, message) or (after is MessageCount) is not bare:
+def _end_of_run(afters: list[After], bodies: list[Body], start: int) -> int:
+    """The end of the messages from ``start`` on that can be in one step: none is refused, all are bare or none is."""
+    bare = type(afters[start]) is MessageCount
+    for at in range(start, len(bodies)):
+        after = type(afters[at])
+        if RefusedItem in (after, type(bodies[at])) or (after is MessageCount) is not bare:
             return at
-    raise AssertionError
+    return len(bodies)
