@@ -18,7 +18,7 @@ call. So without ``idle`` the results depend only on the messages and their orde
 
 Everything is in the state of the processor (one row for each item, ordered by time), and commits with the step:
 
-    0                                    tops, watermark, next due time, counts, time of the timer
+    0                                    watermark, next due time, counts, time of the timer, tops
     kind (1 byte), time (8 bytes), …     open windows or kept messages, ordered by the time at which they end
 
 Not guaranteed: that a wrong time in the future does no harm. It moves the watermark, and all messages before it are
@@ -231,12 +231,13 @@ class Call:
 
     __slots__ = ("binding", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark")
 
-    def __init__(self, state: Any, binding: str) -> None:
+    def __init__(self, state: Any, binding: str | None) -> None:
+        """``binding``: the input of the message; None if there is only one."""
         self.state = state
-        self.binding = binding
+        self.binding: Any = binding
         self.results: list[dict[str, Any]] = []
         self.late: list[dict[str, Any]] = []
-        self.tops: dict[str, int]
+        self.tops: dict[str | None, int]
         """By input: its greatest event time."""
         self.watermark: int | None
         """None until every input has sent a message."""
@@ -248,12 +249,20 @@ class Call:
         """The number of late messages."""
         self.wake: int | None
         """When the timer of ``idle`` fires; None if it is not set."""
-        head: Any = state.get(HEAD) or ({}, None, None, 0, 0, None)
-        self.tops, self.watermark, self.due, self.number, self.lates, self.wake = head
+        head: Any = state.get(HEAD) or (None, None, 0, 0, None)
+        if type(head) is list:  # of a store that an older version has written
+            tops, *head = head
+            self.tops = {name or None: top for name, top in tops.items()}
+        else:
+            self.tops = dict(zip(head[5::2], head[6::2]))
+        self.watermark, self.due, self.number, self.lates, self.wake = head[:5]
 
     def end(self) -> None:
-        """Write the row of the processor."""
-        self.state[HEAD] = [self.tops, self.watermark, self.due, self.number, self.lates, self.wake]
+        """Write the row of the processor: a tuple of plain values, which is packed once for a step."""
+        head: list[Any] = [self.watermark, self.due, self.number, self.lates, self.wake]
+        for top in self.tops.items():
+            head += top
+        self.state[HEAD] = tuple(head)
 
     def passed(self, time_us: int) -> bool:
         """Return whether the watermark has reached a time."""
@@ -289,10 +298,10 @@ class EventTime:
     def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
         self._idle_us = None if idle is None else duration(idle, "idle")
-        self._heard: dict[int, dict[str, int]] = {}
+        self._heard: dict[int, dict[str | None, int]] = {}
         """By partition and input: when its last message came. In memory, because after a start all may have waited."""
         self._key = KeyOf(key)
-        names = bindings if self._several else [""]
+        names = bindings if self._several else [None]
         self._inputs = {
             name: (getter(each, "time"), duration(late, "delay", 0))
             for name, each, late in zip(
@@ -303,8 +312,8 @@ class EventTime:
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Return the late message and the results that became complete, by binding."""
-        call = Call(process.state, process.binding if self._several else "")
-        silent: Sequence[str] = ()
+        call = Call(process.state, process.binding if self._several else None)
+        silent: Sequence[str | None] = ()
         if self._idle_us is not None:
             now = microseconds(process.now)
             heard = self._heard_of(process, now)
@@ -330,7 +339,7 @@ class EventTime:
     def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
         assert self._idle_us is not None
-        call = Call(process.state, "")
+        call = Call(process.state, None)
         call.wake = None
         now = microseconds(process.now)
         heard = self._heard_of(process, now)
@@ -352,7 +361,7 @@ class EventTime:
             return None
         return {self.RESULTS: call.results} | ({"late": call.late} if call.late else {})
 
-    def _heard_of(self, process: cues.Process, now: int) -> dict[str, int]:
+    def _heard_of(self, process: cues.Process, now: int) -> dict[str | None, int]:
         return self._heard.setdefault(process.partition, dict.fromkeys(self._inputs, now))
 
     def _wake(self, call: Call, process: cues.Process, time_us: int) -> None:
@@ -367,13 +376,16 @@ class EventTime:
         """The watermark has reached the time of this row, which was removed from the state."""
         raise NotImplementedError
 
-    def _move(self, call: Call, silent: Sequence[str]) -> None:
+    def _move(self, call: Call, silent: Sequence[str | None]) -> None:
         """Compute the watermark again; ``silent`` are the inputs that do not hold it back."""
-        holding = [name for name in self._inputs if name not in silent] if silent else list(self._inputs)
-        if any(name not in call.tops for name in holding):
-            return
-        tops = ((call.tops[name], self._inputs[name][1]) for name in holding)
-        self._advance(call, min(top if top == END_US else top - delay for top, delay in tops))
+        mark = END_US
+        for name, (_, delay) in self._inputs.items():
+            if name not in silent:
+                top = call.tops.get(name)
+                if top is None:
+                    return
+                mark = min(mark, top if top == END_US else top - delay)
+        self._advance(call, mark)
 
     def _advance(self, call: Call, mark: int) -> None:
         """Move the watermark, and complete all rows that it has reached, in the order of their times."""

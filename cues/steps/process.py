@@ -20,6 +20,8 @@ from cues.steps.state_parts import key_part
 from cues.steps.state_view import State
 from cues.steps.taking import Slice, Taken
 
+_STATES_MAX: Final = 1_000
+"""Keys whose views of the state are kept: they recur."""
 LOOK_S: Final = 0.1
 """Seconds between two looks of a source that waits at whether the graph drains."""
 
@@ -148,6 +150,7 @@ class Process:
         self._own_state: State | None = None
         """The state of the key of the message at ``_state_offset``: a function asks for it several times a message."""
         self._state_offset = 0
+        self._states_by_key: dict[str | None, State] = {}
 
     def _renew(self, hasher: Hasher, epoch: int) -> None:
         """Follow a new generation or epoch, after a seek."""
@@ -170,6 +173,7 @@ class Process:
         raced = self._key is None and self._node.options.concurrency > 1
         view._offset, view._layer = offset, None if raced else state
         view._own_state = None
+        view._states_by_key = {}
         return view
 
     @property
@@ -230,15 +234,23 @@ class Process:
         return state
 
     def _state_of_message(self) -> State:
-        key = self._key
-        if key is None:
-            return self._states().view(None)
+        if self._key is None:
+            return self._state_by_key(None)
         if self._node.options.batch:
             raise CuesError(
                 f"{self.id} is a batch function with key=, so its messages have many keys.",
                 "call process.state_of(key).",
             )
-        return self._states().view(self._key_at(self._offset))
+        value = self._key_at(self._offset)
+        return self._state_by_key(value) if type(value) is str else self._states().view(value)
+
+    def _state_by_key(self, value: str | None) -> State:
+        known = self._states_by_key.get(value)
+        if known is None:
+            if len(self._states_by_key) == _STATES_MAX:
+                self._states_by_key.clear()
+            known = self._states_by_key[value] = self._states().view(value)
+        return known
 
     def state_of(self, key: Any) -> State:
         """Return the state of one key."""

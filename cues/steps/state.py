@@ -10,7 +10,9 @@ fields. A value is looked up in three layers:
     table      the committed values; rows that were read stay in memory, because no other process writes them
 
 A call that returns moves its changes into the step; a call that fails leaves nothing. Values that were changed in
-place are found by packing them again, so ``state["seen"].append(x)`` is a change.
+place are found by packing them again, so ``state["seen"].append(x)`` is a change. Numbers and short texts cannot change
+in place, and packing them cannot fail. So they are packed once for each step, and not once for each call: a counter
+that a thousand messages raise is written, and read, as one.
 
 Each concurrent call has its own layer (:meth:`StateTable.layer`) and sees only the state of its key. Calls of one key
 run one after another, so the result does not depend on which call is faster.
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 _HEAD: Final = struct.Struct(">H")
+_FIRST: Final = _HEAD.pack(0)
+_ONE: Final = _HEAD.pack(1)
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
 _TIMER: Final = b"\xfd"
 _ORDER: Final = b"\xfe"
@@ -72,8 +76,12 @@ CACHE_BYTES_MAX: Final = 64 << 20
 _RANGE_ROWS: Final = 256
 """The most rows that one read transaction of :meth:`StateTable.range` copies. The first one copies four: most callers
 want few rows."""
-_FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
-"""Types whose values cannot be changed in place."""
+_FIXED_VALUES: Final = frozenset((int, str, float, bool, bytes, type(None), type(ABSENT)))
+"""Types whose values cannot be changed in place, beside tuples of them."""
+_SURE_VALUES: Final = frozenset((int, float, bool, type(None), type(ABSENT)))
+"""Those of them that can always be packed."""
+_SURE_CHARACTERS: Final = 100
+"""A longer text is packed by the call that assigns it."""
 
 
 Changes = dict[bytes, bytes | None]
@@ -99,6 +107,12 @@ class StateTable:
         self._missing = False
         self._cache: Changes = {}
         self._cache_bytes = 0
+        self.packs_late = False
+        """Whether :meth:`keep` may be used: the times of writes need changes that are packed."""
+        self.known: dict[bytes, Any] = {}
+        """The values of rows that were read or assigned, if they cannot be changed in place, and changes pack late."""
+        self._late: dict[bytes, Any] = {}
+        """Changes of the step that are not packed yet."""
         self._step: Changes = {}
         self._step_order: list[bytes] | None = None
         """The rows of the step in their order, from the first :meth:`range` of a step on."""
@@ -122,6 +136,8 @@ class StateTable:
 
     def packed(self, row: bytes) -> bytes | None:
         """The value of a row, without the changes of running calls."""
+        if row in self._late:
+            self._pack_late((row,))
         if row in self._step:
             return self._step[row]
         if row in self._cache:
@@ -148,6 +164,7 @@ class StateTable:
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         """The rows under a key, and whether they exist, without the changes of running calls."""
+        self._pack_late()
         exists: dict[bytes, bool] = {}
         if self._open():
             with self._store._view() as txn:
@@ -171,6 +188,7 @@ class StateTable:
         return rows if self.ttl_ns is None else (row for row in rows if not self._is_expired(row))
 
     def _all(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        self._pack_late()
         if self._step_order is None:
             self._step_order = sorted(self._step)
         order = self._step_order
@@ -184,14 +202,33 @@ class StateTable:
         """Keep the changes of a call; return them, with those of the times of their writes."""
         if self._timed is None:
             self._timed = next(self._stored(_WRITTEN, _BY_WRITE), None) is not None  # ttl= was declared before
+            self.packs_late = not self._timed and self._store is not None
         if self._timed:
             changes = changes | self._times_of(changes)
+        for row in changes:
+            self.known.pop(row, None)
+            self._late.pop(row, None)
+        self._change(changes)
+        return changes
+
+    def keep(self, values: dict[bytes, Any]) -> None:
+        """Keep changes of a call whose values are packed with the step. Their rows were read."""
+        self.known.update(values)
+        self._late.update(values)
+
+    def _pack_late(self, rows: Iterable[bytes] = ()) -> None:
+        """Pack the changes that :meth:`keep` has left, those of ``rows`` or all; drop those that change nothing."""
+        if self._late:
+            values = [(row, self._late.pop(row)) for row in rows or tuple(self._late)]
+            packed = [(row, None if value is ABSENT else codec.pack(value)) for row, value in values]
+            self._change({row: new for row, new in packed if row in self._step or new != self._cache.get(row)})
+
+    def _change(self, changes: Changes) -> None:
         if self._step_order is not None:
             for row in changes:
                 if row not in self._step:
                     insort(self._step_order, row)
         self._step.update(changes)
-        return changes
 
     # --- values that expire ---
 
@@ -287,6 +324,7 @@ class StateTable:
     def only(self, changes: Iterable[Changes]) -> None:
         """Keep these changes of the step, in this order, and drop the others: the step was cut before them."""
         self._drop_step()
+        self.known.clear()
         for some in changes:
             self._step.update(some)
 
@@ -294,15 +332,17 @@ class StateTable:
         """Drop all values in memory: the step is void, or another owner may have written."""
         self.call.discard()
         self._drop_step()
-        self._cache.clear()
-        self._cache_bytes = 0
+        self._drop_rows()
 
     @property
     def changed(self) -> bool:
+        if self._late:
+            self._pack_late()
         return bool(self._step)
 
     def pages(self) -> int:
         """The largest number of pages that the step's changes take."""
+        self._pack_late()
         return sum(1 + len(packed or b"") // _PIECE_BYTES for packed in self._step.values())
 
     def ensure(self) -> None:
@@ -318,14 +358,15 @@ class StateTable:
 
     def write(self, txn: StoreTransaction) -> None:
         """Write the changes of the step inside its commit, after :meth:`ensure`."""
+        self._pack_late()
+        written: list[tuple[bytes, bytes]] = []
         for row, packed in self._step.items():
-            old = self._cache.get(row)
-            pieces = [] if packed is None else _pieces(packed)
-            for number, piece in enumerate(pieces):
-                txn.put(row + _HEAD.pack(number), piece, db=self._database)
-            before = 0 if old is None else max(1, -(-len(old) // _PIECE_BYTES))
-            for number in range(len(pieces), before):
-                txn.delete(row + _HEAD.pack(number), db=self._database)
+            pieces = [] if packed is None else _pieces(row, packed)
+            written += pieces
+            if (old := self._cache.get(row)) is not None:
+                for number in range(len(pieces), max(1, -(-len(old) // _PIECE_BYTES))):
+                    txn.delete(row + _HEAD.pack(number), db=self._database)
+        txn.cursor(self._database).putmulti(written)
 
     def committed(self) -> None:
         """Keep the committed values. Rows that were only read are in memory too, and their number is bounded here."""
@@ -336,13 +377,18 @@ class StateTable:
             self._remember(row, packed)
         self._drop_step()
         if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
-            self._cache.clear()
-            self._cache_bytes = 0
+            self._drop_rows()
 
     # --- inside ---
 
+    def _drop_rows(self) -> None:
+        self.known.clear()
+        self._cache.clear()
+        self._cache_bytes = 0
+
     def _drop_step(self) -> None:
         self._now = 0
+        self._late.clear()
         self._step.clear()
         self._step_order = None
 
@@ -383,10 +429,15 @@ class _Shared:
     def __init__(self, table: StateTable) -> None:
         self._table = table
         self._lock = threading.Lock()
+        self.packs_late = False
+        self.known: dict[bytes, Any] = {}
 
     def visible(self, row: bytes) -> bytes | None:
         with self._lock:
             return self._table.visible(row)
+
+    def keep(self, values: dict[bytes, Any]) -> None:
+        raise AssertionError("concurrent calls pack their changes")
 
     @property
     def ttl_ns(self) -> int | None:
@@ -408,21 +459,24 @@ class _Shared:
 class Layer:
     """The values that one running call has read and assigned, as objects, over the packed changes of the step."""
 
-    __slots__ = ("_cells", "_key", "_table", "settled")
+    __slots__ = ("_assigned", "_key", "_read", "_table", "_values", "settled")
 
     def __init__(self, table: StateTable | _Shared, key: bytes | None = None) -> None:
         """``key``: the only visible key, while other calls use other keys."""
         self._table = table
         self._key = key
-        self._cells: dict[bytes, list[Any]] = {}
-        """By row: the value, its former packed form, and whether it was assigned."""
+        self._values: dict[bytes, Any] = {}
+        """The values that the call has read or assigned."""
+        self._assigned: dict[bytes, Any] = {}
+        self._read: Changes = {}
+        """The packed form of values that were read and may be changed in place."""
         self.settled: Changes = {}
         """The changes of the last call that returned."""
 
     @property
     def touched(self) -> bool:
         """True if the call has used the state."""
-        return bool(self._cells)
+        return bool(self._values)
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
@@ -465,55 +519,74 @@ class Layer:
             self.set(part + row[len(former) :], value)
 
     def get(self, row: bytes) -> Any:
-        cell = self._cells.get(row)
-        if cell is None:
-            packed = self._table.visible(row)
+        if row in self._values:
+            return self._values[row]
+        table = self._table
+        if row in table.known:
+            value = table.known[row]
+        else:
+            packed = table.visible(row)
             value = ABSENT if packed is None else codec.unpack(packed)
-            self._cells[row] = cell = [value, packed, False]
-        return cell[0]
+            if type(value) not in _FIXED_VALUES and not _is_sure(value):
+                self._read[row] = packed
+            elif table.packs_late:
+                table.known[row] = value
+        self._values[row] = value
+        return value
 
     def set(self, row: bytes, value: Any) -> None:
-        cell = self._cells.get(row)
-        if cell is None:
-            self._cells[row] = [value, self._table.visible(row), True]
-        else:
-            cell[0] = value
-            cell[2] = True
+        if row not in self._values and row not in self._table.known:
+            self._table.visible(row)  # the commit deletes the pieces of rows that were read
+        self._values[row] = self._assigned[row] = value
 
     def rows(self, prefix: bytes) -> list[bytes]:
         """The existing rows under a key, in the order of the table, also those of this call and step."""
         exists = self._table.rows(prefix)
-        for row, cell in self._cells.items():
+        for row, value in self._values.items():
             if row.startswith(prefix):
-                exists[row] = cell[0] is not ABSENT
+                exists[row] = value is not ABSENT
         return sorted(row for row in exists if exists[row])
 
     def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
         """The existing rows from ``low`` to before ``high``, in order, also those of this call and step."""
-        mine = sorted(row for row in self._cells if low <= row < high)
+        mine = sorted(row for row in self._values if low <= row < high)
         rows = self._table.range(low, high)
         if not mine:
             return rows
-        stored = (row for row in rows if row not in self._cells)
-        return heapq.merge(stored, [row for row in mine if self._cells[row][0] is not ABSENT])
+        stored = (row for row in rows if row not in self._values)
+        return heapq.merge(stored, [row for row in mine if self._values[row] is not ABSENT])
 
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
+        table = self._table
+        late: dict[bytes, Any] = {}
         changed: Changes = {}
-        expires = self._table.ttl_ns is not None
-        for row, (value, packed, assigned) in self._cells.items():
-            if not assigned and (value is ABSENT or type(value) in _FIXED_VALUES):
+        for row, value in self._assigned.items():
+            if table.packs_late and _is_sure(value):
+                late[row] = value
                 continue
             new = None if value is ABSENT else codec.pack(value)
-            if new != packed or (expires and assigned and new is not None):  # the same value, for a new time
+            before = self._read[row] if row in self._read else table.visible(row)
+            if new != before or (table.ttl_ns is not None and new is not None):  # the same value, for a new time
                 changed[row] = new
-        self._cells.clear()
+        for row, packed in self._read.items():
+            if row not in self._assigned:
+                new = codec.pack(self._values[row])
+                if new != packed:
+                    changed[row] = new
+        self.discard()
+        if late:
+            table.keep(late)
         if changed:
-            self.settled = self._table.settle(changed)
+            self.settled = table.settle(changed)
 
     def discard(self) -> None:
         """After a call that failed: drop its changes."""
-        self._cells.clear()
+        self._values.clear()
+        if self._assigned:
+            self._assigned.clear()
+        if self._read:
+            self._read.clear()
 
 
 def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
@@ -543,10 +616,27 @@ def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tup
         after = rows[-1]
 
 
-def _pieces(packed: bytes) -> list[bytes]:
-    chunks = [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)] or [b""]
+def _is_sure(value: Any) -> bool:
+    """Return whether a value cannot change, and packing it cannot fail."""
+    if type(value) is tuple:
+        return _SURE_VALUES.issuperset(map(type, value)) or all(map(_is_plain, value))
+    return _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return kind in _SURE_VALUES or (kind is str and len(value) <= _SURE_CHARACTERS and value.isascii())
+
+
+def _pieces(row: bytes, packed: bytes) -> list[tuple[bytes, bytes]]:
+    if len(packed) <= _PIECE_BYTES:
+        piece = _ONE + packed
+        return [(row + _FIRST, batch.checksum(piece) + piece)]
+    chunks = [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)]
     head = _HEAD.pack(len(chunks))
-    return [batch.checksum(head + chunk, seed=n) + head + chunk for n, chunk in enumerate(chunks)]
+    return [
+        (row + _HEAD.pack(n), batch.checksum(head + chunk, seed=n) + head + chunk) for n, chunk in enumerate(chunks)
+    ]
 
 
 def piece_intact(value: bytes, number: int) -> bool:

@@ -14,6 +14,9 @@ from cues.errors import InvalidArgument
 from cues.steps.state_parts import ABSENT, HASHED, key_part
 
 _RANGE_BYTES_MAX: Final = 190
+_ROWS_MAX: Final = 64
+_NAMES: Final = frozenset((str, int, bytes))
+"""The types of fields whose rows are kept. Values of different ones are never equal."""
 
 
 class Fields(Protocol):
@@ -36,22 +39,36 @@ class State(MutableMapping[Any, Any]):
     at all.
     """
 
-    __slots__ = ("_layer", "_prefix")
+    __slots__ = ("_layer", "_prefix", "_rows")
 
     def __init__(self, layer: Fields, prefix: bytes) -> None:
         self._layer = layer
         self._prefix = prefix
+        self._rows: dict[str | int | bytes, bytes] = {}
+        """The rows of fields that were used: functions use the same few ones for each message."""
+
+    def _row_of(self, field: str | int | bytes) -> bytes | None:
+        """The row of a field; None if it is too long for a row."""
+        part = key_part(field)
+        if part[0] == HASHED:
+            return None
+        if len(self._rows) == _ROWS_MAX:
+            self._rows.clear()
+        row = self._rows[field] = self._prefix + part
+        return row
 
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
 
     def __getitem__(self, field: Any) -> Any:
-        part = key_part(field)
-        value = self._layer.get(self._prefix + part)
+        value = self.get(field, ABSENT)
         if value is ABSENT:
             raise KeyError(field)
-        return value[1] if part[0] == HASHED else value
+        return value
 
     def get(self, field: Any, default: Any = None) -> Any:
+        if type(field) in _NAMES and (row := self._rows.get(field) or self._row_of(field)) is not None:
+            value = self._layer.get(row)
+            return default if value is ABSENT else value
         part = key_part(field)
         value = self._layer.get(self._prefix + part)
         if value is ABSENT:
@@ -59,6 +76,9 @@ class State(MutableMapping[Any, Any]):
         return value[1] if part[0] == HASHED else value
 
     def __setitem__(self, field: Any, value: Any) -> None:
+        if type(field) in _NAMES and (row := self._rows.get(field) or self._row_of(field)) is not None:
+            self._layer.set(row, value)
+            return
         part = key_part(field)
         self._layer.set(self._prefix + part, [field, value] if part[0] == HASHED else value)
 
