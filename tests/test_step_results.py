@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import seeds
 
 import cues
 from cues import Graph, QueueOptions, Sink, Source, Stream, codec, testing
@@ -385,3 +387,62 @@ def test_a_queue_with_partitions_places_what_was_returned(store: Store) -> None:
             for message in queue.partition(number).tailer():
                 assert partition_for(message["key"], 4) == number
     assert len(testing.messages(store, "out")) == 20
+
+
+# --- functions with several outputs ---
+
+
+def _by_binding(rng: random.Random, n: int) -> Any:
+    """A result of a function with the outputs a and b: most have a message for each, one in three is special."""
+    both: Message = {"a": {"n": n}, "b": {"n": -n, "path": "/q"}}
+    special: list[Any] = [
+        None, {}, {"a": {"n": n}}, {"b": {"n": n}}, {"b": None, "a": {"n": n}}, {"a": [{"n": n}, {"n": n}], "b": {}},
+        {"a": [], "b": {"n": n}}, {"b": {"n": n}, "a": {"n": n}},
+        {"a": {"n": n, "q/meta": {"from": n}}, "b": {"n": n}}, {"a": {"n": n}, "b": {"q/meta": {"of": n}, "n": n}},
+        {"a": {"n": n}, "b": {"n": object()}}, {"a": {"n": 1 << 64}, "b": {"n": n}}, {"a": {"q/x": 1}, "b": {"n": n}},
+        {"a": {"n": n}, "b": {"n": "x" * 3000}}, {"a": {"n": n}, "c": {"n": n}}, {"a": {"n": n}, "b": n}, [1], "x",
+        ValueError(n),
+    ]  # fmt: skip
+    return rng.choice(special) if rng.random() < 0.3 else both
+
+
+@pytest.mark.parametrize("block", range(12))
+def test_results_by_binding_are_the_same_in_steps_of_any_size(block: int) -> None:
+    rng = random.Random(seeds.new())
+    results = [_by_binding(rng, n) for n in range(rng.choice((3, 40, 400)))]
+    shared = rng.random() < 0.5
+    found = []
+    for size, concurrency in ((1, 2), (1, 1), (1000, 1)):  # with concurrency each result is looked at alone
+        last: Message = {}
+
+        def split(message: Message, last: Message = last) -> Any:
+            last.clear()  # a result may be changed after its call
+            result = results[message["n"]]
+            if isinstance(result, Exception):
+                raise result
+            if shared and isinstance(result, dict):
+                last.update(result)
+                return last
+            return result
+
+        with testing.temporary_store("process") as store:
+            store.queue("b", max_message_bytes=2000)
+            store.queue("in").appender().write_many(_numbers(len(results)))
+            outputs = {"a": "a", "b": "b"}
+            options: dict[str, Any] = {"batch_size": size, "concurrency": concurrency, "step_s": None}
+            stream = Stream(split, "in", outputs, id="s", errors="errors", **options)
+            _run(store, Graph("g", [stream]))
+            read: list[Any] = [testing.messages(store, "a"), testing.messages(store, "b")]
+            for name in ("a", "b"):
+                tailer = store.queue(name).tailer()
+                while tailer.read() is not None:
+                    assert tailer.envelope is not None
+                    meta = dict(tailer.envelope.metadata)
+                    meta.pop("q/hash", None)
+                    for queue in meta.get("q/queue", {}).values():
+                        queue.pop("q/time", None)
+                    read.append(meta)
+            errors = testing.messages(store, "errors")
+            read.append([(error["err.proc/messages"], error["err/cause"][0]["type"]) for error in errors])
+            found.append(read)
+    assert found[0] == found[1] == found[2]

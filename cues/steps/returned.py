@@ -9,26 +9,37 @@ failure of this call (:class:`cues.errors.ReturnError`) and of no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
 from cues.errors import ReturnError
 from cues.graphs.processor import Node
+from cues.records import batch as batches
 from cues.schemas import message_of
 from cues.steps.failure import Failure
 from cues.steps.imperative import Imperative
 from cues.steps.outgoing import Packer
 from cues.steps.results import Output, Results
-from cues.steps.state import StateTable
 
 if TYPE_CHECKING:
     from cues.records.provenance import Provenance
 
 
 Kept = Any
-"""The packed result of a call: a message or a list of them, for each output; a dict of these by binding; or None."""
+"""The packed result of a call: a message or a list of them, for each output; a dict of these by binding; or None.
+
+Or :data:`IN_COLUMNS`: one message for each binding, in the columns of :class:`ReturnedMessages`.
+"""
+
+
+class _InColumns:
+    """The type of :data:`IN_COLUMNS`."""
+
+
+IN_COLUMNS: Final = _InColumns()
 
 _UNSTARTED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
 """Results of a function whose body has not run."""
@@ -37,20 +48,26 @@ _UNSTARTED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
 class ReturnedMessages:
     """The results of the calls of one processor."""
 
-    def __init__(
-        self, node: Node, state: StateTable, packers: dict[str, Packer], imperative: Imperative | None
-    ) -> None:
+    def __init__(self, node: Node, packers: dict[str, Packer], imperative: Imperative | None) -> None:
         self._node = node
-        self._state = state
         self._packers = packers
         self._bindings = list(packers)
         self._imperative = imperative
         self._only = next(iter(packers.values())) if node.returns_messages and len(packers) == 1 else None
         """The packer of the one output, if a function returns its messages as they are."""
+        self._columns: dict[str, list[bytes]] = {b: [] for b in self._bindings if not node.returns_messages}
+        """By binding, the messages of the results that are :data:`IN_COLUMNS`, in their order."""
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, if that of one may be too large for a page."""
         self.careful = False
         """True if each result is checked at once: a result of this step was refused after later calls."""
+
+    def begin(self, provenance: Provenance | None) -> None:
+        """Begin a step."""
+        self.careful = False
+        self.provenance = provenance
+        if self._columns:
+            self._columns = {binding: [] for binding in self._bindings}
 
     def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Append to ``kept`` what :meth:`keep` makes of each result; an exception leaves the results before it there.
@@ -61,8 +78,9 @@ class ReturnedMessages:
         """
         start = len(kept)
         if not self._bindings:
+            append = kept.append
             for result in returned:
-                kept.append(None if result is None else self.keep(result))
+                append(None if result is None else self.keep(result))
             return
         if (
             self.careful
@@ -103,8 +121,24 @@ class ReturnedMessages:
         """Pack the results of a function that returns a dict of messages by binding."""
         pack = codec.thread_packer()
         plain = {binding for binding, packer in self._packers.items() if not packer.places}
+        columns = self._columns
+        appends = [(binding, column.append) for binding, column in columns.items() if binding in plain]
+        whole = len(columns) if len(appends) == len(columns) else -1
         for result in returned:
             if type(result) is dict:
+                if len(result) == whole:  # the usual case: a message for each binding
+                    try:
+                        for binding, append in appends:
+                            message = result[binding]
+                            if type(message) is not dict:
+                                break
+                            append(pack(message))
+                        else:
+                            kept.append(IN_COLUMNS)
+                            continue
+                    except Exception:
+                        pack = codec.thread_packer(renew=True)
+                    _cut(columns, min(map(len, columns.values())))
                 some: dict[str, bytes] = {}
                 for binding, message in result.items():
                     if type(message) is not dict or binding not in plain:
@@ -124,16 +158,25 @@ class ReturnedMessages:
 
         The first that is refused is removed with all after it, and its error is raised.
         """
-        fresh = kept[start:]
-        packed = fresh
-        if set(map(type, fresh)) != {bytes}:
-            some_items = [some.values() if type(some) is dict else (some,) for some in fresh]
-            packed = [item for some in some_items for item in some if type(item) is bytes]
-        if not packed:
-            return
+        packed = kept[start:] if start else kept
+        in_columns = packed.count(IN_COLUMNS) if self._columns else 0
+        try:
+            if in_columns:
+                packed = [result for result in packed if result is not IN_COLUMNS]
+            if packed and type(packed[0]) is dict:
+                packed = list(chain.from_iterable(map(dict.values, packed)))
+            joined = b"".join(packed)
+        except TypeError:  # some results are no single message
+            packed = list(chain.from_iterable(map(_items, packed)))
+            joined = b"".join(packed)
+        if in_columns:
+            packed = packed + list(chain.from_iterable(column[-in_columns:] for column in self._columns.values()))
+            joined = b"".join(packed)
         limit_bytes = min(packer.limit_bytes for packer in plain)
-        if max(map(len, packed)) <= limit_bytes and b"q/" not in b"".join(packed):
+        small = len(joined) <= limit_bytes or max(map(len, packed)) <= limit_bytes
+        if small and not (b"/" in joined and batches.has_mark(joined)):
             return
+        self._leave_columns(kept, start)
         for at in range(start, len(kept)):
             if any(len(item) > limit_bytes or b"q/" in item for item in _items(kept[at])):
                 try:
@@ -142,6 +185,15 @@ class ReturnedMessages:
                     self.careful = True
                     del kept[at:]
                     raise
+
+    def _leave_columns(self, kept: list[Kept], start: int) -> None:
+        """Give the results from ``start`` on that are in columns the form of the others."""
+        before = kept[:start].count(IN_COLUMNS)
+        rows = zip(*[column[before:] for column in self._columns.values()])
+        for at in range(start, len(kept)):
+            if kept[at] is IN_COLUMNS:
+                kept[at] = dict(zip(self._bindings, next(rows)))
+        _cut(self._columns, before)
 
     def keep(self, result: Any, offset: int = 0) -> Kept:
         """Check, place and pack the result of the call for the message at ``offset``.
@@ -168,11 +220,8 @@ class ReturnedMessages:
 
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""
-        bindings = self._bindings
-        # With state the origins are written one by one, as in the golden store: the same calls give the same bytes.
-        if len(bindings) == 1 and set(map(type, kept)) == {bytes} and not self._state.changed:
-            return Results({bindings[0]: Output(kept)}, failures, len(kept), closed)
-        outputs = {binding: _column(binding, kept) for binding in bindings}
+        columns = self._columns
+        outputs = {b: _column(b, kept, columns[b] if columns else ()) for b in self._bindings}
         return Results(outputs, failures, len(kept), closed)
 
     def _by_binding(self, result: Any) -> dict[str, list[Any]]:
@@ -244,11 +293,29 @@ class ReturnedMessages:
         )
 
 
-def _column(binding: str, kept: list[Kept]) -> Output:
+def _cut(columns: dict[str, list[bytes]], size: int) -> None:
+    for column in columns.values():
+        del column[size:]
+
+
+def _column(binding: str, kept: list[Kept], in_columns: Sequence[bytes]) -> Output:
     """The messages for one binding, and the offset of the call of each."""
-    column: list[Any] = [some.get(binding) if type(some) is dict else some for some in kept]
-    if set(map(type, column)) == {bytes}:
-        return Output(column, list(range(len(column))))
+    kinds = set(map(type, kept))
+    column: list[Any] = kept
+    if _InColumns in kinds:
+        if len(kinds) == 1:
+            return Output(list(in_columns))
+        rest = iter(in_columns)
+        column = [next(rest) if some is IN_COLUMNS else some for some in kept]
+        kinds = set(map(type, column))
+    if dict in kinds:
+        if len(kinds) == 1:
+            column = [some.get(binding) for some in column]
+        else:
+            column = [some.get(binding) if type(some) is dict else some for some in column]
+        kinds = set(map(type, column))
+    if kinds == {bytes}:
+        return Output(column)
     items: list[bytes] = []
     origins: list[int] = []
     for offset, mine in enumerate(column):

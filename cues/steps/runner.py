@@ -121,7 +121,7 @@ class Runner:
         """True if some messages of the step may be skipped: acknowledgements of transactions always are."""
         self._bindings = [port.binding for port in node.outputs]
         self._packers = {b: self.packer(functools.partial(options_of, b)) for b in self._bindings}
-        self._returned = ReturnedMessages(node, state, self._packers, self._imperative)
+        self._returned = ReturnedMessages(node, self._packers, self._imperative)
         self._keep = self._returned.keep
         self._counting = threading.Lock()
         self._width = 1 if node.options.batch else node.options.concurrency
@@ -150,6 +150,9 @@ class Runner:
         # A target that keeps the index of its last message would count a failed message before it as done. So the
         # failure is committed before a later message is called.
         self._ends_at_failure = node.options.checkpoint is not None
+        self._given_process = (
+            wants_process(node.fn) and not node.imperative and node.mode != "join" and node.options.checkpoint is None
+        )
         # The columns to map the function over, if a call needs only its messages.
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
@@ -200,8 +203,8 @@ class Runner:
         if isinstance(self._fn, TypedFunction):
             self._fn.binding = taken.slices[0].binding
         self._filtered = self._filters_some or taken.acknowledged
-        self._returned.careful = False
-        self._returned.provenance = taken.heavy_provenance() if self._packers or self._imperative is not None else None
+        heavy = taken.heavy_provenance() if self._packers or self._imperative is not None else None
+        self._returned.begin(heavy)
         for packer in self._packers.values():
             packer.renew()
         # Under at-most-once the positions have moved: messages left for the next step would be lost.
@@ -298,8 +301,21 @@ class Runner:
                 # map() treats a StopIteration of the function as its own end (as generators did before PEP 479).
                 raise RuntimeError(f"{self._node.id} raised StopIteration")
             return
+        if self._given_process and not self._filtered and not faults.active:
+            self._run_with_process(taken.slices[0].messages, results, stop)
+            return
         for offset in range(len(results), stop):
             results.append(self._call(taken, offset, [s.messages[offset] for s in taken.slices]))
+
+    def _run_with_process(self, messages: list[Any], results: list[Kept], stop: int) -> None:
+        """What :meth:`_call` does, for a function that is called with one message and the process."""
+        fn, process, layer, keep = self._fn, self._process, self._layer, self._keep
+        for offset in range(len(results), stop):
+            process._offset = offset
+            kept = keep(fn(messages[offset], process=process), offset)
+            if layer.touched:
+                layer.settle()
+            results.append(kept)
 
     def _call(self, taken: Taken, offset: int, messages: list[Any]) -> Kept:
         if self._filtered:

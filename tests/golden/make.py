@@ -18,7 +18,7 @@ import struct
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -33,6 +33,8 @@ from cues.base import clock
 from cues.records import batch
 from cues.records.provenance import Provenance
 from cues.steps.hashes import delivery_hash
+from cues.steps.results import Output
+from cues.steps.returned import _column
 
 HERE = Path(__file__).parent
 START_NS = 1_359_633_600_000_000_000
@@ -88,6 +90,12 @@ class _Fixed:
         return self._random.randbytes(size)
 
 
+def _origins_one_by_one(binding: str, kept: list[Any], in_columns: Sequence[bytes]) -> Output:
+    """The form in which the first version stored the indices from which messages came, if there was state."""
+    output = _column(binding, kept, in_columns)
+    return Output(output.items, output.origins or list(range(len(output.items))))
+
+
 def make(path: Path) -> None:
     """The golden store, from public calls only; the same bytes at every run."""
     fixed = _Fixed()
@@ -98,6 +106,7 @@ def make(path: Path) -> None:
         mock.patch.object(os, "urandom", fixed.urandom),
         mock.patch.object(clock, "boot_id", return_value="golden"),
         mock.patch("cues.steps.ownership.os", fake),
+        mock.patch("cues.steps.returned._column", _origins_one_by_one),
         mock.patch("cues.steps.meter.Meter.measure"),  # looks at the clock, for nothing that a store keeps
     ):
         fake.urandom = fixed.urandom
