@@ -132,6 +132,8 @@ class _Reading:
         self._first = position is None
         self._discovered = time.monotonic()
         self._asked_again: set[tuple[int, int]] = set()
+        self._unvalidated: dict[int, float] = {}
+        """Partitions that were assigned by a position whose leader epoch is not yet compared, each with a deadline."""
         options = {
             "group.id": f"cues-{source.topic}",  # librdkafka asks for one; nothing is committed to it
             "fetch.wait.max.ms": 500 if source.follow else 10,  # a broker says so late that there is no more
@@ -159,23 +161,24 @@ class _Reading:
             if partition not in self._marks:
                 low, high = self._bounds(partition)
                 self._marks[partition] = [high if self._first and self._source.start == "latest" else low, -1]
-        self.consumer.assign([self._place(partition) for partition in range(count)])
-        for partition in range(count):
-            self._validate(partition)
+        self.consumer.assign([self._to_validate(partition) for partition in range(count)])
 
     def records(self, process: Any) -> Iterator[tuple[Position, Any]]:
         """Yield records until the end (``follow``: until the graph drains)."""
         ended: set[int] = set()
         while process is None or not process.stopping:
+            self._validate()
             for message in self._next():
                 error, partition = message.error(), message.partition()
+                if partition in self._unvalidated and not _is_refusal(error, self._lib.KafkaError):
+                    continue  # the seek has it read again
                 if error is None:
                     ended.discard(partition)
                     self._marks[partition] = [message.offset() + 1, _epoch_of(message)]
                     yield self.position, self._message(message)
                 elif error.code() == self._lib.KafkaError._PARTITION_EOF:
                     ended.add(partition)
-                elif error.code() == self._lib.KafkaError._AUTO_OFFSET_RESET:
+                elif _is_refusal(error, self._lib.KafkaError):
                     yield from self._refused(partition, error)
                 elif error.fatal() or not _passes(error, self._lib.KafkaError):
                     raise self._lib.KafkaException(error)
@@ -233,19 +236,25 @@ class _Reading:
         known = {"leader_epoch": epoch} if epoch >= 0 else {}
         return self._lib.TopicPartition(self._source.topic, partition, offset, **known)
 
-    def _validate(self, partition: int) -> None:
-        """Have the broker compare the leader epoch of the position with its log: a seek does it, an assignment not."""
-        place, deadline = self._place(partition), time.monotonic() + self._source.timeout_s
-        if place.leader_epoch is None:
-            return
-        while True:
+    def _to_validate(self, partition: int) -> Any:
+        """Return the place of a partition that is about to be assigned."""
+        if self._marks[partition][1] >= 0:
+            self._unvalidated[partition] = time.monotonic() + self._source.timeout_s
+        return self._place(partition)
+
+    def _validate(self) -> None:
+        """Have the broker compare leader epochs of positions with its logs: a seek does it, an assignment not.
+
+        A seek is refused while the partition is not being read: not yet, or no longer, when the first fetch was
+        faster than the seek and found that the log does not have the offset. That error comes as a message.
+        """
+        for partition, deadline in list(self._unvalidated.items()):
             try:
-                self.consumer.seek(place)
-                return
+                self.consumer.seek(self._place(partition))
+                del self._unvalidated[partition]
             except self._lib.KafkaException as error:
                 if error.args[0].code() != self._lib.KafkaError._STATE or time.monotonic() > deadline:
                     raise
-                time.sleep(_LOOK_S)  # the partition is not being read yet
 
     def _refused(self, partition: int, error: Any) -> Iterator[tuple[Position, Any]]:
         """Decide about a position that the broker does not have: a gap, or another log."""
@@ -261,8 +270,8 @@ class _Reading:
         else:  # a replica that was behind; once
             self._asked_again.add((partition, offset))
         self.consumer.incremental_unassign([self._lib.TopicPartition(self._source.topic, partition)])
-        self.consumer.incremental_assign([self._place(partition)])
-        self._validate(partition)
+        self._unvalidated.pop(partition, None)
+        self.consumer.incremental_assign([self._to_validate(partition)])
 
     def _gap(self, partition: int, low: int) -> tuple[Position, Any]:
         source, offset = self._source, self._marks[partition][0]
@@ -325,6 +334,11 @@ def _parts(position: Position | None) -> tuple[str, dict[int, list[int]]]:
 def _epoch_of(message: Any) -> int:
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
+
+
+def _is_refusal(error: Any, codes: Any) -> bool:
+    """Return whether the broker does not have the offset that a partition was to be read from."""
+    return error is not None and error.code() == codes._AUTO_OFFSET_RESET
 
 
 def _passes(error: Any, codes: Any) -> bool:

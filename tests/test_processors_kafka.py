@@ -32,7 +32,7 @@ from test_processors_sql import Presented
 import cues
 from cues import testing
 from cues.errors import CheckpointError, Diverged, InvalidArgument, Unsupported
-from cues.processors import kafka_sink
+from cues.processors import kafka_sink, kafka_source
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
 
@@ -181,8 +181,13 @@ def test_records_that_are_deleted_while_the_source_follows_are_named(on_gap: str
     reading.close()
 
 
-def test_a_topic_that_was_created_again_or_cut_is_refused(kafka: Broker) -> None:
+@pytest.mark.parametrize("slow_s", [0, 1], ids=["seek first", "fetch first"])
+def test_a_topic_that_was_created_again_or_cut_is_refused(
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch, slow_s: int
+) -> None:
     own(kafka)
+    validate = kafka_source._Reading._validate
+    monkeypatch.setattr(kafka_source._Reading, "_validate", lambda *args: (time.sleep(slow_s), validate(*args))[1])
     topic = kafka.topic(2)
     for value in ("0", "1", "2"):  # each in a batch of its own
         kafka.produce(topic, [value], partition=0)
