@@ -183,6 +183,8 @@ class EmbeddedEngine:
     def done(self) -> bool:
         if self.stopped:
             return True
+        if any(worker.busy for worker in self.workers):  # asked at each change; a worker tells when it has paused
+            return False
         if not sources_ended(self.plan, self.standings()):
             return False
         self.host.hurry()
