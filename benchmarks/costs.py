@@ -24,6 +24,7 @@ import cues
 from cues import Graph, Source, Stream, testing
 from cues.processors import windows
 from cues.processors.reducers import count
+from cues.txn import ProducerID, append_stamped, build_uuid
 
 KEPT = Path(__file__).with_name("costs.json")
 TOLERANCE = 0.15
@@ -62,6 +63,14 @@ def append_one(store: cues.Store, number: int) -> Work:
 def append_many(store: cues.Store, number: int) -> Work:
     write_many = store.queue("orders").appender().write_many
     return lambda: [write_many(batch) for batch in batches(messages(number))]
+
+
+def append_mixed(store: cues.Store, number: int) -> Work:
+    """Messages of three producers in turns, as an import brings them."""
+    producers = [ProducerID(bytes((1, 0, 0, 0, 0, n))) for n in range(3)]
+    pairs = [(build_uuid(producers[n % 3], 160 * n, 0), message) for n, message in enumerate(messages(number), 1)]
+    queue = store.queue("orders")
+    return lambda: [append_stamped(queue, batch) for batch in batches(pairs)]
 
 
 def read(store: cues.Store, number: int) -> Work:
@@ -112,6 +121,7 @@ def passed(store: cues.Store, number: int, processor: Any) -> Work:
 ROWS: dict[str, tuple[Callable[[cues.Store, int], Work], int]] = {
     "append one": (append_one, 200),
     "append 1,000": (append_many, 2000),
+    "append mixed": (append_mixed, 2000),
     "read": (read, 2000),
     "source": (source, 2000),
     "pipeline": (pipeline, 2000),
