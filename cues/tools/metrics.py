@@ -343,7 +343,7 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
     now = clock.now_ns()
     with store._view() as txn:
         row = log.row(txn)
-        start, span_s = _window(log, txn, row, now)
+        start, span_s = _window(log, txn, row, now, WINDOW_S)
         since, grown_s = _window(log, txn, row, now, GROWTH_S, _GROWTH_SPAN_S_MIN)
         size_bytes = log.size_bytes(txn)
     return QueueMetrics(
@@ -568,7 +568,7 @@ def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
         row = log.row(txn)
         if not row.time_ns:
             return 0.0, None
-        start, span_s = _window(log, txn, row, clock.now_ns())
+        start, span_s = _window(log, txn, row, clock.now_ns(), WINDOW_S)
         raws = log.read(txn, row, start, row.next)
     stepped = clock.to_datetime(row.time_ns)
     try:
@@ -588,7 +588,7 @@ def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
 
 
 def _window(
-    log: Log, txn: StoreTransaction, row: LogRow, now_ns: int, window_s: float = WINDOW_S, least_s: float = _SPAN_S_MIN
+    log: Log, txn: StoreTransaction, row: LogRow, now_ns: int, window_s: float, least_s: float = _SPAN_S_MIN
 ) -> tuple[int, float]:
     """The first index in the time of a rate, and the length of that time.
 
