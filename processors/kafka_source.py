@@ -170,7 +170,9 @@ class _Reading:
             self._validate()
             for message in self._next():
                 error, partition = message.error(), message.partition()
-                if partition in self._unvalidated and not _is_refusal(error, self._lib.KafkaError):
+                if partition in self._unvalidated and (
+                    error is None or error.code() == self._lib.KafkaError._PARTITION_EOF
+                ):
                     continue  # the seek has it read again
                 if error is None:
                     ended.discard(partition)
@@ -178,7 +180,7 @@ class _Reading:
                     yield self.position, self._message(message)
                 elif error.code() == self._lib.KafkaError._PARTITION_EOF:
                     ended.add(partition)
-                elif _is_refusal(error, self._lib.KafkaError):
+                elif error.code() == self._lib.KafkaError._AUTO_OFFSET_RESET:
                     yield from self._refused(partition, error)
                 elif error.fatal() or not _passes(error, self._lib.KafkaError):
                     raise self._lib.KafkaException(error)
@@ -334,11 +336,6 @@ def _parts(position: Position | None) -> tuple[str, dict[int, list[int]]]:
 def _epoch_of(message: Any) -> int:
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
-
-
-def _is_refusal(error: Any, codes: Any) -> bool:
-    """Return whether the broker does not have the offset that a partition was to be read from."""
-    return error is not None and error.code() == codes._AUTO_OFFSET_RESET
 
 
 def _passes(error: Any, codes: Any) -> bool:

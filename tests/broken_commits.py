@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 
-from cues.queues.processor_rows import ProcessorRow
 from cues.steps.parts import Part
 from cues.steps.stepper import Stepper
 
@@ -19,18 +18,17 @@ GAP_S = 0.002
 _commit_parts, _write_step = Stepper._commit_parts, Stepper._write_step
 
 
-def _positions_before(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
-    packed = row.pack()
-    self.store._commit(lambda txn: txn.put(self._row_key, packed))
-    self._expected = packed
+def _positions_before(self: Stepper, parts: list[Part], row: bytes) -> None:
+    self.store._commit(lambda txn: txn.put(self._row_key, row))
+    self._expected = row
     time.sleep(GAP_S)
     _commit_parts(self, parts, row)
 
 
-def _positions_after(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
-    old, packed = self._expected, row.pack()
+def _positions_after(self: Stepper, parts: list[Part], packed: bytes) -> None:
+    old = self._expected
     self._write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
-    _commit_parts(self, parts, row)
+    _commit_parts(self, parts, packed)
     time.sleep(GAP_S)
     self.store._commit(lambda txn: txn.put(self._row_key, packed))
 

@@ -156,10 +156,10 @@ def commit_in_two(patch: Patch) -> None:
     """The positions of a step are written after its outputs, in a transaction of their own."""
     write_step, commit_parts = Stepper._write_step, Stepper._commit_parts
 
-    def commit(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
-        old, packed = self._expected, row.pack()
+    def commit(self: Stepper, parts: list[Part], packed: bytes) -> None:
+        old = self._expected
         self._write_step = lambda txn, parts, row: write_step(self, txn, parts, old)  # type: ignore[method-assign]
-        commit_parts(self, parts, row)
+        commit_parts(self, parts, packed)
         self.store._commit(lambda txn: txn.put(self._row_key, packed))
 
     patch.setattr(Stepper, "_commit_parts", commit)

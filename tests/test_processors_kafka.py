@@ -596,3 +596,21 @@ def test_a_mirror_that_is_killed_at_random_has_each_record_once(kafka: Broker, t
     with Child(CODE, tmp_path, kafka.servers, source, target) as child:
         child.end()
     assert whole(kafka, target) == whole(kafka, source)
+
+
+def test_an_error_that_lasts_is_told_before_a_position_is_validated(
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confluent_kafka import KafkaError
+
+    topic = kafka.topic()
+    kafka.produce(topic, ["0"])
+    source = Records(kafka.servers, topic)
+    *_, (position, _) = source(None)
+    refused = SimpleNamespace(
+        error=lambda: KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), partition=lambda: 0, offset=lambda: 0
+    )
+    monkeypatch.setattr(kafka_source._Reading, "_validate", lambda self: None)
+    monkeypatch.setattr(kafka_source._Reading, "_next", lambda self: [refused] if self._unvalidated else [])
+    with pytest.raises(cues.CuesError, match="TOPIC_AUTHORIZATION_FAILED"):
+        read(source, position)

@@ -389,3 +389,24 @@ def test_on_a_shared_directory_the_ticks_are_the_same(tmp_path: Path, clock: tes
         finally:
             host.close()
     assert [(tick["index"], (tick["at"] - START).total_seconds()) for tick in ticks] == [(1, 7), (2, 17), (3, 27)]
+
+
+@pytest.mark.interpreted
+def test_a_generator_that_waits_for_room_is_told_of_it_whenever_it_began_to_wait() -> None:
+    """The last message that fits arrives between the look of the processor and its take."""
+    ahead = feed.Feed(SimpleNamespace())  # type: ignore[arg-type]
+    full, told = threading.Event(), []
+
+    class Between(list[bytes]):
+        def __getitem__(self, at: Any) -> Any:
+            if isinstance(at, slice) and not full.is_set():
+                ahead._afters.append(0)
+                ahead._bodies.append(b"x")
+                full.set()
+            return super().__getitem__(at)
+
+    ahead._changed.notify_all = lambda: told.append(True)  # type: ignore[method-assign]
+    ahead._bodies = Between([b"x"] * (feed.AHEAD_MAX - 1))
+    ahead._afters = [0] * (feed.AHEAD_MAX - 1)
+    assert len(ahead.take(feed.AHEAD_MAX)[1]) == feed.AHEAD_MAX
+    assert told

@@ -6,6 +6,8 @@ Values that cannot change in place are packed once for a step, and others by eac
 from __future__ import annotations
 
 import copy
+import gc
+import tracemalloc
 from typing import Any
 
 from hypothesis import given, settings
@@ -128,3 +130,23 @@ def test_fields_that_are_equal_in_python_have_values_of_their_own() -> None:
         testing.run_until_idle(graph, store)
         for n, message in enumerate(testing.messages(store, "out")):
             assert message["seen"] == [f"{n} of {field!r}" for field in fields]
+
+
+def test_long_values_of_the_state_are_in_memory_once() -> None:
+    graph = cues.Graph("g")
+    graph.source("m")
+
+    @graph.sink("m", key="k")
+    def keep(message: dict[str, Any], process: cues.Process) -> None:
+        process.state.get("text")
+        process.state["text"] = "y" * 20_000
+
+    with testing.temporary_store() as store, graph.start(store=store) as running:
+        for _ in range(2):  # the second one reads what the first has written
+            store.queue("m").appender().write_many([{"k": k} for k in range(500)])
+            tracemalloc.start()
+            assert running.wait_idle(60)
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert held < 3_000_000, held

@@ -7,10 +7,12 @@ Queues, state and positions are those of one message at a time.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -446,3 +448,20 @@ def test_results_by_binding_are_the_same_in_steps_of_any_size(block: int) -> Non
             read.append([(error["err.proc/messages"], error["err/cause"][0]["type"]) for error in errors])
             found.append(read)
     assert found[0] == found[1] == found[2]
+
+
+def test_an_idle_processor_keeps_no_message_of_its_last_step() -> None:
+    text = "x" * 20_000
+    graph = Graph(
+        "g", [Source("in"), Stream(lambda m: {"a": {"x": text}, "b": {"x": text}}, "in", {"a": "a", "b": "b"}, id="s")]
+    )
+    with testing.temporary_store() as store, graph.start(store=store) as running:
+        store.queue("in").appender().write({"n": 0})
+        assert running.wait_idle(60)
+        tracemalloc.start()
+        store.queue("in").appender().write_many(_numbers(300))
+        assert running.wait_idle(60)
+        gc.collect()
+        held, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most > 300 * 2 * len(text) > 10 * held, (held, most)

@@ -502,3 +502,34 @@ sys.stdin.readline()
     assert mine.try_lock(9), "one use is left"
     mine.close()
     assert locks.offset_of("a") != locks.offset_of("b") and locks.offset_of("a") < 2**63
+
+
+def test_a_closed_lock_file_refuses_late_calls_and_closes_between_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system soon gives the number of its descriptor to another file, which a late call must not touch."""
+    mine = locks.open_locks(tmp_path / "locks")
+    inside, ends = threading.Event(), threading.Event()
+    real = locks.fcntl.lockf
+
+    def lockf(*arguments: Any) -> Any:
+        inside.set()
+        ends.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr(locks.fcntl, "lockf", lockf)
+    locking = threading.Thread(target=mine.try_lock, args=(5,))
+    closing = threading.Thread(target=mine.close)
+    locking.start()
+    assert inside.wait(10)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "it closed the descriptor that the other thread is using"
+    ends.set()
+    locking.join()
+    closing.join()
+    for late in (mine.try_lock, mine.holder):
+        with pytest.raises(OSError, match="the lock file is closed"):
+            late(6)
+    mine.unlock(5)
+    assert not mine.mine(5) and not mine.mine(6)

@@ -243,6 +243,8 @@ class Gate:
         self._since = 0.0
         self._warned = False
         self._counted = 0.0
+        self.noted = False
+        """Whether the writer waits, or has waited, since the last :meth:`clear`."""
         self.starving = False
         """Whether :meth:`starve` was called last."""
         self.late: list[Edge] = []
@@ -268,10 +270,13 @@ class Gate:
 
         A wait that is over is forgotten by :meth:`clear`, which the writer calls when it begins.
         """
-        bounded = self.bounded
-        if not bounded:
+        for queue in self._queues:
+            if queue._bounded:
+                break
+        else:
             self.late = []
             return ENDLESS
+        bounded = self.bounded
         room, late = self._look(bounded, self._own | self._excused)
         if late and self.waited_s > NOTE_S:
             cyclic = {(edge.home, edge.reader) for edge in late if _cyclic(edge, self._me)}
@@ -303,6 +308,7 @@ class Gate:
         now = time.monotonic()
         if not self._since:
             self._since = self._counted = now
+            self.noted = True
             return 0.0
         waited_s, self._counted = now - self._counted, now
         if self.waited_s >= NOTE_S:
@@ -330,6 +336,7 @@ class Gate:
         now = clock.to_datetime(clock.now_ns()).isoformat()
         note = Note(self.writer, self._home, os.getpid(), clock.boot_id(), now, edges, starved)
         text = json.dumps(asdict(note))
+        self.noted = True
         # A writer that reads under other names (a transaction) is found under each of them.
         readers = sorted({name for _, name in self._own} | {self.writer})
         stores = dict.fromkeys([*self._reads, *(edge.store for edge in edges)])
@@ -341,17 +348,12 @@ class Gate:
                 part.write_text(text)
                 os.replace(part, path)
 
-    @property
-    def noted(self) -> bool:
-        """Whether the writer waits, or has waited, since the last :meth:`clear`."""
-        return bool(self._since or self._paths)
-
     def clear(self) -> None:
         """Note that the writer does not wait any more."""
         self._excused = set()
         self._since = 0.0
         self.late = []
-        self.starving = False
+        self.noted = self.starving = False
         paths, self._paths = self._paths, []
         for path in paths:
             with contextlib.suppress(OSError):

@@ -71,7 +71,7 @@ def _gone(queue: str) -> QueueNotFound:
 class Log:
     """A log of one store. Its queue must exist."""
 
-    __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "records", "store")
+    __slots__ = ("_checked", "_notes", "database", "id", "key", "mask", "partition", "queue", "records", "store")
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
         self.store = store
@@ -83,6 +83,8 @@ class Log:
         self.database = store._database(names.log_database(queue, partition))
         self.records: Log = self
         """The log whose positions are indices; of a :class:`~cues.queues.committed.CommittedLog` another one."""
+        self._notes = "." not in queue
+        """Whether messages with producers are noted: those on a fork queue are copied to another log later."""
         self._checked = b""
         """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
 
@@ -129,19 +131,16 @@ class Log:
         if now < time_ns:
             now = time_ns
         index = start
-        stamped: list[tuple[int, Page]] = []
-        noted = "." not in self.queue  # a message on a fork queue is copied to another log later
+        flags = 0
         if len(pages) == 1 and not pages[0].pieces:
-            value = batch.seal(pages[0], index, now)
-            written = txn.put(_pack_key(index), value, True, True, True, self.database)
-            if noted and pages[0].flags & batch.PRODUCER:
-                stamped.append((index, pages[0]))
-            index += pages[0].count
+            page = pages[0]
+            written = txn.put(_pack_key(index), batch.seal(page, index, now), True, True, True, self.database)
+            flags = page.flags
+            index += page.count
         else:
             items: list[tuple[bytes, bytes]] = []
             for page in pages:
-                if noted and page.flags & batch.PRODUCER:
-                    stamped.append((index, page))
+                flags |= page.flags
                 items.append((_pack_key(index), batch.seal(page, index, now)))
                 for number, piece in enumerate(page.pieces, 1):
                     items.append((_PIECE_KEY.pack(index, number), batch.seal_piece(piece, number)))
@@ -150,21 +149,27 @@ class Log:
             written = added == len(items)
         if not written:
             raise self._occupied(start)
-        if stamped:
-            self._note(txn, first, stamped)
+        if flags & batch.PRODUCER and self._notes:
+            self._note(txn, first, start, pages)
         self._put_row(txn, _pack_row(identity, first, index, now, version))
         return start, version
 
-    def _note(self, txn: StoreTransaction, first: int, stamped: list[tuple[int, Page]]) -> None:
-        """Write the rows about the producers of these pages, and about their transactions."""
+    def _note(self, txn: StoreTransaction, first: int, start: int, pages: Sequence[Page]) -> None:
+        """Write the rows about the producers of these pages, and about their transactions.
+
+        ``first`` is the first index of the log, ``start`` that of the pages.
+        """
+        at = start
 
         def count(producer: int, begin: int, above: int, clock: int) -> int:
             # Later messages of this append have larger indices, so they are no part of the transaction.
             return sum(part.size for part in self.span(txn, max(begin, first), at, producer, above, clock))
 
         notes = producers.Notes(txn, self.id, count)
-        for at, page in stamped:
-            notes.add(at, page)
+        for page in pages:
+            if page.flags & batch.PRODUCER:
+                notes.add(at, page)
+            at += page.count
         notes.write()
 
     def append_plain(self, txn: StoreTransaction, body: bytes) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from cues.storage.transaction import StoreTransaction, named_rows
 _HEAD: Final = struct.Struct(">8sQQQ8sBB")
 POSITION: Final = struct.Struct(">8sQ8s")
 """The fields of a :class:`Position`."""
+_PENDING_AT: Final = struct.calcsize(">8sQQQ8s")
 NO_SEAL: Final = bytes(8)
 
 
@@ -56,6 +58,39 @@ class ProcessorRow(NamedTuple):
         end = _HEAD.size + count * POSITION.size
         positions = tuple(map(Position._make, POSITION.iter_unpack(body[_HEAD.size : end])))
         return ProcessorRow(owner, epoch, generation, pid, boot, bool(pending), positions, body[end:])
+
+
+def moved(raw: bytes, pending: bool, positions: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return a packed row with other positions: pairs of a place in the row, and the fields of :class:`Position`.
+
+    Each step moves a row. To make the whole of it anew takes as long as an append.
+    """
+    body = bytearray(raw[: -sealed.CHECKSUM_BYTES])
+    body[_PENDING_AT] = pending
+    for place, position in positions:
+        at = _HEAD.size + place * POSITION.size
+        body[at : at + POSITION.size] = position
+    return sealed.seal(bytes(body))
+
+
+def with_source(raw: bytes, source: bytes) -> bytes:
+    """Return a packed row with another position of a source."""
+    return sealed.seal(raw[: _end(raw)] + source)
+
+
+def source_of(raw: bytes) -> bytes:
+    """Return the position of a source in a packed row."""
+    return raw[_end(raw) : -sealed.CHECKSUM_BYTES]
+
+
+def _end(raw: bytes) -> int:
+    """Return the place after the positions of a packed row."""
+    return _HEAD.size + raw[_HEAD.size - 1] * POSITION.size
+
+
+def position_at(raw: bytes, place: int) -> Position:
+    """Return one position of a packed row."""
+    return Position._make(POSITION.unpack_from(raw, _HEAD.size + place * POSITION.size))
 
 
 @dataclass(frozen=True)

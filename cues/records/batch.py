@@ -74,16 +74,18 @@ HEADER_KEYS: Final = (names.META, names.UUID)
 checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
 
 
-@dataclass(slots=True)
 class Page:
     """One record batch before it has an index and a time."""
 
-    flags: int
-    count: int
-    tail: bytes
-    """The header after the append time, and the body."""
-    pieces: tuple[bytes, ...] = ()
-    """Continuation pieces of a message that does not fit in one page."""
+    __slots__ = ("count", "flags", "pieces", "tail")
+
+    def __init__(self, flags: int, count: int, tail: bytes, pieces: tuple[bytes, ...] = ()) -> None:
+        """``tail``: the header after the append time, and the body. ``pieces``: the continuation pieces of a message
+        that does not fit in one page."""
+        self.flags = flags
+        self.count = count
+        self.tail = tail
+        self.pieces = pieces
 
 
 @dataclass(slots=True)
@@ -515,7 +517,7 @@ ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
-    __slots__ = ("_body", "_origins", "first", "head", "next", "seal", "value")
+    __slots__ = ("_body", "_origins", "_stamps", "first", "head", "next", "seal", "value")
 
     def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
         """``value`` must be intact."""
@@ -525,6 +527,7 @@ class Batch:
         self.next = first + self.head.count
         self.seal = value[:8]
         self._body: bytes | None = None
+        self._stamps: Stamps | None = None
         self._origins: tuple[frozenset[str], Provenance] | None = None
         """The last result of :meth:`_provenance`, and its argument ``kept``."""
         if self.head.length:
@@ -561,9 +564,9 @@ class Batch:
     def stamps(self) -> Stamps | None:
         """The identities of the messages, or None."""
         head = self.head
-        if not head.stamps_at:
-            return None
-        return stamping.decode(self.value, head.stamps_at, head.count, head.flags)
+        if self._stamps is None and head.stamps_at:
+            self._stamps = stamping.decode(self.value, head.stamps_at, head.count, head.flags)
+        return self._stamps
 
     @property
     def delays(self) -> bool:

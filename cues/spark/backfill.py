@@ -28,7 +28,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
@@ -102,11 +101,10 @@ class Staging:
                 yield views[partition], pages
 
 
-@dataclass(slots=True)
 class StagedPart(Part):
     """A part whose pages are not in memory."""
 
-    staged: int
+    staged = 0
     """Number of LMDB values."""
 
     def values(self) -> int:
@@ -237,7 +235,9 @@ class BackfillStepper(Stepper):
         written = sum(output.count for _, output in staged)
         values = sum(output.values for _, output in staged)
         taking = self._taking(taken, start, stop)
-        return StagedPart(start, stop, digest, taking, None, Staging(digest, staged), written, values)
+        part = StagedPart(start, stop, digest, taking, None, Staging(digest, staged), written)
+        part.staged = values
+        return part
 
     def _told_part(self, taken: Taken, run: CommitRun, failure: Failure) -> Part | None:
         """The failed run with its messages, which are read again; None if they are purged."""

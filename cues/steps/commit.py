@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cues import faults
 from cues.base import clock, names
 from cues.native import mypyc_attr
-from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
+from cues.queues.processor_rows import NO_SEAL, POSITION, moved, position_at
 from cues.records.batch import Page
 from cues.steps import tries
 from cues.steps.failure import Failure, stopped_at
@@ -38,12 +38,11 @@ class Committer(PartBuilder):
         digest = self._digest(taken, 0, taken.count)
         pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
         row = self._moved(taken.slices) if self.node.at_most_once else self._standing(taken)
-        packed = row.pack()
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
                 self._patiently(self.marks[piece.tailer].hold, piece.start)
-        self._patiently(self.store._commit, self._write_snapshot, pages, packed)
-        self._owned(row, packed)
+        self._patiently(self.store._commit, self._write_snapshot, pages, row)
+        self._owned(row)
         if faults.active:
             faults.point("snapshot.after")
 
@@ -127,7 +126,7 @@ class Committer(PartBuilder):
         if faults.active and self._beside:
             faults.point("pause.inside")
 
-    def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
+    def _commit_parts(self, parts: list[Part], row: bytes) -> None:
         if faults.active:
             faults.point("commit.before")
         pages = 2 * len(parts)
@@ -142,9 +141,8 @@ class Committer(PartBuilder):
         if held is not None:
             self._patiently(held.table.ensure)
             pages += 2 * held.table.pages()
-        packed = row.pack()
-        self._patiently(self.store._commit, self._write_step, parts, packed, pages=pages)
-        self._owned(row, packed)
+        self._patiently(self.store._commit, self._write_step, parts, row, pages=pages)
+        self._owned(row)
         self.state.committed()
         if held is not None:
             held.committed()
@@ -174,7 +172,8 @@ class Committer(PartBuilder):
         records: list[Page] = []
         rings = self.rings
         for part in parts:
-            indices = part.indices = {}
+            indices = part.indices
+            indices.clear()  # of a try that did not commit
             for queue, pages in part.appends:
                 index = queue._append_pages(txn, pages)
                 rings |= queue._log.mask  # also of partitions that were added since the start
@@ -206,24 +205,21 @@ class Committer(PartBuilder):
 
     # --- positions ---
 
-    def _moved(self, slices: list[Slice]) -> ProcessorRow:
+    def _moved(self, slices: list[Slice]) -> bytes:
         """Return the row with the positions after the taken messages and after the function's own reads."""
-        row = self._row
-        positions = list(row.positions)
-        for piece in slices:
-            positions[self._place[piece.input.tailer]] = Position(piece.input.identity, piece.stop, piece.seal())
+        places = self._place
+        positions = [(places[s.input.tailer], POSITION.pack(s.input.identity, s.stop, s.seal())) for s in slices]
         if self.node.imperative:
             for tailer, position in self.imperative.moved().items():
-                positions[self._place[tailer]] = position
-        return ProcessorRow(
-            row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
-        )
+                positions.append((places[tailer], POSITION.pack(*position)))
+        return moved(self._expected, False, positions)
 
-    def _standing(self, taken: Taken) -> ProcessorRow:
+    def _standing(self, taken: Taken) -> bytes:
         """Return the row with the positions where the step begins: later than stored, if messages were purged."""
-        starts = {s.tailer: s.start for s in taken.slices}
         positions = []
-        for tailer, position in zip(self._order, self._row.positions):
-            start = starts.get(tailer, position.next)
-            positions.append(position if start == position.next else position._replace(next=start, seal=NO_SEAL))
-        return self._row._replace(pending=True, positions=tuple(positions))
+        for piece in taken.slices:
+            place = self._place[piece.tailer]
+            before = position_at(self._expected, place)
+            if before.next != piece.start:
+                positions.append((place, POSITION.pack(before.identity, piece.start, NO_SEAL)))
+        return moved(self._expected, True, positions)

@@ -21,6 +21,7 @@ from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs import typed
 from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
+from cues.queues.processor_rows import source_of, with_source
 from cues.records import batch as batches
 from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
@@ -193,7 +194,7 @@ class Feed:
             elif skip:
                 skip -= 1
                 self.pulled_at = time.monotonic()
-                if self._awaited:
+                if self.closed:
                     yield
                 continue
             else:
@@ -247,13 +248,12 @@ class Feed:
 
     def take(self, count: int) -> tuple[list[After], list[Body]]:
         """Return the positions after up to ``count`` yielded messages, and the messages; never waits."""
-        ready = len(self._bodies)
         bodies = self._bodies[:count]
         afters = self._afters[: len(bodies)]
         if bodies:
             del self._bodies[: len(bodies)], self._afters[: len(bodies)]
             self.pulled_at = time.monotonic()
-            if ready >= AHEAD_MAX:
+            if len(bodies) + len(self._bodies) >= AHEAD_MAX:  # it may wait for room
                 with self._changed:
                     self._changed.notify_all()
         return afters, bodies
@@ -306,9 +306,10 @@ class SourceStepper(Stepper):
     @property
     def position(self) -> tuple[Any, int]:
         """The committed position, and the count of bare messages committed."""
-        if not self._row.source:
+        source = source_of(self._expected)
+        if not source:
             return None, 0
-        position, count = codec.unpack(self._row.source)
+        position, count = codec.unpack(source)
         return position, count
 
     @property
@@ -378,7 +379,7 @@ class SourceStepper(Stepper):
         self.feed = Feed(self)
         return wait_s
 
-    def _source_parts(self, afters: list[After], bodies: list[Body]) -> tuple[list[Part], ProcessorRow, Failure | None]:
+    def _source_parts(self, afters: list[After], bodies: list[Body]) -> tuple[list[Part], bytes, Failure | None]:
         """Cut the step at messages that cannot be written: parts, the row, and the failure that stops the source."""
         parts: list[Part] = []
         position, count = self.position
@@ -418,8 +419,8 @@ class SourceStepper(Stepper):
                 position = after
         return parts, self._at(position, count), None
 
-    def _at(self, position: Any, count: int) -> ProcessorRow:
-        return self._row._replace(source=codec.pack([position, count]))
+    def _at(self, position: Any, count: int) -> bytes:
+        return with_source(self._expected, codec.pack([position, count]))
 
     @property
     def output(self) -> Queue:

@@ -41,22 +41,9 @@ class Hasher:
             if prefix is None:
                 prefix = self._head + b"\x91\x94" + codec.pack(tailer) + codec.pack(identity)
                 self._tailers[tailer, identity] = prefix
-            return xxhash.xxh3_128_digest(prefix + _packed(start) + _packed(stop) + b"\xc0")
+            return xxhash.xxh3_128_digest(prefix + codec.pack([start, stop])[1:] + b"\xc0")
         body = self._head + codec.pack([list(r) for r in sorted(ranges)])
         return xxhash.xxh3_128_digest(body + codec.pack(list(extra) if extra is not None else None))
-
-
-def _packed(index: int) -> bytes:
-    """Return the msgpack of a positive integer in the fewest bytes, as every packer does."""
-    if index < 0x80:
-        return bytes((index,))
-    if index < 0x100:
-        return b"\xcc" + index.to_bytes(1, "big")
-    if index < 0x1_0000:
-        return b"\xcd" + index.to_bytes(2, "big")
-    if index < 0x1_0000_0000:
-        return b"\xce" + index.to_bytes(4, "big")
-    return b"\xcf" + index.to_bytes(8, "big")
 
 
 def delivery_hash(processor: str, generation: int, ranges: Sequence[Range], extra: Sequence[Any] | None = None) -> str:

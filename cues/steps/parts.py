@@ -13,7 +13,6 @@ building the parts does not fail because of a message.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cues import codec
@@ -34,23 +33,32 @@ if TYPE_CHECKING:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(slots=True)
 class Part:
     """A run of messages that commits under one hash: the whole step, or a run between two failures, or a failure."""
 
-    start: int
-    stop: int
-    digest: bytes
-    taking: tries.Taking
-    failure: Failure | None
-    appends: Iterable[tuple[Queue, list[Page]]]
-    """Its appends in the home store: to outputs there, and to fork queues."""
-    written: int
-    """The number of messages for outputs, in all stores."""
-    pending: dict[str, int] = field(default_factory=dict, kw_only=True)
-    """The index of its first pending message in each log of another store (pending.py)."""
-    indices: dict[str, int] = field(init=False)
-    """The index of its first message in each log of the home store, after it was written."""
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        digest: bytes,
+        taking: tries.Taking,
+        failure: Failure | None,
+        appends: Iterable[tuple[Queue, list[Page]]],
+        written: int,
+    ) -> None:
+        self.start = start
+        self.stop = stop
+        self.digest = digest
+        self.taking = taking
+        self.failure = failure
+        self.appends = appends
+        """Its appends in the home store: to outputs there, and to fork queues."""
+        self.written = written
+        """The number of messages for outputs, in all stores."""
+        self.pending: dict[str, int] = {}
+        """The index of its first pending message in each log of another store (pending.py)."""
+        self.indices: dict[str, int] = {}
+        """The index of its first message in each log of the home store, after it was written."""
 
     def values(self) -> int:
         """Return the largest number of LMDB values that it appends, for which the disk must have room."""
@@ -159,13 +167,14 @@ class PartBuilder(StepperBase):
         return self.hasher.digest(taken.ranges(start, stop))
 
     def _taking(self, taken: Taken, start: int, stop: int) -> tries.Taking:
-        slices = taken.slices
-        return tries.Taking(
-            tuple([s.input.tailer for s in slices]),
-            tuple([s.start + start for s in slices]),
-            tuple([s.start + stop for s in slices]),
-            slices[0].input.tailer if self.node.mode == "alts" else None,
-        )
+        tailers: list[str] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        for piece in taken.slices:
+            tailers.append(piece.input.tailer)
+            starts.append(piece.start + start)
+            ends.append(piece.start + stop)
+        return tries.Taking(tailers, starts, ends, tailers[0] if self.node.mode == "alts" else None)
 
 
 def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:

@@ -311,7 +311,7 @@ class PendingStepper(Stepper):
             return None
         return Stamps(self._producer, _CONTINUE, stamping.ticks(0, count))
 
-    def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
+    def _commit_parts(self, parts: list[Part], row: bytes) -> None:
         away = self._take_away(parts)
         if not away:
             super()._commit_parts(parts, row)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cues.graphs.processor import Node
 from cues.steps.failure import Failure
 
 
-@dataclass(slots=True)
 class Output:
     """Packed messages for one binding, with the offset of the input message of each."""
 
-    items: list[bytes] = field(default_factory=list)
-    origins: list[int] | None = None
-    """None: item j was made from message j."""
+    __slots__ = ("items", "origins")
+
+    def __init__(self, items: list[bytes], origins: list[int] | None = None) -> None:
+        """``origins`` None: item j was made from message j."""
+        self.items = items
+        self.origins = origins
 
     def between(self, start: int, stop: int) -> Output:
         """The items that were made from the messages ``start`` to ``stop``."""
@@ -35,19 +36,28 @@ class Cut(NamedTuple):
     failure: Failure | None
 
 
-@dataclass(slots=True)
 class Results:
     """The results of the messages of a step."""
 
-    outputs: dict[str, Output]
-    failures: dict[int, Failure] = field(default_factory=dict)
-    """By offset; a failed message has no outputs. For a batch function the key is 0."""
-    ran: int = 0
-    """The number of messages for which the function was called and returned."""
-    closed: int | None = None
-    """The offset at which the step was closed because its time was over: the next step takes the rest."""
-    writes: dict[str, Output] = field(default_factory=dict)
-    """The messages that the function wrote through appenders, by binding."""
+    __slots__ = ("closed", "failures", "outputs", "ran", "writes")
+
+    def __init__(
+        self,
+        outputs: dict[str, Output],
+        failures: dict[int, Failure],
+        ran: int = 0,
+        closed: int | None = None,
+        writes: dict[str, Output] | None = None,
+    ) -> None:
+        self.outputs = outputs
+        self.failures = failures
+        """By offset; a failed message has no outputs. For a batch function the key is 0."""
+        self.ran = ran
+        """The number of messages for which the function was called and returned."""
+        self.closed = closed
+        """The offset at which the step was closed because its time was over: the next step takes the rest."""
+        self.writes = writes or {}
+        """The messages that the function wrote through appenders, by binding."""
 
     def before(self, offset: int) -> Results:
         """Return the results of the messages before ``offset``."""

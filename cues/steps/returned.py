@@ -9,7 +9,7 @@ failure of this call (:class:`cues.errors.ReturnError`) and of no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
@@ -55,8 +55,9 @@ class ReturnedMessages:
         self._imperative = imperative
         self._only = next(iter(packers.values())) if node.returns_messages and len(packers) == 1 else None
         """The packer of the one output, if a function returns its messages as they are."""
-        self._columns: dict[str, list[bytes]] = {b: [] for b in self._bindings if not node.returns_messages}
-        """By binding, the messages of the results that are :data:`IN_COLUMNS`, in their order."""
+        self._by_output = not node.returns_messages
+        self._columns: dict[str, list[bytes]] = {}
+        """By binding, the messages of the results that are :data:`IN_COLUMNS`, in their order; empty between steps."""
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, if that of one may be too large for a page."""
         self.careful = False
@@ -66,7 +67,7 @@ class ReturnedMessages:
         """Begin a step."""
         self.careful = False
         self.provenance = provenance
-        if self._columns:
+        if self._by_output:
             self._columns = {binding: [] for binding in self._bindings}
 
     def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
@@ -220,8 +221,8 @@ class ReturnedMessages:
 
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""
-        columns = self._columns
-        outputs = {b: _column(b, kept, columns[b] if columns else ()) for b in self._bindings}
+        columns, self._columns = self._columns, {}
+        outputs = {b: _column(b, kept, columns.get(b, [])) for b in self._bindings}
         return Results(outputs, failures, len(kept), closed)
 
     def _by_binding(self, result: Any) -> dict[str, list[Any]]:
@@ -298,13 +299,13 @@ def _cut(columns: dict[str, list[bytes]], size: int) -> None:
         del column[size:]
 
 
-def _column(binding: str, kept: list[Kept], in_columns: Sequence[bytes]) -> Output:
+def _column(binding: str, kept: list[Kept], in_columns: list[bytes]) -> Output:
     """The messages for one binding, and the offset of the call of each."""
     kinds = set(map(type, kept))
     column: list[Any] = kept
     if _InColumns in kinds:
         if len(kinds) == 1:
-            return Output(list(in_columns))
+            return Output(in_columns)
         rest = iter(in_columns)
         column = [next(rest) if some is IN_COLUMNS else some for some in kept]
         kinds = set(map(type, column))

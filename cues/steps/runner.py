@@ -286,17 +286,10 @@ class Runner:
     def _run_from(self, taken: Taken, results: list[Kept], stop: int) -> None:
         """Call the function for the messages from ``len(results)`` to ``stop``; ends at the first error."""
         if self._order is not None and not self._filtered and self._returned.provenance is None and not faults.active:
-            columns = [taken.slices[place].messages for place in self._order]
-            if results or stop < taken.count:
-                columns = [column[len(results) : stop] for column in columns]
-            careful = self._returned.careful
-            try:
-                self._returned.keep_all(results, map(self._fn, *columns))
-            except Exception:
-                if self._returned.careful and not careful:  # later calls may have changed their messages
-                    for offset in range(len(results) + 1, stop):
-                        taken.restored(offset)
-                raise
+            if stop - len(results) == 1:
+                self._run_one(taken, results)
+            else:
+                self._run_all(taken, results, stop)
             if len(results) < stop:
                 # map() treats a StopIteration of the function as its own end (as generators did before PEP 479).
                 raise RuntimeError(f"{self._node.id} raised StopIteration")
@@ -306,6 +299,34 @@ class Runner:
             return
         for offset in range(len(results), stop):
             results.append(self._call(taken, offset, [s.messages[offset] for s in taken.slices]))
+
+    def _run_all(self, taken: Taken, results: list[Kept], stop: int) -> None:
+        """Map a function that is given messages and nothing else over the messages up to ``stop``."""
+        assert self._order is not None
+        columns = [taken.slices[place].messages for place in self._order]
+        if results or stop < taken.count:
+            columns = [column[len(results) : stop] for column in columns]
+        careful = self._returned.careful
+        try:
+            self._returned.keep_all(results, map(self._fn, *columns))
+        except Exception:
+            if self._returned.careful and not careful:  # later calls may have changed their messages
+                for offset in range(len(results) + 1, stop):
+                    taken.restored(offset)
+            raise
+
+    def _run_one(self, taken: Taken, results: list[Kept]) -> None:
+        """What :meth:`_run_all` does, for one message: then there is nothing to do for all at once."""
+        assert self._order is not None
+        offset, slices = len(results), taken.slices
+        try:
+            if len(self._order) == 1:
+                result = self._fn(slices[self._order[0]].messages[offset])
+            else:
+                result = self._fn(*[slices[place].messages[offset] for place in self._order])
+        except StopIteration:
+            return
+        results.append(self._keep(result, offset))
 
     def _run_with_process(self, messages: list[Any], results: list[Kept], stop: int) -> None:
         """What :meth:`_call` does, for a function that is called with one message and the process."""
@@ -537,7 +558,7 @@ class Runner:
                 if attempt == attempts or not self._retriable(error):
                     break
                 self._wait(attempt, error)
-        return Results({b: Output() for b in self._bindings}, {0: Failure(error, attempt)})
+        return Results({b: Output([]) for b in self._bindings}, {0: Failure(error, attempt)})
 
     def _call_batch(self, taken: Taken, process: Process) -> Any:
         columns: list[list[Any]] = [s.messages for s in taken.slices]

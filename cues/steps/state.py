@@ -529,7 +529,7 @@ class Layer:
             value = ABSENT if packed is None else codec.unpack(packed)
             if type(value) not in _FIXED_VALUES and not _is_sure(value):
                 self._read[row] = packed
-            elif table.packs_late:
+            elif table.packs_late and _is_sure(value):
                 table.known[row] = value
         self._values[row] = value
         return value

@@ -98,6 +98,8 @@ class Stepper(Recovery):
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self.paused = False
         """True from the step that notices a pause until the one that notices its end."""
+        self._paced = self.bucket is not None or self._firer_of is not None
+        """Whether a step may wait for ``rate=``, or be one of the firer."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
@@ -146,21 +148,16 @@ class Stepper(Recovery):
         rested, self._rested = self._rested, True
         if rested and not self._last_look.is_current():
             self._look_around()
-        if self._limited():
-            self.store._check_file()
-            self.check_fence()
-            return "blocked"
-        self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
-        if self._redrove:
-            return "committed"
-        if (self.paused or self._pause_row is not None) and self.whole is self and self._stays_paused():
-            return "paused"
-        self._fired = not self._fired and self.timers_wait() and self._fire()
-        if self._fired:
-            return "committed"
-        self._delivered = not self._delivered and self.delays_wait() and self._deliver()
-        if self._delivered:
-            return "committed"
+        if (
+            self._paced
+            or self._redrives is not None
+            or self._pause_row is not None
+            or self.paused
+            or (self.held is not None and self.held.next_ns != NEVER_NS)
+        ):
+            outcome = self._others_first()
+            if outcome is not None:
+                return outcome
         self._room = self.gate.room()
         if not self._room and self._something_to_take():
             return self._wait_for_readers()
@@ -191,6 +188,23 @@ class Stepper(Recovery):
                 self._make(taken)
         self._rested = False
         return "committed"
+
+    def _others_first(self) -> Outcome | None:
+        """Return the outcome of a step that takes no message from the inputs; None: it is their turn."""
+        if self._limited():
+            self.store._check_file()
+            self.check_fence()
+            return "blocked"
+        self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
+        if self._redrove:
+            return "committed"
+        if (self.paused or self._pause_row is not None) and self.whole is self and self._stays_paused():
+            return "paused"
+        self._fired = not self._fired and self.timers_wait() and self._fire()
+        if self._fired:
+            return "committed"
+        self._delivered = not self._delivered and self.delays_wait() and self._deliver()
+        return "committed" if self._delivered else None
 
     def _look_around(self) -> None:
         """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
@@ -422,8 +436,10 @@ class Stepper(Recovery):
             return self._take_again(*self._pending)
         assert self.runner is not None
         size = min(self._calls(self.runner.pace.count), self._room)
-        for place, inputs in self._choices():
-            count = self._count(inputs, self._bounded(place, size))
+        for place, inputs in self._together or self._choices():
+            halving = self._halving[place]
+            most = self._bounded(place, size) if halving.ends or self._careful else size
+            count = self._count(inputs, most)
             if count:
                 self._served = place + 1
                 if self._lingering:
@@ -434,9 +450,8 @@ class Stepper(Recovery):
                         if input.delays:
                             count, times = self.held.cut(inputs, count)
                             break
-                halving = self._halving[place]
                 part = bool(halving.ends) and halving.at(inputs[0].index)
-                return Taken([input.take(count) for input in inputs], count, part=part, times=times)
+                return Taken([input.take(count) for input in inputs], count, times=times, part=part)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
@@ -461,8 +476,6 @@ class Stepper(Recovery):
 
     def _bounded(self, place: int, size: int) -> int:
         """Return the largest number of messages that a step may take from this choice of inputs."""
-        if not self.inputs:
-            return size  # a source takes from its feed
         index = self.inputs[place].index
         if index < self._careful.get(place, 0):
             return 1

@@ -109,8 +109,9 @@ class StepperBase:
         self.state: StateTable = _table(store, node) if shares is None else shares.state
         self._emit = emit
         self._pause = pause
-        self._row = row
         self._expected = row.pack()
+        """The row as it was committed last."""
+        self._unpacked: ProcessorRow | None = row
         self._row_key = self._key_of_row()
         self._redrives_key = names.redrives_key(node.key)
         self.whole: StepperBase = self if shares is None else shares
@@ -258,7 +259,7 @@ class StepperBase:
         """
         if row.owner != self._row.owner:
             raise fenced(self.node.id, self._expected, row.pack())
-        self._owned(row, row.pack())
+        self._owned(row.pack())
         self.hasher = Hasher(self.node.key, row.generation)
         self.process._renew(self.hasher, row.epoch)
         for mark in self.marks.values():
@@ -287,17 +288,24 @@ class StepperBase:
         if self._firer_of is not None:
             self._timer_redrives = txn.get(self._timer_redrives_key)
 
+    @property
+    def _row(self) -> ProcessorRow:
+        """The row as it was committed last, unpacked."""
+        if self._unpacked is None:
+            self._unpacked = ProcessorRow.unpack(self._expected, self.node.id)
+        return self._unpacked
+
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""
         return row.positions[self._place[tailer]]
 
-    def _owned(self, row: ProcessorRow, packed: bytes) -> None:
+    def _owned(self, row: bytes) -> None:
         """Keep the committed row: the next commit compares with it."""
-        self._row = row
-        self._expected = packed
+        self._expected = row
+        self._unpacked = None
         if self.node.imperative:
             for tailer in self.imperative.tailers.values():
-                tailer.committed(self.position_in(row, tailer.tailer))
+                tailer.committed(self.position_in(self._row, tailer.tailer))
 
     # --- events ---
 

@@ -11,7 +11,6 @@ does not take stay in memory for the next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.native import mypyc_attr
@@ -101,38 +100,56 @@ class Slice:
         return Slice(self.input, self.start, self.messages[:offset], batches)
 
 
-@dataclass(slots=True)
 class Taken:
     """The messages of a step: from each input that it reads, a slice of ``count`` messages."""
 
-    slices: list[Slice]
-    count: int
-    hash: bytes | None = None
-    """The hash of a repeated snapshot, which is used instead of a new one."""
-    _came: Provenance | None = None
-    times: list[int] | None = None
-    """The times before which these messages are not delivered, if the step holds them (delays.py); else None."""
-    context: dict[str, str] | None = None
-    """The trace context of the step (tracing.py), which its outputs carry; None if the step is not traced."""
-    part: bool = False
-    """True if these messages failed together with others (halving.py): several of them are called once, without tries
-    after it."""
+    # Not a dataclass: the compiler does not compile the constructor of one, and each step makes this object.
+    __slots__ = ("_bare", "_came", "context", "count", "hash", "part", "slices", "times")
+
+    def __init__(
+        self,
+        slices: list[Slice],
+        count: int,
+        hash: bytes | None = None,
+        *,
+        times: list[int] | None = None,
+        context: dict[str, str] | None = None,
+        part: bool = False,
+    ) -> None:
+        self.slices = slices
+        self.count = count
+        self.hash = hash
+        """The hash of a repeated snapshot, which is used instead of a new one."""
+        self.times = times
+        """The times before which these messages are not delivered, if the step holds them (delays.py); else None."""
+        self.context = context
+        """The trace context of the step (tracing.py), which its outputs carry; None if the step is not traced."""
+        self.part = part
+        """True if these messages failed together with others (halving.py): several of them are called once, without
+        tries after it."""
+        self._came: Provenance | None = None
+        self._bare = True
+        """True if all entries are messages, and no record has provenance."""
+        for piece in slices:
+            for batch in piece.batches:
+                head = batch.head
+                if head.acknowledges or head.provenance is not None:
+                    self._bare = False
 
     @property
     def acknowledged(self) -> bool:
         """True if any entry is an acknowledgement, and not a message."""
-        for piece in self.slices:
-            for batch in piece.batches:
-                if batch.head.acknowledges:
-                    return True
-        return False
+        if self._bare:
+            return False
+        return any(batch.head.acknowledges for piece in self.slices for batch in piece.batches)
 
     def heavy_provenance(self) -> Provenance | None:
         """The provenance of the messages, if that of one may be too large for a page; else None, as in most steps."""
         size = 0
-        for piece in self.slices:
-            for batch in piece.batches:
-                size += len(batch.head.provenance or b"")
+        if not self._bare:
+            for piece in self.slices:
+                for batch in piece.batches:
+                    size += len(batch.head.provenance or b"")
         if size + len(self.slices) * PROVENANCE_COLUMN_BYTES <= PROVENANCE_BYTES_SAFE:
             return None
         came = self.carried()
@@ -147,10 +164,7 @@ class Taken:
         for piece in self.slices:
             if piece.input.kept:
                 return True
-            for batch in piece.batches:
-                if batch.head.provenance:
-                    return True
-        return False
+        return not self._bare and any(batch.head.provenance for piece in self.slices for batch in piece.batches)
 
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [s.range(start, stop) for s in self.slices]
@@ -294,18 +308,24 @@ class Input:
     def take(self, count: int) -> Slice:
         """Take the next ``count`` messages, which were read ahead."""
         start, stop = self.index, self.index + count
+        ahead = self._ahead
+        opened, messages = ahead[0]
+        low = start - opened.first
+        if low >= 0 and stop < opened.next:  # a part of one record, as a small step takes it
+            self.index = stop
+            return Slice(self, start, messages[low : low + count], [opened])
         taken: list[dict[str, Any]] = []
         batches: list[Batch] = []
         rest = 0
-        for opened, messages in self._ahead:
+        for opened, messages in ahead:
             if opened.first >= stop:
                 break
             low, high = max(start - opened.first, 0), min(stop - opened.first, len(messages))
             taken += messages if high - low == len(messages) else messages[low:high]
             batches.append(opened)
             rest += opened.next <= stop
-        del self._ahead[:rest]
-        if not self._ahead:
+        del ahead[:rest]
+        if not ahead:
             self.delays = False
         self.index = stop
         return Slice(self, start, taken, batches)

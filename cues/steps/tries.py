@@ -33,11 +33,9 @@ TRIM_MESSAGES: Final = 512
 _BODY_BYTES_MAX: Final = batches.VALUE_BYTES_MAX - batches.PREFIX_BYTES - 16
 # Drawn at random, so that names of queues do not contain it.
 _HOLE: Final = 1 << 63 | int.from_bytes(os.urandom(8), "big")
-_HOLE_BYTES: Final = codec.pack(_HOLE)
+_HOLE_BYTES: Final = codec.pack(_HOLE)[1:]  # without msgpack's mark of an unsigned 64-bit integer
 _HASH_HOLE: Final = os.urandom(16)
 _HASH_HOLE_BYTES: Final = _HASH_HOLE.hex().encode()
-_U64: Final = 0xCF
-"""msgpack's mark of an unsigned 64-bit integer."""
 
 
 class Snapshot(NamedTuple):
@@ -61,16 +59,25 @@ class Attempt(NamedTuple):
     """Index of the step's first message, by queue id."""
 
 
-class Taking(NamedTuple):
+class Taking:
     """The messages that a step took, for its snapshot."""
 
-    tailers: tuple[str, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    chosen: str | None = None
-    """The tailer that a step of AnyOf chose."""
-    source: tuple[Any, Any] | None = None
-    """A source's position before and after."""
+    __slots__ = ("chosen", "ends", "source", "starts", "tailers")
+
+    def __init__(
+        self,
+        tailers: Sequence[str],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        chosen: str | None = None,
+        source: tuple[Any, Any] | None = None,
+    ) -> None:
+        """``chosen``: the tailer that a step of AnyOf chose. ``source``: a source's position before and after."""
+        self.tailers = tailers
+        self.starts = starts
+        self.ends = ends
+        self.chosen = chosen
+        self.source = source
 
 
 class TryRecords:
@@ -94,19 +101,18 @@ class TryRecords:
     ) -> list[Page]:
         """The record of a whole step; ``indices`` has its first written index by queue id, ``pending`` by journal."""
         if taking.source is None and not pending:
-            key = (taking.tailers, taking.chosen, *indices, failed)
+            key = (*taking.tailers, None, taking.chosen, *indices, failed)
             form = self._forms.get(key)
             if form is None:
                 if len(self._forms) >= FORMS_MAX:
                     self._forms.clear()
+                holes = [_HOLE] * len(taking.tailers)
                 maps = [
-                    self._snapshot(
-                        taking._replace(starts=(_HOLE,) * len(taking.starts), ends=(_HOLE,) * len(taking.ends))
-                    ),
+                    self._snapshot(Taking(taking.tailers, holes, holes, taking.chosen)),
                     _attempt(_HASH_HOLE, dict.fromkeys(indices, _HOLE), failed),
                 ]
                 form = self._forms[key] = _Form(maps)
-            body = form.fill((*taking.starts, *taking.ends), digest.hex().encode(), tuple(indices.values()))
+            body = form.fill((*taking.starts, *taking.ends, digest.hex().encode(), *indices.values()))
             if len(body) <= _BODY_BYTES_MAX:
                 return [Page(batches.HASH, 2, digest + body)]
         maps = [self._snapshot(taking), _attempt(digest, indices, failed, pending)]
@@ -151,31 +157,25 @@ class _Form:
     def __init__(self, maps: list[dict[str, Any]]) -> None:
         layout = ">"
         self._pieces: list[Any] = []
-        self._holes: list[int] = []
+        """In turns the bytes before a hole, and what fills it."""
         for piece in _split(codec.pack(maps)):
             if piece == _HOLE_BYTES:
-                layout += "BQ"
-                self._pieces.append(_U64)
+                layout += "Q"
             elif piece == _HASH_HOLE_BYTES:
                 layout += "32s"
             else:
                 layout += f"{len(piece)}s"
-                self._pieces.append(piece)
-                continue
-            self._holes.append(len(self._pieces))
-            self._pieces.append(None)
+            self._pieces.append(piece)
         self._pack = struct.Struct(layout).pack
 
-    def fill(self, numbers: tuple[int, ...], hash: bytes, indices: tuple[int, ...]) -> bytes:
-        """The body: ``numbers`` of the snapshot, then the hash and ``indices`` of the attempt."""
-        pieces = self._pieces
-        for hole, value in zip(self._holes, (*numbers, hash, *indices)):
-            pieces[hole] = value
-        return self._pack(*pieces)
+    def fill(self, values: Sequence[Any]) -> bytes:
+        """The body, with these values: the numbers of the snapshot, the hash, and the indices of the attempt."""
+        self._pieces[1::2] = values
+        return self._pack(*self._pieces)
 
 
 def _split(data: bytes) -> list[bytes]:
-    """``data``, cut before and after each hole."""
+    """``data``, cut before and after each hole. There are always bytes between two of them."""
     pieces: list[bytes] = []
     while data:
         holes = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]

@@ -67,6 +67,7 @@ class LockFile:
     def try_lock(self, offset: int) -> bool:
         """Take the lock at ``offset`` unless a process, also this one, holds it. Never waits."""
         with self._guard:
+            self._check_open()
             if offset in self._mine:
                 return False
             # Noted first: if a signal handler raises, the lock is still given back.
@@ -94,6 +95,7 @@ class LockFile:
 
     def holder(self, start: int, stop: int | None = None) -> int | None:
         """Return the pid of another process that holds a lock in [start, stop), or None."""
+        self._check_open()
         length = 1 if stop is None else stop - start
         if sys.platform == "darwin":
             asked = _FLOCK.pack(start, length, 0, fcntl.F_WRLCK, 0)
@@ -105,7 +107,7 @@ class LockFile:
 
     def close(self) -> None:
         """Give up one use; the last one closes the descriptor and with it every lock."""
-        with _registry_lock:
+        with _registry_lock, self._guard:
             self._users -= 1
             if self._users == 0:
                 _registry.pop(self._key, None)
@@ -113,6 +115,11 @@ class LockFile:
                 # The number is soon another file's: a late call here must not lock or unlock that one.
                 self._fd = -1
                 self._mine.clear()
+
+    def _check_open(self) -> None:
+        """Raise OSError, as the system does, after the last :meth:`close`."""
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "the lock file is closed")
 
 
 def open_locks(path: Path) -> LockFile:
