@@ -208,7 +208,6 @@ def build(
     """
     pages: list[Page] = []
     total = len(messages) if encoded is None else len(encoded)
-    fixed_flags, fixed = (HASH, hash) if hash is not None else (0, b"")
     start = 0
     guess = min(total, 32)
     examined = reserved or encoded is not None
@@ -232,18 +231,7 @@ def build(
             count = stop - start
             array = bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
             body = array + b"".join(encoded[start:stop])
-        flags, optional = fixed_flags, fixed
-        if stamps is not None:
-            own = stamps.slice(start, stop)
-            flags |= PRODUCER | own.form
-            optional += own.encode()
-        if provenance:
-            try:
-                packed = provenance.slice(start, stop).encode()
-            except CodecError as error:
-                raise _at(start, error) from None
-            flags |= PROVENANCE
-            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance does not fit in a page
+        flags, optional = _optional(hash, stamps, provenance, start, stop)
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:
@@ -268,6 +256,32 @@ def build(
             start = stop
             guess = 8
     return pages
+
+
+def build_one(packed: bytes, hash: bytes | None, provenance: Provenance | None, stamps: Stamps | None) -> Page | None:
+    """Return what :func:`build` makes of one packed message; None if it does not fit one page."""
+    flags, optional = _optional(hash, stamps, provenance, 0, 1)
+    tail = optional + b"\x91" + packed
+    return Page(flags, 1, tail) if len(tail) <= _PLAIN_BYTES_MAX else None
+
+
+def _optional(
+    hash: bytes | None, stamps: Stamps | None, provenance: Provenance | None, start: int, stop: int
+) -> tuple[int, bytes]:
+    """Return the flags and the optional fields of the header, for the messages ``start`` to ``stop``."""
+    flags, optional = (HASH, hash) if hash is not None else (0, b"")
+    if stamps is not None:
+        own = stamps.slice(start, stop)
+        flags |= PRODUCER | own.form
+        optional += own.encode()
+    if provenance:
+        try:
+            packed = provenance.slice(start, stop).encode()
+        except CodecError as error:
+            raise _at(start, error) from None
+        flags |= PROVENANCE
+        optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance does not fit in a page
+    return flags, optional
 
 
 _PROBES: Final = 16

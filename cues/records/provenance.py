@@ -114,6 +114,8 @@ class Provenance:
 
     def delivered(self) -> Provenance:
         """Return the columns without the times of delivery, which a message does not pass on to others."""
+        if self.extra is None:
+            return self
         entries = self.extra if isinstance(self.extra, list) else [self.extra]
         if not any(entry and names.DELIVER_AT in entry for entry in entries):
             return self

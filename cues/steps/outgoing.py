@@ -103,6 +103,10 @@ def build(
     items: Sequence[bytes], strips: bool, digest: bytes | None, came: Provenance | None, stamps: Stamps | None = None
 ) -> list[Page]:
     """Build pages of packed messages; ``came`` and ``stamps`` have an entry for each message."""
+    if len(items) == 1 and type(items[0]) is bytes:
+        page = batches.build_one(items[0], digest, None if strips else came, stamps)
+        if page is not None:
+            return [page]
     limit_bytes = batches.OWN_BYTES_MAX  # sizes were checked when the messages were packed
     if Packed in set(map(type, items)) and any(type(item) is Packed and item.marked for item in items):
         messages = [codec.unpack_known(item) for item in items]

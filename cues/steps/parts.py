@@ -110,19 +110,19 @@ class PartBuilder(StepperBase):
                 output = output.between(start, stop)
                 if not output.items:
                     continue
-            options = queue._options
-            if provenance is None and not options._strips and taken.traced:
+            strips = queue._options._strips
+            if provenance is None and not strips and taken.traced:
                 provenance = taken.carried()
             for log, items, origins in divided(queue, output, start):
                 came = None
-                if provenance is not None and not options._strips:
+                if provenance is not None and not strips:
                     if self.node.options.batch:
                         came = provenance.spread(len(items))
                     elif origins is None:
                         came = provenance.slice(start, stop)
                     else:
                         came = provenance.select(origins)
-                pages = outgoing.build(items, options._strips, digest, came, self._stamps(log, len(items)))
+                pages = outgoing.build(items, strips, digest, came, self._stamps(log, len(items)))
                 appends.append((log, pages))
                 written += len(items)
         appends = self._at_home(appends, digest)
