@@ -41,6 +41,7 @@ class Environment:
 
 ENVIRONMENTS = {
     "core": Environment(),
+    "peers.floors": Environment(),
     "peers.own": Environment(),
     "peers.transactions": Environment(),
     "peers.cores": Environment(),
@@ -106,6 +107,9 @@ def own(*names: str, module: str = "peers.own", syncs: bool = False) -> tuple[Co
     return tuple(Contestant(name, module, syncs=syncs) for name in names)
 
 
+FLOOR = "floor: the calls of Cues"
+"""What a row takes in the format of Cues, without Cues (peers/floors.py)."""
+FLOORS = (Contestant(FLOOR, "peers.floors"),)
 LIBRARIES = ("huey", "diskcache", "litequeue", "persist-queue")
 SQLITE = "own file or SQLite, as it comes"
 STARTED = (
@@ -120,6 +124,7 @@ ROWS = (
         20_000,
         (
             *of_core("Cues", "raw LMDB, bytes (REF)", "raw LMDB, pack", "floor: raw LMDB, pack, writemap"),
+            *FLOORS,
             *(Contestant(name, "peers.libraries", 0.1, SQLITE) for name in LIBRARIES),
             Contestant("Redis Streams", "peers.redis", 0.5, "a server", syncs=True),
             Contestant("NATS JetStream", "peers.nats", 0.1, "a server"),
@@ -139,7 +144,7 @@ ROWS = (
         "read",
         "read and decode, 1,000 at a time",
         200_000,
-        of_core("Cues", "raw LMDB, iterate + unpack each"),
+        (*of_core("Cues", "raw LMDB, iterate + unpack each"), *FLOORS),
         "raw LMDB, iterate + unpack each",
     ),
     Row(
@@ -148,6 +153,7 @@ ROWS = (
         200_000,
         (
             *of_core("Cues", "raw LMDB", "raw LMDB, packed", "SQLite"),
+            *FLOORS,
             Contestant("bytewax, commit every 10 s", "peers.bytewax", note="files; positions each 10 s"),
             Contestant("pathway (no order, at least once)", "peers.pathway", note="files"),
             Contestant("Redis Streams", "peers.redis", 0.25, "a server", syncs=True),
@@ -168,6 +174,7 @@ ROWS = (
         10_000,
         (
             *of_core("Cues", "raw LMDB", "SQLite", "floor: raw LMDB, writemap"),
+            *FLOORS,
             Contestant("bytewax, commit a message", "peers.bytewax", 0.1, "files"),
             *(Contestant(name, "peers.libraries", 0.1, SQLITE) for name in LIBRARIES),
             Contestant("Redis Streams", "peers.redis", 0.2, "a server", syncs=True),
@@ -198,7 +205,7 @@ ROWS = (
         "stress",
         "two sources, a join, a fork, two sinks",
         100_000,
-        of_core("Cues", "raw LMDB, packed"),
+        (*of_core("Cues", "raw LMDB, packed"), *FLOORS),
         "raw LMDB, packed",
     ),
     Row(
@@ -331,7 +338,11 @@ class Aim:
 
 
 PRODUCTS = tuple(
-    each.name for row in ROWS if row.name == "pipeline" for each in row.contestants if each.module != "core"
+    each.name
+    for row in ROWS
+    if row.name == "pipeline"
+    for each in row.contestants
+    if each.module not in ("core", "peers.floors")
 )
 AIMS = (
     Aim("append-one", "one append / raw put", ("raw LMDB, bytes (REF)",), 0.5, 0.75),

@@ -184,7 +184,7 @@ def raw_env(room: Room, writemap: bool = False) -> Any:
     return lmdb.open(
         str(room.path),
         map_size=MAP_BYTES,
-        max_dbs=8,
+        max_dbs=16,
         sync=room.syncs,
         metasync=room.syncs,
         writemap=writemap,

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .contest import AIMS, ENVIRONMENTS, NOT_RUN, ROWS, Aim, Result, Row, compiled_name, missing
+from .contest import AIMS, ENVIRONMENTS, FLOOR, NOT_RUN, ROWS, Aim, Result, Row, compiled_name, missing
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -175,13 +175,13 @@ def figures_of(results: list[dict[str, Any]], row: str, name: str) -> list[float
     ]
 
 
-def measured(aim: Aim, results: list[dict[str, Any]], compiled: bool) -> float | None:
-    """The median over the rounds of the ratio within a round, to the best peer."""
+def measured(aim: Aim, results: list[dict[str, Any]], compiled: bool, name: str = "") -> float | None:
+    """The median over the rounds of the ratio within a round, to the best peer; of another contestant with ``name``."""
 
     def named(name: str) -> str:
         return compiled_name(name) if compiled else name
 
-    mine = figures_of(results, aim.row, named(aim.mine))
+    mine = figures_of(results, aim.row, name or named(aim.mine))
     others = [figures_of(results, aim.row, named(peer)) for peer in aim.peers]
     ratios = [statistics.median([m / p for m, p in zip(mine, peer)]) for peer in others if mine and peer]
     return max(ratios, default=None)
@@ -190,8 +190,8 @@ def measured(aim: Aim, results: list[dict[str, Any]], compiled: bool) -> float |
 def aims(results: list[dict[str, Any]]) -> str:
     """The aims, and whether they are met."""
     lines = [
-        "| in `process` | compiled: at most | measured | | pure Python: at most | measured | |",
-        "|---|---|---|---|---|---|---|",
+        "| in `process` | compiled: at most | measured | | pure Python: at most | measured | | floor |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for aim in AIMS:
         cells = [aim.title]
@@ -199,6 +199,7 @@ def aims(results: list[dict[str, Any]]) -> str:
             ratio = measured(aim, results, compiled)
             verdict = "not measured" if ratio is None else "met" if ratio <= limit else "**missed**"
             cells += [f"{limit:g}", number(ratio), verdict]
+        cells.append(number(measured(aim, results, False, FLOOR)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -219,7 +220,9 @@ def tables(facts: dict[str, Any]) -> str:
         parts.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in facts["left_out"].items()) + ".")
     parts += [
         "## Aims",
-        "Ratios of the figures below, in rounds of one run; those of Cues to the best of the others.",
+        "Ratios of the figures below, in rounds of one run; those of Cues to the best of the others. The floor is the "
+        "ratio of `floor: the calls of Cues`: the calls of LMDB, msgpack, xxhash and struct that the row takes in the "
+        "format of Cues, in a plain loop, without Cues ([peers/floors.py](peers/floors.py)).",
         aims(results),
         "## Rows",
     ]
