@@ -84,7 +84,16 @@ class Feed:
         self._most = AHEAD_MAX
         self.uniform = True
         """Whether all items so far are messages that can be written, after positions of the generator."""
-        self._pulling: Iterator[None] | None = None
+        self._iterator: Iterator[Any] | None = None
+        """What the function yields, in deterministic runs."""
+        self._before: Any = None
+        """The position after the last item, packed unless it is an integer."""
+        self._has_position = False
+        self._count = self._skip = 0
+        """The number of bare messages so far, and of those that are to be skipped."""
+        output = source.output
+        self._packer = Packer(lambda: output._options)
+        self._schema: Schema | None = None
         self._loop: EventLoop | None = None
         self.ended = False
         self.error: BaseException | None = None
@@ -97,16 +106,20 @@ class Feed:
     def run(self) -> None:
         """Pull until the generator ends, fails, or the feed is closed."""
         try:
-            for _ in self._pulls():
-                self._hand_over()
-                if self.closed:
-                    break
+            self._pull_all()
         except BaseException as error:
             self.error = error
         finally:
             with self._changed:
                 self.ended = True
                 self._changed.notify_all()
+
+    def _pull_all(self) -> None:
+        iterator = self._begin()
+        while self._pull(iterator):
+            self._hand_over()
+            if self.closed:
+                break
 
     def _hand_over(self) -> None:
         with self._changed:
@@ -117,111 +130,117 @@ class Feed:
 
     def pull(self, count: int) -> None:
         """Pull up to ``count`` messages in the calling thread (deterministic runs)."""
-        if self._pulling is None:
-            self._pulling = self._pulls()
         self._source.process._waits = False
         self._most = count
         try:
-            while len(self._bodies) < count:
-                next(self._pulling)
-        except StopIteration:
-            self.ended = True
+            if self._iterator is None:
+                self._iterator = self._begin()
+            while len(self._bodies) < count and not self.ended:
+                self.ended = not self._pull(self._iterator)
         except Exception as error:
             self.error, self.ended = error, True
 
-    def _pulls(self) -> Iterator[None]:
-        """Call the function, and keep an item for each new message. Gives its caller a turn when a look is due."""
+    def _begin(self) -> Iterator[Any]:
+        """Call the function; return an iterator over what it yields."""
         source = self._source
-        position, count = source.position
-        before: Any = position if type(position) is int else codec.pack(position)
-        output = source.output
-        packer = Packer(lambda: output._options)
-        schema = typed.schemas_of(source.node.options, source.node.fn, (), False).get("")
-        resume = source.node.options.resume
-        fn = source.node.fn
+        options, fn = source.node.options, source.node.fn
         assert fn is not None
+        position, self._count = source.position
+        self._before = position if type(position) is int else codec.pack(position)
+        self._skip = self._count if options.resume == "skip" else 0
+        self._schema = typed.schemas_of(options, fn, (), False).get("")
         arguments: list[Any] = [position] * position_count(fn)
-        keywords = {"process": source.process} if wants_process(fn) else {}
-        skip = count if resume == "skip" else 0
-        yielded = fn(*arguments, **keywords)
+        self._has_position = bool(arguments)
+        yielded = fn(*arguments, **({"process": source.process} if wants_process(fn) else {}))
         try:
-            iterator = self._from_loop(yielded) if isinstance(yielded, AsyncIterable) else iter(yielded)
+            return self._from_loop(yielded) if isinstance(yielded, AsyncIterable) else iter(yielded)
         except TypeError:
             raise ReturnError(
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
                 "yield pairs of a position and a message.",
             ) from None
-        afters, bodies, has_position = self._afters, self._bodies, bool(arguments)
-        most = self._most
-        pack, most_bytes = codec.thread_packer(), -1  # the packer has no options yet
+
+    def _pull(self, iterator: Iterator[Any]) -> bool:
+        """Keep what the generator yields, until a look at the feed is due. Return False at the generator's end."""
+        node, schema, packer = self._source.node, self._schema, self._packer.renew()
+        resume, has_position = node.options.resume, self._has_position
+        before, most = self._before, self._most
+        bodies = self._bodies
+        keep_after, keep_body = self._afters.append, bodies.append
+        # Most messages are dicts of which only the size and the keys are checked.
+        plain: Any = dict if schema is None and not packer.places else None
+        most_bytes, pack = packer.limit_bytes, codec.thread_packer()
         for item in iterator:
             if type(item) is tuple and len(item) == 2:
                 if not has_position:
-                    raise PositionRequired(
-                        f"The source {source.node.name!r} yielded the position {str(item[0])[:60]!r} and takes none,"
-                        " so the next start would yield the same messages again.",
-                        f"declare def {getattr(fn, '__name__', 'f')}(position): …, which continues after it; or yield"
-                        f" bare messages, as resume={resume!r} says.",
-                    )
+                    raise self._refused_position(item[0])
                 after, message = item
                 if type(after) is not int:
                     try:
                         after = codec.pack(after)
                     except CodecError as error:
                         self.uniform = False
-                        afters.append(RefusedItem(error, ""))
-                        bodies.append(NO_MESSAGE)
-                        return
+                        keep_after(RefusedItem(error, ""))
+                        keep_body(NO_MESSAGE)
+                        return False
                 if after == before:
                     raise ReturnError(
-                        f"The source {source.node.name!r} yielded the position {item[0]!r:.60} twice in a row: a"
+                        f"The source {node.name!r} yielded the position {item[0]!r:.60} twice in a row: a"
                         " restart could not tell the messages apart, and they would have one delivery hash.",
                         "yield a position that changes with every message, such as (page, row).",
                     )
                 before = after
             elif not isinstance(item, dict) and schema is None:
                 raise ReturnError(
-                    f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
+                    f"The source {node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
                     "yield pairs of a position and a message, which is a dict.",
                 )
             elif resume is None:
                 raise PositionRequired(
-                    f"The source {source.node.name!r} yields messages without a position and does not say what"
+                    f"The source {node.name!r} yields messages without a position and does not say what"
                     " a restart means.",
                     "yield position, message; or resume='skip' (it yields the same messages again, those that"
                     " are committed are skipped: exactly-once) or resume='again' (it begins anew: at-least-once).",
                 )
-            elif skip:
-                skip -= 1
+            elif self._skip:
+                self._skip -= 1
                 self.pulled_at = time.monotonic()
                 if self.closed:
-                    yield
+                    return True
                 continue
             else:
-                count += 1
-                after, message = MessageCount(count), item
+                self._count += 1
+                after, message = MessageCount(self._count), item
                 self.uniform = False
             body: Any = None
-            if type(message) is dict and most_bytes >= 0:  # most messages are plain, and need no other check
+            if type(message) is plain:
                 try:
                     body = pack(message)
                 except Exception:
                     codec.thread_packer(renew=True)
             if body is None or len(body) > most_bytes or (b"/" in body and b"q/" in body):
-                packer.renew()
-                most_bytes = packer.limit_bytes if schema is None and not packer.places else -1
-                body = self._packed(packer, schema, after, message)
+                body = self._packed(after, message)
                 pack = codec.thread_packer()  # another one after an error
                 self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE
-            afters.append(after)
-            bodies.append(body)
+            keep_after(after)
+            keep_body(body)
             if self._awaited or len(bodies) >= most:
-                yield
-                most = self._most
-                if output._options is not packer.options:
-                    most_bytes = -1
+                self._before = before
+                return True
+        return False
 
-    def _packed(self, packer: Packer, schema: Schema | None, after: Any, message: Any) -> bytes | RefusedItem:
+    def _refused_position(self, position: Any) -> PositionRequired:
+        node = self._source.node
+        return PositionRequired(
+            f"The source {node.name!r} yielded the position {str(position)[:60]!r} and takes none,"
+            " so the next start would yield the same messages again.",
+            f"declare def {getattr(node.fn, '__name__', 'f')}(position): …, which continues after it; or yield"
+            f" bare messages, as resume={node.options.resume!r} says.",
+        )
+
+    def _packed(self, after: Any, message: Any) -> bytes | RefusedItem:
+        """Check and pack a message that is not plain."""
+        packer, schema = self._packer.renew(), self._schema
         try:
             if isinstance(message, Exception):
                 raise message
