@@ -23,6 +23,7 @@ from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
 from cues.queues.processor_rows import source_of, with_source
 from cues.records import batch as batches
+from cues.records.batch import SLASH, has_mark
 from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
 from cues.steps.concurrency import RunnerClosed
@@ -218,7 +219,7 @@ class Feed:
                     body = pack(message)
                 except Exception:
                     codec.thread_packer(renew=True)
-            if body is None or len(body) > most_bytes or (b"/" in body and b"q/" in body):
+            if body is None or len(body) > most_bytes or (SLASH in body and has_mark(body)):
                 body = self._packed(after, message)
                 pack = codec.thread_packer()  # another one after an error
                 self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE

@@ -72,7 +72,7 @@ class Packer:
             # Most messages have no reserved keys and are small enough. The long way says why the others are refused.
             try:
                 quick = codec.pack(message)
-                if len(quick) <= self.limit_bytes and not (b"/" in quick and b"q/" in quick):
+                if len(quick) <= self.limit_bytes and not (batches.SLASH in quick and batches.has_mark(quick)):
                     return quick
             except CodecError:
                 pass

@@ -175,11 +175,11 @@ class ReturnedMessages:
             joined = b"".join(packed)
         limit_bytes = min(packer.limit_bytes for packer in plain)
         small = len(joined) <= limit_bytes or max(map(len, packed)) <= limit_bytes
-        if small and not (b"/" in joined and batches.has_mark(joined)):
+        if small and not (batches.SLASH in joined and batches.has_mark(joined)):
             return
         self._leave_columns(kept, start)
         for at in range(start, len(kept)):
-            if any(len(item) > limit_bytes or b"q/" in item for item in _items(kept[at])):
+            if any(len(item) > limit_bytes or batches.has_mark(item) for item in _items(kept[at])):
                 try:
                     kept[at] = self.keep(_unpacked(kept[at]))
                 except BaseException:
