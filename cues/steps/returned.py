@@ -163,7 +163,8 @@ class ReturnedMessages:
         in_columns = packed.count(IN_COLUMNS) if self._columns else 0
         try:
             if in_columns:
-                packed = [result for result in packed if result is not IN_COLUMNS]
+                whole = in_columns == len(packed)
+                packed = [] if whole else [result for result in packed if result is not IN_COLUMNS]
             if packed and type(packed[0]) is dict:
                 packed = list(chain.from_iterable(map(dict.values, packed)))
             joined = b"".join(packed)
@@ -301,11 +302,11 @@ def _cut(columns: dict[str, list[bytes]], size: int) -> None:
 
 def _column(binding: str, kept: list[Kept], in_columns: list[bytes]) -> Output:
     """The messages for one binding, and the offset of the call of each."""
+    if in_columns and kept.count(IN_COLUMNS) == len(kept):  # the usual case
+        return Output(in_columns)
     kinds = set(map(type, kept))
     column: list[Any] = kept
     if _InColumns in kinds:
-        if len(kinds) == 1:
-            return Output(in_columns)
         rest = iter(in_columns)
         column = [next(rest) if some is IN_COLUMNS else some for some in kept]
         kinds = set(map(type, column))
