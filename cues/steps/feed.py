@@ -166,8 +166,7 @@ class Feed:
         node, schema, packer = self._source.node, self._schema, self._packer.renew()
         resume, has_position = node.options.resume, self._has_position
         before, most = self._before, self._most
-        bodies = self._bodies
-        keep_after, keep_body = self._afters.append, bodies.append
+        afters, bodies = self._afters, self._bodies
         # Most messages are dicts of which only the size and the keys are checked.
         plain: Any = dict if schema is None and not packer.places else None
         most_bytes, pack = packer.limit_bytes, codec.thread_packer()
@@ -181,8 +180,8 @@ class Feed:
                         after = codec.pack(after)
                     except CodecError as error:
                         self.uniform = False
-                        keep_after(RefusedItem(error, ""))
-                        keep_body(NO_MESSAGE)
+                        afters.append(RefusedItem(error, ""))
+                        bodies.append(NO_MESSAGE)
                         return False
                 if after == before:
                     raise ReturnError(
@@ -223,8 +222,8 @@ class Feed:
                 body = self._packed(after, message)
                 pack = codec.thread_packer()  # another one after an error
                 self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE
-            keep_after(after)
-            keep_body(body)
+            afters.append(after)
+            bodies.append(body)
             if self._awaited or len(bodies) >= most:
                 self._before = before
                 return True

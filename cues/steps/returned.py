@@ -79,9 +79,8 @@ class ReturnedMessages:
         """
         start = len(kept)
         if not self._bindings:
-            append = kept.append
             for result in returned:
-                append(None if result is None else self.keep(result))
+                kept.append(None if result is None else self.keep(result))
             return
         if (
             self.careful
@@ -108,32 +107,32 @@ class ReturnedMessages:
 
     def _keep_messages(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Pack the results of a function whose messages go to its output, or to each of its outputs, as they are."""
-        pack, append = codec.thread_packer(), kept.append
+        pack = codec.thread_packer()
         for result in returned:
             if type(result) is dict:
                 try:
-                    append(pack(result))
+                    kept.append(pack(result))
                     continue
                 except Exception:
                     pack = codec.thread_packer(renew=True)
-            append(self.keep(result))
+            kept.append(self.keep(result))
 
     def _keep_by_binding(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Pack the results of a function that returns a dict of messages by binding."""
         pack = codec.thread_packer()
         plain = {binding for binding, packer in self._packers.items() if not packer.places}
         columns = self._columns
-        appends = [(binding, column.append) for binding, column in columns.items() if binding in plain]
-        whole = len(columns) if len(appends) == len(columns) else -1
+        filled = [(binding, column) for binding, column in columns.items() if binding in plain]
+        whole = len(columns) if len(filled) == len(columns) else -1
         for result in returned:
             if type(result) is dict:
                 if len(result) == whole:  # the usual case: a message for each binding
                     try:
-                        for binding, append in appends:
+                        for binding, column in filled:
                             message = result[binding]
                             if type(message) is not dict:
                                 break
-                            append(pack(message))
+                            column.append(pack(message))
                         else:
                             kept.append(IN_COLUMNS)
                             continue
