@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-LINE_TIMEOUT_S = 30
+LINE_TIMEOUT_S = 60
 
 
 class Child:

@@ -35,8 +35,8 @@ WORKERS = 2
 WORKER_MEMORY = "600m"
 EXECUTOR_MEMORY = "512m"
 """Spark's own default, 1 GB, is more than a worker has; and under 450 MB it refuses to start."""
-START_TIMEOUT_S = 60
-END_TIMEOUT_S = 20
+START_TIMEOUT_S = 120
+END_TIMEOUT_S = 60
 
 _HOME = Path(pyspark.__file__).parent
 _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"

@@ -144,7 +144,7 @@ def test_a_cluster_leaves_what_the_embedded_engine_leaves_and_so_does_a_killed_d
     with cues.open(tmp_path / "killed") as store:
         assert len(testing.messages(store, "out")) < len(expected["queues"]["out"])
     with Child(AGAIN, cluster.master, tmp_path / "killed", **cluster.environment) as child:
-        child.end()
+        child.end(240)
     assert without_times(left(tmp_path / "killed")["queues"]) == without_times(expected["queues"])
 
 
