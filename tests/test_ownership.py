@@ -377,3 +377,36 @@ def test_seeks_are_checked(store: Store) -> None:
     ownership.seek(store, "g.same", {"g.same.a": 1})
     testing.run_until_idle(graph(), store)
     assert numbers(store) == [*range(10), *range(4, 10)]
+
+
+@pytest.mark.interpreted
+def test_a_row_that_another_thread_unpacks_during_a_commit_is_not_taken_for_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that waits for the end asks for the owner at any moment. Older positions would repeat messages."""
+    store.queue("in").appender().write({"n": 1})
+    assembly = assemble(graph(), store)
+    try:
+        stepper = next(one for one in assembly.steppers if one.inputs)
+        position = processor_rows.position_at(stepper._expected, 0)
+        first, second = (
+            processor_rows.moved(
+                stepper._expected, False, [(0, processor_rows.POSITION.pack(*position._replace(next=at)))]
+            )
+            for at in (2, 3)
+        )
+        stepper._owned(first)
+        unpack = processor_rows.ProcessorRow.unpack
+
+        def unpack_during_a_commit(raw: bytes, processor: str) -> processor_rows.ProcessorRow:
+            row = unpack(raw, processor)
+            stepper._owned(second)
+            return row
+
+        with monkeypatch.context() as patch:
+            patch.setattr(processor_rows.ProcessorRow, "unpack", unpack_during_a_commit)
+            assert stepper._row.positions[0].next == 2
+        assert stepper._row.positions[0].next == 3
+        assert stepper._row == unpack(second, "g.p")
+    finally:
+        assembly.close()

@@ -111,7 +111,8 @@ class StepperBase:
         self._pause = pause
         self._expected = row.pack()
         """The row as it was committed last."""
-        self._unpacked: ProcessorRow | None = row
+        self._unpacked: tuple[bytes, ProcessorRow] = (self._expected, row)
+        """A row that was unpacked, and its bytes. Another thread may unpack one while a step commits the next."""
         self._row_key = self._key_of_row()
         self._redrives_key = names.redrives_key(node.key)
         self.whole: StepperBase = self if shares is None else shares
@@ -291,9 +292,12 @@ class StepperBase:
     @property
     def _row(self) -> ProcessorRow:
         """The row as it was committed last, unpacked."""
-        if self._unpacked is None:
-            self._unpacked = ProcessorRow.unpack(self._expected, self.node.id)
-        return self._unpacked
+        expected = self._expected
+        raw, row = self._unpacked
+        if raw is not expected:
+            row = ProcessorRow.unpack(expected, self.node.id)
+            self._unpacked = expected, row
+        return row
 
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""
@@ -302,7 +306,6 @@ class StepperBase:
     def _owned(self, row: bytes) -> None:
         """Keep the committed row: the next commit compares with it."""
         self._expected = row
-        self._unpacked = None
         if self.node.imperative:
             for tailer in self.imperative.tailers.values():
                 tailer.committed(self.position_in(self._row, tailer.tailer))
