@@ -410,3 +410,40 @@ def test_a_generator_that_waits_for_room_is_told_of_it_whenever_it_began_to_wait
     ahead._afters = [0] * (feed.AHEAD_MAX - 1)
     assert len(ahead.take(feed.AHEAD_MAX)[1]) == feed.AHEAD_MAX
     assert told
+
+
+class Anew:
+    """An iterator whose ``__iter__`` begins anew, as the examples of many courses do."""
+
+    def __init__(self, after: int, bare: bool) -> None:
+        self.after, self.bare = after, bare
+
+    def __iter__(self) -> Any:
+        self.n = self.after
+        return self
+
+    def __next__(self) -> Any:
+        if self.n == 10:
+            raise StopIteration
+        self.n += 1
+        return {"n": self.n} if self.bare else (self.n, {"n": self.n})
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("threads", [False, True])
+def test_the_iterator_of_a_source_is_asked_for_its_iterator_once(bare: bool, threads: bool) -> None:
+    def of_position(position: int | None) -> Anew:
+        return Anew(position or 0, bare=False)
+
+    def again() -> Anew:
+        return Anew(0, bare=True)
+
+    options: dict[str, Any] = {"resume": "skip"} if bare else {}
+    graph = cues.Graph("g", [cues.Source("n", again if bare else of_position, batch_size=3, **options)])
+    with testing.temporary_store() as store:
+        if threads:
+            with graph.start(store=store) as running:
+                running.wait_done()
+        else:
+            testing.run_until_idle(graph, store, steps_max=20)
+        assert [message["n"] for message in testing.messages(store, "n")] == list(range(1, 11))

@@ -7,8 +7,10 @@ Queues, state and positions are those of one message at a time.
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -24,6 +26,9 @@ from cues import Graph, QueueOptions, Sink, Source, Stream, codec, testing
 from cues.base import names
 from cues.queues.partitioners import partition_for
 from cues.queues.store import Store
+from cues.records import batch as batches
+from cues.steps.results import Output, Results
+from cues.steps.tries import Taking
 
 Message = dict[str, Any]
 SIZES = [1, 2, 1000]
@@ -465,3 +470,20 @@ def test_an_idle_processor_keeps_no_message_of_its_last_step() -> None:
         held, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert most > 300 * 2 * len(text) > 10 * held, (held, most)
+
+
+MADE: list[tuple[Any, str]] = [
+    (Output([b"x"], [0]), "items origins"),
+    (Results({}, {}, ran=1), "outputs failures ran closed writes"),
+    (batches.Page(1, 2, b"tail", (b"piece",)), "flags count tail pieces"),
+    (Taking(("g.s.in",), (1,), (2,)), "tailers starts ends chosen source"),
+]
+"""What each step makes, and its attributes."""
+
+
+@pytest.mark.parametrize(("made", "attributes"), MADE, ids=[type(made).__name__ for made, _ in MADE])
+def test_what_a_step_makes_can_be_pickled_and_copied(made: Any, attributes: str) -> None:
+    """Executors of Spark answer with some of it. A compiled class needs to be told."""
+    for other in (pickle.loads(pickle.dumps(made)), copy.copy(made)):
+        for name in attributes.split():
+            assert getattr(other, name) == getattr(made, name)

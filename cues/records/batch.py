@@ -36,6 +36,7 @@ import xxhash
 from cues import codec
 from cues.base import clock, names
 from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey
+from cues.native import mypyc_attr
 from cues.records import provenance
 from cues.records import stamps as stamping
 from cues.records.identity import as_uuid
@@ -74,6 +75,7 @@ HEADER_KEYS: Final = (names.META, names.UUID)
 checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Page:
     """One record batch before it has an index and a time."""
 

@@ -11,6 +11,7 @@ the commit of the protocol is left.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterable, Iterator
@@ -154,7 +155,10 @@ class Feed:
         self._has_position = bool(arguments)
         yielded = fn(*arguments, **({"process": source.process} if wants_process(fn) else {}))
         try:
-            return self._from_loop(yielded) if isinstance(yielded, AsyncIterable) else iter(yielded)
+            if isinstance(yielded, AsyncIterable):
+                return self._from_loop(yielded)
+            # Each _pull() asks the iterator for its iterator, and that of a user may then begin anew.
+            return itertools.chain(iter(yielded))
         except TypeError:
             raise ReturnError(
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",

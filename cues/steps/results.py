@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cues.graphs.processor import Node
+from cues.native import mypyc_attr
 from cues.steps.failure import Failure
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # or pickle could not make one without arguments
 class Output:
     """Packed messages for one binding, with the offset of the input message of each."""
 
@@ -36,6 +38,7 @@ class Cut(NamedTuple):
     failure: Failure | None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Results:
     """The results of the messages of a step."""
 

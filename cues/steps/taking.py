@@ -100,6 +100,7 @@ class Slice:
         return Slice(self.input, self.start, self.messages[:offset], batches)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Taken:
     """The messages of a step: from each input that it reads, a slice of ``count`` messages."""
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from cues import codec
 from cues.base import names
+from cues.native import mypyc_attr
 from cues.records import batch as batches
 from cues.records.batch import Batch, Page
 
@@ -59,6 +60,7 @@ class Attempt(NamedTuple):
     """Index of the step's first message, by queue id."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Taking:
     """The messages that a step took, for its snapshot."""
 

@@ -67,13 +67,13 @@ class LockFile:
     def try_lock(self, offset: int) -> bool:
         """Take the lock at ``offset`` unless a process, also this one, holds it. Never waits."""
         with self._guard:
-            self._check_open()
+            fd = self._open_fd()
             if offset in self._mine:
                 return False
             # Noted first: if a signal handler raises, the lock is still given back.
             self._mine.add(offset)
             try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
             except BaseException as error:
                 self._give_back(offset)
                 if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
@@ -95,14 +95,14 @@ class LockFile:
 
     def holder(self, start: int, stop: int | None = None) -> int | None:
         """Return the pid of another process that holds a lock in [start, stop), or None."""
-        self._check_open()
+        fd = self._open_fd()
         length = 1 if stop is None else stop - start
         if sys.platform == "darwin":
             asked = _FLOCK.pack(start, length, 0, fcntl.F_WRLCK, 0)
-            _, _, pid, kind, _ = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+            _, _, pid, kind, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
         else:
             asked = _FLOCK.pack(fcntl.F_WRLCK, 0, start, length, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else pid
 
     def close(self) -> None:
@@ -116,10 +116,12 @@ class LockFile:
                 self._fd = -1
                 self._mine.clear()
 
-    def _check_open(self) -> None:
-        """Raise OSError, as the system does, after the last :meth:`close`."""
-        if self._fd < 0:
+    def _open_fd(self) -> int:
+        """Return the descriptor. Raises OSError, as the system does, after the last :meth:`close`."""
+        fd = self._fd
+        if fd < 0:
             raise OSError(errno.EBADF, "the lock file is closed")
+        return fd
 
 
 def open_locks(path: Path) -> LockFile:
@@ -158,6 +160,8 @@ def opened_by(path: Path) -> int | None:
 def _forget_in_child() -> None:
     """Empty the registry in a forked child, which inherits no lock."""
     global _registry_lock
+    for inherited in _registry.values():
+        inherited._guard = threading.Lock()  # another thread of the parent may have held it
     _registry.clear()
     _registry_lock = threading.Lock()
 
