@@ -142,7 +142,8 @@ def of(row, name, *figures):
 peer, packed = of("pipeline", "raw LMDB", 2.0, 2.0), of("pipeline", "bytewax, commit every 10 s", 4.0, 8.0)
 first = report.save([of("pipeline", "Cues", 9.0), of("append-one", "Cues", 5.0)])
 both = [of("pipeline", "Cues", 1.0, 2.0), of("pipeline", "Cues, compiled", 0.5, 0.5)]
-assert report.add([*both, peer, packed], "core: compiled") == first
+floor = of("pipeline", "floor: the calls of Cues", 1.5, 1.5)
+assert report.add([*both, peer, floor, packed], "core: compiled") == first
 facts = report.load(first)
 print([(line["row"], line["contestant"], bool(line["added"])) for line in facts["results"]])
 aims = report.aims(facts["results"]).splitlines()
@@ -152,11 +153,11 @@ print(report.tables(facts).count("core: compiled"))
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=CORE.parent.parent, timeout=60
     )
-    names = ("Cues", "Cues, compiled", "raw LMDB", "bytewax, commit every 10 s")
+    names = ("Cues", "Cues, compiled", "raw LMDB", "floor: the calls of Cues", "bytewax, commit every 10 s")
     assert done.stdout.splitlines() == [
         str([("append-one", "Cues", False), *(("pipeline", name, True) for name in names)]),
-        "| pipeline / raw LMDB by hand | 0.7 | 0.25 | met | 0.9 | 0.75 | met |",
-        "| pipeline / the best product | 0.5 | 0.0938 | met | 0.65 | 0.25 | met |",
+        "| pipeline / raw LMDB by hand | 0.7 | 0.25 | met | 0.9 | 0.75 | met | 0.75 |",
+        "| pipeline / the best product | 0.5 | 0.0938 | met | 0.65 | 0.25 | met | 0.281 |",
         "1",
     ], done.stderr + done.stdout
 
