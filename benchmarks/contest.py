@@ -108,7 +108,7 @@ def own(*names: str, module: str = "peers.own", syncs: bool = False) -> tuple[Co
 
 
 FLOOR = "floor: the calls of Cues"
-"""What a row takes in the format of Cues, without Cues (peers/floors.py)."""
+"""The calls that a row takes in the format of Cues, without Cues (peers/floors.py)."""
 FLOORS = (Contestant(FLOOR, "peers.floors"),)
 LIBRARIES = ("huey", "diskcache", "litequeue", "persist-queue")
 SQLITE = "own file or SQLite, as it comes"

@@ -87,7 +87,7 @@ class Feed:
         self.uniform = True
         """Whether all items so far are messages that can be written, after positions of the generator."""
         self._iterator: Iterator[Any] | None = None
-        """What the function yields, in deterministic runs."""
+        """The iterator of the function, in deterministic runs."""
         self._before: Any = None
         """The position after the last item, packed unless it is an integer."""
         self._has_position = False
@@ -166,7 +166,7 @@ class Feed:
             ) from None
 
     def _pull(self, iterator: Iterator[Any]) -> bool:
-        """Keep what the generator yields, until a look at the feed is due. Return False at the generator's end."""
+        """Keep yielded items until a look at the feed is due. Return False at the end of the generator."""
         node, schema, packer = self._source.node, self._schema, self._packer.renew()
         resume, has_position = node.options.resume, self._has_position
         before, most = self._before, self._most

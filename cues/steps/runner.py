@@ -316,7 +316,7 @@ class Runner:
             raise
 
     def _run_one(self, taken: Taken, results: list[Kept]) -> None:
-        """What :meth:`_run_all` does, for one message: then there is nothing to do for all at once."""
+        """Call the function for one message, as :meth:`_run_all` does for several."""
         assert self._order is not None
         offset, slices = len(results), taken.slices
         try:
@@ -329,7 +329,7 @@ class Runner:
         results.append(self._keep(result, offset))
 
     def _run_with_process(self, messages: list[Any], results: list[Kept], stop: int) -> None:
-        """What :meth:`_call` does, for a function that is called with one message and the process."""
+        """Call a function that is given one message and the process, for the messages up to ``stop``."""
         fn, process, layer, keep = self._fn, self._process, self._layer, self._keep
         for offset in range(len(results), stop):
             process._offset = offset
