@@ -14,7 +14,7 @@ from cues.processors.http import Signature
 from cues.processors.http_sink import Requests
 from cues.processors.webhook import Webhook
 
-signature = Signature(os.environ.get("SECRET", "a secret of both sides"), "standard")
+signature = Signature(os.environ.get("SECRET", "whsec_YSBzZWNyZXQgb2YgYm90aCBzaWRlcw=="), "standard")
 orders = Webhook(port=int(os.environ.get("PORT", 8080)), path="/orders", id="X-Id")
 outbox = Requests(
     os.environ.get("TARGET", "http://127.0.0.1:9000/hooks"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -22,7 +23,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -262,16 +263,101 @@ class Rate:
         self.__init__(1.0 / distance_s)  # type: ignore[misc]
 
 
+class _Scheme(NamedTuple):
+    """A scheme of signatures: its header, and how the parts of a request become what is signed."""
+
+    header: str
+    timed: bool
+    """Whether the time of the signature is signed with the body."""
+    key: Callable[[str], bytes]
+    """The key of the HMAC that a secret, given as text, stands for."""
+    write: Callable[[str, str, str, bytes], dict[str, str]]
+    """From the header's name, the id, the seconds and the digest: the headers of a request."""
+    read: Callable[[str, Mapping[str, str]], _Signed]
+    """From the value of the header, and all headers: what the sender says."""
+
+
+class _Signed(NamedTuple):
+    """What the headers of a signed request say."""
+
+    seconds: str
+    begin: str
+    """The text before the body in the signed bytes."""
+    digests: list[bytes]
+
+
+def _github(value: str, headers: Mapping[str, str]) -> _Signed:
+    return _Signed("", "", _decoded([value.removeprefix("sha256=")], bytes.fromhex))
+
+
+def _stripe(value: str, headers: Mapping[str, str]) -> _Signed:
+    parts = [part.strip().partition("=") for part in value.split(",")]
+    seconds = next((text for name, _, text in parts if name == "t"), "")
+    return _Signed(seconds, f"{seconds}.", _decoded([text for name, _, text in parts if name == "v1"], bytes.fromhex))
+
+
+def _standard(value: str, headers: Mapping[str, str]) -> _Signed:
+    family = "webhook" if "webhook-id" in headers else "svix"
+    id, seconds = headers.get(f"{family}-id", ""), headers.get(f"{family}-timestamp", "")
+    given = [part[3:] for part in value.split() if part.startswith("v1,")]
+    return _Signed(seconds, f"{id}.{seconds}.", _decoded(given, base64.b64decode))
+
+
+def _standard_key(secret: str) -> bytes:
+    try:
+        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        raise InvalidArgument(
+            "The secret of the form 'standard' is not base64.",
+            "give the text 'whsec_…' that the sender shows; or the bytes of the key: secret=b'…'.",
+        ) from None
+
+
+def _decoded(texts: Iterable[str], decode: Callable[[str], bytes]) -> list[bytes]:
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            found.append(decode(text))
+    return found
+
+
+_SCHEMES: Final = {
+    "github": _Scheme(
+        "X-Hub-Signature-256", False, str.encode,
+        lambda header, id, seconds, digest: {header: f"sha256={digest.hex()}"},
+        _github,
+    ),
+    "stripe": _Scheme(
+        "Stripe-Signature", True, str.encode,
+        lambda header, id, seconds, digest: {header: f"t={seconds},v1={digest.hex()}"},
+        _stripe,
+    ),
+    "standard": _Scheme(
+        "Webhook-Signature", True, _standard_key,
+        lambda header, id, seconds, digest: {
+            "Webhook-Id": id, "Webhook-Timestamp": seconds, header: f"v1,{base64.b64encode(digest).decode()}",
+        },
+        _standard,
+    ),
+}  # fmt: skip
+"""The schemes by the names that :class:`Signature` takes."""
+
+
 class Signature:
     """Signatures of request bodies with a shared secret (HMAC, SHA-256), to make and to verify.
 
-    ``secret``       text or bytes; a list: any of them is accepted, and the first one signs
+    ``secret``       text or bytes; a list: any of them is accepted, and the first one signs. Bytes are the key itself
     ``form``         ``"github"``: the header ``X-Hub-Signature-256: sha256=<hex>`` over the body.
                      ``"stripe"``: ``Stripe-Signature: t=<seconds>,v1=<hex>`` over ``<seconds>.<body>``.
                      ``"standard"``: ``Webhook-Signature: v1,<base64>`` over ``<id>.<seconds>.<body>``, with the headers
-                     ``Webhook-Id`` and ``Webhook-Timestamp`` (standardwebhooks.com)
+                     ``Webhook-Id`` and ``Webhook-Timestamp``, as standardwebhooks.com says: the text of the secret is
+                     ``whsec_`` and the base64 of the key. The older names ``Svix-Id``, ``Svix-Timestamp`` and
+                     ``Svix-Signature`` are accepted too
     ``header``       another name for the header of the signature
     ``tolerance_s``  the most seconds between the time of a signature and the clock; ``"github"`` has no time
+
+    Raises :class:`InvalidArgument` for an unknown form, an empty secret, and a text that is not base64 in the form
+    ``"standard"``.
     """
 
     def __init__(
@@ -282,54 +368,47 @@ class Signature:
         header: str | None = None,
         tolerance_s: float = 300.0,
     ) -> None:
-        names = {"github": "X-Hub-Signature-256", "stripe": "Stripe-Signature", "standard": "Webhook-Signature"}
-        if form not in names:
-            raise InvalidArgument(f"form={form!r} is unknown.", f"use one of {', '.join(names)}.")
+        if form not in _SCHEMES:
+            raise InvalidArgument(f"form={form!r} is unknown.", f"use one of {', '.join(_SCHEMES)}.")
+        scheme = _SCHEMES[form]
         secrets = [secret] if isinstance(secret, (str, bytes)) else list(secret)
-        if not secrets or not all(secrets):
+        if not secrets or not all(isinstance(part, (str, bytes)) and part for part in secrets):
             raise InvalidArgument("The secret of a signature is empty.", "give the text that both sides know.")
-        self._secrets = [part.encode() if isinstance(part, str) else part for part in secrets]
-        self.form, self.header, self.tolerance_s = form, header or names[form], tolerance_s
+        self._keys = [scheme.key(part) if isinstance(part, str) else part for part in secrets]
+        if not all(self._keys):
+            raise InvalidArgument("The key of a signature is empty.", "give the whole secret that the sender shows.")
+        self.form, self.header, self.tolerance_s = form, header or scheme.header, tolerance_s
 
     def headers(self, body: bytes, id: str) -> dict[str, str]:
         """Return the headers that sign a body now. ``id`` names the event."""
-        seconds = str(int(time.time()))
-        if self.form == "github":
-            return {self.header: f"sha256={self._digest(body).hex()}"}
-        if self.form == "stripe":
-            return {self.header: f"t={seconds},v1={self._digest(f'{seconds}.'.encode() + body).hex()}"}
-        signed = base64.b64encode(self._digest(f"{id}.{seconds}.".encode() + body)).decode()
-        return {"Webhook-Id": id, "Webhook-Timestamp": seconds, self.header: f"v1,{signed}"}
+        scheme, seconds = _SCHEMES[self.form], str(int(time.time()))
+        unsigned = scheme.write(self.header, id, seconds, b"")
+        begin = scheme.read(unsigned[self.header], _small(unsigned)).begin
+        digest = hmac.digest(self._keys[0], begin.encode() + body, hashlib.sha256)
+        return scheme.write(self.header, id, seconds, digest)
 
     def problem(self, headers: Mapping[str, str], body: bytes) -> str | None:
         """Return None if the signature is right, or what is wrong with it. ``headers`` has names in small letters."""
-        value = headers.get(self.header.lower(), "")
+        scheme, name = _SCHEMES[self.form], self.header.lower()
+        if name not in headers and self.form == "standard" and "svix-signature" in headers:
+            name = "svix-signature"
+        value = headers.get(name, "")
         if not value:
             return f"no header {self.header}"
-        seconds, begin = "", b""
-        if self.form == "github":
-            given = [value.removeprefix("sha256=").encode()]
-        elif self.form == "stripe":
-            parts = [part.strip().partition("=") for part in value.split(",")]
-            seconds = next((text for name, _, text in parts if name == "t"), "")
-            given = [text.encode() for name, _, text in parts if name == "v1"]
-            begin = f"{seconds}.".encode()
-        else:
-            seconds = headers.get("webhook-timestamp", "")
-            given = [part[3:].encode() for part in value.split() if part.startswith("v1,")]
-            begin = f"{headers.get('webhook-id', '')}.{seconds}.".encode()
-        if self.form != "github":
+        seconds, begin, digests = scheme.read(value, headers)
+        if scheme.timed:
             if not re.fullmatch(r"\d{1,12}", seconds, re.A):
                 return "no time in the signature"
             if abs(time.time() - int(seconds)) > self.tolerance_s:
                 return f"the time of the signature is not within {self.tolerance_s:g} s of the clock"
+        signed = begin.encode("utf-8", "surrogateescape") + body
         right = False
-        for secret in self._secrets:
-            digest = hmac.digest(secret, begin + body, hashlib.sha256)
-            text = base64.b64encode(digest) if self.form == "standard" else digest.hex().encode()
-            for signature in given:  # each comparison takes the same time, and none ends the search
-                right |= hmac.compare_digest(text, signature)
+        for key in self._keys:
+            digest = hmac.digest(key, signed, hashlib.sha256)
+            for given in digests:  # each comparison takes the same time, and none ends the search
+                right |= hmac.compare_digest(digest, given)
         return None if right else "wrong signature"
 
-    def _digest(self, signed: bytes) -> bytes:
-        return hmac.digest(self._secrets[0], signed, hashlib.sha256)
+
+def _small(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

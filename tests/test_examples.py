@@ -322,7 +322,7 @@ def test_scraper(tmp_path: Path) -> None:
 @cli
 def test_outbox(tmp_path: Path) -> None:
     """Orders arrive by the webhook, one of them twice; the target is busy at first, and checks the signature."""
-    httpx, signature = pytest.importorskip("httpx"), http.Signature("s3cret", "standard")
+    httpx, signature = pytest.importorskip("httpx"), http.Signature("whsec_czNjcmV0", "standard")
     pytest.importorskip("uvicorn")
     refused = Reply(422, b"no such customer")
 
@@ -340,7 +340,7 @@ def test_outbox(tmp_path: Path) -> None:
         port = free.getsockname()[1]
         free.close()
         env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-        env |= {"PORT": str(port), "TARGET": target.url, "SECRET": "s3cret"}
+        env |= {"PORT": str(port), "TARGET": target.url, "SECRET": "whsec_czNjcmV0"}
         command = [*CUES, "run", "outbox.py"]
         running = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
         try:

@@ -22,7 +22,7 @@ from http_servers import Ledger, Reply, Seen, serving
 
 import cues
 from cues import testing
-from cues.errors import NotInstalled
+from cues.errors import InvalidArgument, NotInstalled
 from cues.processors import http
 from cues.processors.http_sink import Requests, as_json
 
@@ -156,7 +156,7 @@ def test_requests_are_what_the_functions_say(store: cues.Store) -> None:
         headers=lambda message: {"X-N": str(message["n"])},
         json=lambda message: {"at": datetime(2026, 1, 2, tzinfo=UTC), "total": Decimal("1.50"), "n": message["n"]},
         key="n",
-        sign=http.Signature("secret", "standard"),
+        sign=http.Signature(b"secret", "standard"),
     )
     with serving(lambda seen: Reply(204)) as server:
         messages = [{"n": 1, "url": f"{server.url}/a?b=c"}, {"n": 2, "url": "/no"}]
@@ -165,7 +165,7 @@ def test_requests_are_what_the_functions_say(store: cues.Store) -> None:
     assert (seen.method, seen.path) == ("PUT", "/a?b=c")
     assert seen.body == b'{"at":"2026-01-02T00:00:00+00:00","total":"1.50","n":1}'
     assert seen.headers["x-n"] == seen.headers["idempotency-key"] == seen.headers["webhook-id"] == "1"
-    assert http.Signature("secret", "standard").problem(seen.headers, seen.body) is None
+    assert http.Signature(b"secret", "standard").problem(seen.headers, seen.body) is None
     assert "UnsupportedProtocol" in only_error(store)[0]  # an address without a host is a failed message
 
 
@@ -336,23 +336,59 @@ def test_a_signature_is_right_for_one_body_one_secret_and_some_time(form: str, m
         return {name.lower(): value for name, value in headers.items()}
 
     body, now = b'{"a": 1}', time.time()
-    headers = small(http.Signature(["new", "old"], form).headers(body, "id-1"))
-    assert http.Signature("new", form).problem(headers, body) is None
-    assert http.Signature(["newer", b"new"], form).problem(headers, body) is None
-    assert http.Signature("old", form).problem(headers, body) == "wrong signature"
-    assert http.Signature("new", form).problem(headers, body + b" ") == "wrong signature"
-    assert "no header" in str(http.Signature("new", form).problem({}, body))
-    name = http.Signature("new", form).header.lower()
+    headers = small(http.Signature([b"new", b"old"], form).headers(body, "id-1"))
+    assert http.Signature(b"new", form).problem(headers, body) is None
+    assert http.Signature([b"newer", b"new"], form).problem(headers, body) is None
+    assert http.Signature(b"old", form).problem(headers, body) == "wrong signature"
+    assert http.Signature(b"new", form).problem(headers, body + b" ") == "wrong signature"
+    assert "no header" in str(http.Signature(b"new", form).problem({}, body))
+    name = http.Signature(b"new", form).header.lower()
     for value in ("é", "sha256=", "t=,v1=", "v1,", "t=1", "v1," * 1000, "t=99999999999999999999,v1=00"):
-        assert http.Signature("new", form).problem({**headers, name: value}, body)
+        assert http.Signature(b"new", form).problem({**headers, name: value}, body)
     monkeypatch.setattr(time, "time", lambda: now + 1_000)
-    late = http.Signature("new", form).problem(headers, body)
+    late = http.Signature(b"new", form).problem(headers, body)
     assert late is None if form == "github" else "not within 300 s" in str(late)
 
 
 def test_a_signature_of_the_documentation_of_github() -> None:
     github = {"x-hub-signature-256": "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}
     assert http.Signature("It's a Secret to Everybody").problem(github, b"Hello, World!") is None
+
+
+STANDARD = {
+    "id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+    "timestamp": "1614265330",
+    "signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+}
+"""The published example of standardwebhooks.com; its secret and body are in the test."""
+
+
+@pytest.mark.parametrize("family", ["webhook", "svix"])
+def test_a_signature_of_the_standard_webhooks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, body = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b'{"test": 2432232314}'
+    monkeypatch.setattr(time, "time", lambda: float(STANDARD["timestamp"]))
+    headers = {f"{family}-{name}": value for name, value in STANDARD.items()}
+    for given in (secret, secret.removeprefix("whsec_")):
+        signature = http.Signature(given, "standard")
+        assert signature.problem(headers, body) is None
+        assert signature.problem({**headers, f"{family}-id": "msg_other"}, body) == "wrong signature"
+        assert signature.headers(body, STANDARD["id"])["Webhook-Signature"] == STANDARD["signature"]
+
+
+def test_a_signature_of_the_library_of_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signature was made by stripe-python 16.1."""
+    monkeypatch.setattr(time, "time", lambda: 1614265330.0)
+    digest = "7ac016571d9aa380f09ea2e79588261c02f51bdb6e375e5da14f89ebbea2e247"
+    headers, body = {"stripe-signature": f"t=1614265330,v1={digest}"}, b'{"id": "evt_test", "object": "event"}'
+    signature = http.Signature("whsec_test_secret", "stripe")
+    assert signature.problem(headers, body) is None
+    assert signature.headers(body, "")["Stripe-Signature"] == headers["stripe-signature"]
+
+
+def test_a_secret_that_is_not_base64_is_refused() -> None:
+    for secret in ("a secret", "whsec_?", "whsec_"):
+        with pytest.raises(InvalidArgument, match=r"Try: give"):
+            http.Signature(secret, "standard")
 
 
 def test_a_wait_has_jitter_and_is_at_least_what_the_error_asks_for() -> None:

@@ -229,16 +229,16 @@ def test_a_body_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["github", "stripe", "standard"])
 def test_a_signature_is_verified(form: str, tmp_path: Path) -> None:
-    signature = http.Signature(["secret", "before"], form)
+    signature = http.Signature([b"secret", b"before"], form)
     hook = Webhook(port=0, verify=signature)
     body = b'{"n": 1}'
     with serving(tmp_path, hook) as running:
         assert post(hook, body).status_code == 401
-        assert post(hook, body, headers=http.Signature("wrong", form).headers(body, "1")).status_code == 401
+        assert post(hook, body, headers=http.Signature(b"wrong", form).headers(body, "1")).status_code == 401
         assert post(hook, body + b" ", headers=signature.headers(body, "1")).status_code == 401
         assert running.messages("events") == []
         assert post(hook, body, headers=signature.headers(body, "1")).status_code == 200
-        assert post(hook, body, headers=http.Signature("before", form).headers(body, "2")).status_code == 200
+        assert post(hook, body, headers=http.Signature(b"before", form).headers(body, "2")).status_code == 200
         assert len(running.messages("events")) == 2
 
 
@@ -393,7 +393,7 @@ def test_a_second_server_on_one_address_is_refused(tmp_path: Path) -> None:
 
 def test_an_outbox_and_a_webhook_agree(tmp_path: Path) -> None:
     """Our sink, signed, into our source: the key of the sink is the id of the event."""
-    signature = http.Signature("secret", "standard")
+    signature = http.Signature(b"secret", "standard")
     hook = Webhook(port=0, id="Idempotency-Key", verify=signature)
     with serving(tmp_path, hook) as running, testing.temporary_store() as store:
         outbox = Requests(str(hook.url), sign=signature)
