@@ -1,6 +1,6 @@
 """A webhook outbox: orders that come in by a webhook go on to another system, signed, each once by its key.
 
-    SECRET=… TARGET=https://example.com/hooks cues run examples/outbox.py
+    SECRET=whsec_… TARGET=https://example.com/hooks cues run examples/outbox.py
     curl -H 'X-Id: 1' -d '{"id": 1, "total": 12}' http://127.0.0.1:8080/orders
 
 An order is answered 200 when it is on the queue. While the target is down it waits there, and is tried again; an order

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import functools
 import hashlib
 import hmac
@@ -23,7 +22,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -264,43 +263,49 @@ class Rate:
 
 
 class _Scheme(NamedTuple):
-    """A scheme of signatures: its header, and how the parts of a request become what is signed."""
+    """A scheme of signatures: its headers, and the bytes that are signed."""
 
-    header: str
+    names: tuple[str, ...]
+    """The accepted names of the header of the signature; requests are signed with the first one."""
     timed: bool
-    """Whether the time of the signature is signed with the body."""
+    """True if the time of the signature is signed with the body."""
     key: Callable[[str], bytes]
-    """The key of the HMAC that a secret, given as text, stands for."""
-    write: Callable[[str, str, str, bytes], dict[str, str]]
-    """From the header's name, the id, the seconds and the digest: the headers of a request."""
+    """Return the key of the HMAC for a secret that is given as text."""
+    text: Callable[[bytes], str]
+    """Return a digest as the header has it."""
+    write: Callable[[str, str, str, str], dict[str, str]]
+    """Return the headers of a request, from the name of the header, the id, the seconds and the digest as text."""
     read: Callable[[str, Mapping[str, str]], _Signed]
-    """From the value of the header, and all headers: what the sender says."""
+    """Return the parts of a signed request, from the name of the header and all headers, in small letters."""
 
 
 class _Signed(NamedTuple):
-    """What the headers of a signed request say."""
+    """The parts of a signed request, as its headers have them."""
 
     seconds: str
     begin: str
     """The text before the body in the signed bytes."""
-    digests: list[bytes]
+    digests: list[str]
 
 
-def _github(value: str, headers: Mapping[str, str]) -> _Signed:
-    return _Signed("", "", _decoded([value.removeprefix("sha256=")], bytes.fromhex))
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
 
 
-def _stripe(value: str, headers: Mapping[str, str]) -> _Signed:
-    parts = [part.strip().partition("=") for part in value.split(",")]
-    seconds = next((text for name, _, text in parts if name == "t"), "")
-    return _Signed(seconds, f"{seconds}.", _decoded([text for name, _, text in parts if name == "v1"], bytes.fromhex))
+def _github(name: str, headers: Mapping[str, str]) -> _Signed:
+    return _Signed("", "", [headers[name].removeprefix("sha256=")])
 
 
-def _standard(value: str, headers: Mapping[str, str]) -> _Signed:
-    family = "webhook" if "webhook-id" in headers else "svix"
+def _stripe(name: str, headers: Mapping[str, str]) -> _Signed:
+    parts = [part.strip().partition("=") for part in headers[name].split(",")]
+    seconds = next((text for key, _, text in parts if key == "t"), "")
+    return _Signed(seconds, f"{seconds}.", [text for key, _, text in parts if key == "v1"])
+
+
+def _standard(name: str, headers: Mapping[str, str]) -> _Signed:
+    family = "svix" if name == "svix-signature" else "webhook"
     id, seconds = headers.get(f"{family}-id", ""), headers.get(f"{family}-timestamp", "")
-    given = [part[3:] for part in value.split() if part.startswith("v1,")]
-    return _Signed(seconds, f"{id}.{seconds}.", _decoded(given, base64.b64decode))
+    return _Signed(seconds, f"{id}.{seconds}.", [part[3:] for part in headers[name].split() if part.startswith("v1,")])
 
 
 def _standard_key(secret: str) -> bytes:
@@ -313,30 +318,20 @@ def _standard_key(secret: str) -> bytes:
         ) from None
 
 
-def _decoded(texts: Iterable[str], decode: Callable[[str], bytes]) -> list[bytes]:
-    found = []
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            found.append(decode(text))
-    return found
-
-
 _SCHEMES: Final = {
     "github": _Scheme(
-        "X-Hub-Signature-256", False, str.encode,
-        lambda header, id, seconds, digest: {header: f"sha256={digest.hex()}"},
+        ("X-Hub-Signature-256",), False, str.encode, bytes.hex,
+        lambda name, id, seconds, digest: {name: f"sha256={digest}"},
         _github,
     ),
     "stripe": _Scheme(
-        "Stripe-Signature", True, str.encode,
-        lambda header, id, seconds, digest: {header: f"t={seconds},v1={digest.hex()}"},
+        ("Stripe-Signature",), True, str.encode, bytes.hex,
+        lambda name, id, seconds, digest: {name: f"t={seconds},v1={digest}"},
         _stripe,
     ),
     "standard": _Scheme(
-        "Webhook-Signature", True, _standard_key,
-        lambda header, id, seconds, digest: {
-            "Webhook-Id": id, "Webhook-Timestamp": seconds, header: f"v1,{base64.b64encode(digest).decode()}",
-        },
+        ("Webhook-Signature", "Svix-Signature"), True, _standard_key, _base64,
+        lambda name, id, seconds, digest: {"Webhook-Id": id, "Webhook-Timestamp": seconds, name: f"v1,{digest}"},
         _standard,
     ),
 }  # fmt: skip
@@ -371,44 +366,39 @@ class Signature:
         if form not in _SCHEMES:
             raise InvalidArgument(f"form={form!r} is unknown.", f"use one of {', '.join(_SCHEMES)}.")
         scheme = _SCHEMES[form]
-        secrets = [secret] if isinstance(secret, (str, bytes)) else list(secret)
-        if not secrets or not all(isinstance(part, (str, bytes)) and part for part in secrets):
-            raise InvalidArgument("The secret of a signature is empty.", "give the text that both sides know.")
-        self._keys = [scheme.key(part) if isinstance(part, str) else part for part in secrets]
+        secrets: list[Any] = list(secret) if isinstance(secret, (list, tuple)) else [secret]
+        if not secrets or not all(isinstance(part, (str, bytes)) for part in secrets):
+            kind = type(secret).__name__
+            raise InvalidArgument(f"The secret of a signature is a {kind}.", "give text, bytes, or a list of these.")
+        self._keys: list[bytes] = [scheme.key(part) if isinstance(part, str) else part for part in secrets]
         if not all(self._keys):
-            raise InvalidArgument("The key of a signature is empty.", "give the whole secret that the sender shows.")
-        self.form, self.header, self.tolerance_s = form, header or scheme.header, tolerance_s
+            raise InvalidArgument("The secret of a signature is empty.", "give the text that both sides know.")
+        self.form, self.header, self.tolerance_s = form, header or scheme.names[0], tolerance_s
+        self._names = [header.lower()] if header else [name.lower() for name in scheme.names]
 
     def headers(self, body: bytes, id: str) -> dict[str, str]:
         """Return the headers that sign a body now. ``id`` names the event."""
         scheme, seconds = _SCHEMES[self.form], str(int(time.time()))
-        unsigned = scheme.write(self.header, id, seconds, b"")
-        begin = scheme.read(unsigned[self.header], _small(unsigned)).begin
+        unsigned = {name.lower(): value for name, value in scheme.write(self.header, id, seconds, "").items()}
+        begin = scheme.read(self.header.lower(), unsigned).begin
         digest = hmac.digest(self._keys[0], begin.encode() + body, hashlib.sha256)
-        return scheme.write(self.header, id, seconds, digest)
+        return scheme.write(self.header, id, seconds, scheme.text(digest))
 
     def problem(self, headers: Mapping[str, str], body: bytes) -> str | None:
         """Return None if the signature is right, or what is wrong with it. ``headers`` has names in small letters."""
-        scheme, name = _SCHEMES[self.form], self.header.lower()
-        if name not in headers and self.form == "standard" and "svix-signature" in headers:
-            name = "svix-signature"
-        value = headers.get(name, "")
-        if not value:
+        scheme = _SCHEMES[self.form]
+        name = next((name for name in self._names if headers.get(name)), None)
+        if name is None:
             return f"no header {self.header}"
-        seconds, begin, digests = scheme.read(value, headers)
+        seconds, begin, digests = scheme.read(name, headers)
         if scheme.timed:
             if not re.fullmatch(r"\d{1,12}", seconds, re.A):
                 return "no time in the signature"
             if abs(time.time() - int(seconds)) > self.tolerance_s:
                 return f"the time of the signature is not within {self.tolerance_s:g} s of the clock"
-        signed = begin.encode("utf-8", "surrogateescape") + body
         right = False
         for key in self._keys:
-            digest = hmac.digest(key, signed, hashlib.sha256)
+            digest = scheme.text(hmac.digest(key, begin.encode() + body, hashlib.sha256)).encode()
             for given in digests:  # each comparison takes the same time, and none ends the search
-                right |= hmac.compare_digest(digest, given)
+                right |= hmac.compare_digest(digest, given.encode())
         return None if right else "wrong signature"
-
-
-def _small(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
