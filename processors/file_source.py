@@ -40,14 +40,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 import cues
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import files, places
+from cues.processors import files, foreign, places
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 """The formats of a source."""
@@ -137,6 +137,7 @@ class Files:
                      stops the source (:class:`cues.processors.files.Malformed`, with file, line and problem).
                      ``"row"``: it is a message of the type ``files.MALFORMED``
     ``encoding``     of text, which must write line ends as the byte 0x0A: UTF-8, Latin, and others, but not UTF-16
+    ``reserved``     ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
     ``rotated``      pattern of the names that a followed file gets by rotation; None: ``path.*`` and ``path-*``
     ``poll_s``       seconds between two looks at files that had nothing new
     ``idle_exit_s``  end the source after so many seconds without a record; 0: at the end of what is there; None: never
@@ -162,6 +163,7 @@ class Files:
         delimiter: str = ",",
         record_lines_max: int = 1,
         at: str | None = None,
+        reserved: Sequence[str] = (),
         rotated: str | None = None,
         poll_s: float = 0.2,
         idle_exit_s: float | None = None,
@@ -171,6 +173,7 @@ class Files:
         self.format, self.watch, self.follow, self.bad = format, watch, follow, bad
         self.encoding, self.delimiter, self.record_lines_max, self.at = encoding, delimiter, record_lines_max, at
         self.rotated, self.poll_s, self.idle_exit_s, self.grace_s = rotated, poll_s, idle_exit_s, grace_s
+        self.may = foreign.allowed(reserved)
         self.__name__ = "files"
         self.tails = follow and not glob.has_magic(self.pattern) and not os.path.isdir(self.pattern)
         if format is not None and format not in FORMATS:
@@ -477,8 +480,8 @@ class _Opened:
             if not self.offset:
                 self.offset, self.line = len(header), 1
         make: dict[str, Callable[[], Any]] = {
-            "csv": lambda: files.csv_parser(source.delimiter, source.encoding),
-            "jsonl": lambda: files.jsonl_parser(source.encoding),
+            "csv": lambda: files.csv_parser(source.delimiter, source.encoding, source.may),
+            "jsonl": lambda: files.jsonl_parser(source.encoding, source.may),
             "text": lambda: files.text_parser(source.encoding),
         }
         self._parse = make[self._format]()(self.name, header)
@@ -491,7 +494,12 @@ class _Opened:
             for number, row in enumerate(rows, first + 1):
                 if number > done:
                     self.offset = number
-                    yield files.Record(number, number, number, row, "", "")
+                    try:
+                        foreign.check(row, self._source.may)
+                    except InvalidArgument as error:
+                        yield files.Record(number, number, number, None, error.message, repr(row)[:1_000])
+                    else:
+                        yield files.Record(number, number, number, row, "", "")
 
     def identity(self, offset: int) -> _Identity:
         """Return the identity of the file, of which ``offset`` bytes were read."""

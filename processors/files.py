@@ -29,18 +29,19 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 import cues
-from cues.processors import places
+from cues.errors import InvalidArgument
+from cues.processors import foreign, places
 
 Row = dict[str, Any]
 Position = list[int]
 
-MALFORMED: Final = "malformed"
+MALFORMED: Final = foreign.MALFORMED
 """The ``q/type`` of a line that could not be read."""
 
 LINE_BYTES_MAX: Final = 131_072
@@ -81,6 +82,7 @@ def read_csv(
     encoding: str = "utf-8",
     record_lines_max: int = 1,
     at: str | None = None,
+    reserved: Sequence[str] = (),
 ) -> Iterator[tuple[Position, Row]]:
     """Yield ``(position, row)`` for every row of the files; a row is a dict of strings by column.
 
@@ -91,6 +93,7 @@ def read_csv(
     ``record_lines_max`` is the largest number of lines of a row with quoted fields. It is 1, so that a
     quote by mistake affects only its own line.
     ``at`` names a column that is added to each row, with its place in the file (``"b.csv:7"``).
+    ``reserved`` are keys that rows may set: ``"q/type"``, ``"q/topics"`` (:mod:`cues.processors.foreign`).
 
     Kind: source
     Needs: nothing (zstd: extra `files`)
@@ -101,12 +104,16 @@ def read_csv(
     ValueError when a header cannot be read. These errors concern the file, so they stop the source.
     """
 
-    reader = csv_parser(delimiter, encoding)
+    reader = csv_parser(delimiter, encoding, foreign.allowed(reserved))
     return _read(paths, position, reader, True, encoding, record_lines_max, at)
 
 
 def read_jsonl(
-    *paths: str | os.PathLike[str], position: Position | None = None, encoding: str = "utf-8", at: str | None = None
+    *paths: str | os.PathLike[str],
+    position: Position | None = None,
+    encoding: str = "utf-8",
+    at: str | None = None,
+    reserved: Sequence[str] = (),
 ) -> Iterator[tuple[Position, Row]]:
     """Yield ``(position, row)`` for every line of the files; each line is one JSON object.
 
@@ -118,14 +125,16 @@ def read_jsonl(
     Mechanism: position of file number, byte and line, committed with the messages
     """
 
-    return _read(paths, position, jsonl_parser(encoding), False, encoding, 1, at)
+    return _read(paths, position, jsonl_parser(encoding, foreign.allowed(reserved)), False, encoding, 1, at)
 
 
 Parser = Callable[[bytes], Row]
 """Reads one record without its line end. Raises ValueError with the problem."""
 
 
-def csv_parser(delimiter: str = ",", encoding: str = "utf-8") -> Callable[[str, bytes], Parser]:
+def csv_parser(
+    delimiter: str = ",", encoding: str = "utf-8", may: frozenset[str] = frozenset()
+) -> Callable[[str, bytes], Parser]:
     """Return a function that takes the path and the header line of a file, and returns the parser of its rows."""
 
     def of_file(path: str, header: bytes) -> Parser:
@@ -136,9 +145,9 @@ def csv_parser(delimiter: str = ",", encoding: str = "utf-8") -> Callable[[str, 
         if len(set(columns)) < len(columns):
             raise ValueError(f"{path}: the header names a column twice: {', '.join(columns)}")
         try:
-            _check_keys(columns)
-        except ValueError as error:
-            raise ValueError(f"{path}: the header names a {error}") from None
+            foreign.check_keys(columns, may)
+        except InvalidArgument as error:
+            raise ValueError(f"{path}: the header names a {error.message}") from None
 
         def read(line: bytes) -> Row:
             fields = _fields(line.decode(encoding), delimiter)
@@ -146,21 +155,23 @@ def csv_parser(delimiter: str = ",", encoding: str = "utf-8") -> Callable[[str, 
                 raise ValueError(f"{len(fields)} fields, expected {len(columns)}")
             if fields == columns:
                 raise ValueError("the header again")
-            return dict(zip(columns, fields, strict=True))
+            row = dict(zip(columns, fields, strict=True))
+            foreign.check(row, may)
+            return row
 
         return read
 
     return of_file
 
 
-def jsonl_parser(encoding: str = "utf-8") -> Callable[[str, bytes], Parser]:
+def jsonl_parser(encoding: str = "utf-8", may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
     """Return a function that returns the parser of JSON lines, for any path and no header."""
 
     def read(line: bytes) -> Row:
         row = json.loads(line.decode(encoding))
         if not isinstance(row, dict):
             raise ValueError(f"a JSON {_json_type(row)}, expected an object")
-        _check_keys(row)
+        foreign.check(row, may)
         if b"\\ud" in line.lower():  # half of a surrogate pair is JSON, but not text
             json.dumps(row, ensure_ascii=False).encode()
         if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(row) > DEPTH_MAX:
@@ -229,6 +240,8 @@ def records(
                 row = parse(record)
             except UnicodeDecodeError as error:
                 problem = f"not {encoding}: byte 0x{record[error.start]:02x} at {error.start}"
+            except InvalidArgument as error:
+                problem = error.message
             except (ValueError, RecursionError) as error:
                 problem = str(error)
         raw = record.decode(encoding, "backslashreplace") if problem else ""
@@ -308,13 +321,6 @@ def _fields(line: str, delimiter: str) -> list[str]:
     except csv.Error as error:
         open_quote = str(error) == "unexpected end of data"
         raise ValueError("a quote is not closed" if open_quote else str(error)) from None
-
-
-def _check_keys(keys: Iterable[str]) -> None:
-    """Refuse ``q/`` keys, except the type and the topics of a message."""
-    for key in keys:
-        if key.startswith("q/") and key not in ("q/type", "q/topics"):
-            raise ValueError(f"reserved key, {key!r}")
 
 
 def _depth(value: object) -> int:

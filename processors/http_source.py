@@ -41,7 +41,7 @@ from urllib.parse import urljoin, urlsplit
 import cues
 from cues import codec
 from cues.errors import CodecError, Diverged, InvalidArgument
-from cues.processors import http, waits
+from cues.processors import foreign, http, waits
 
 if TYPE_CHECKING:
     import httpx
@@ -82,6 +82,7 @@ class Poll:
                     the page itself: this page is the last one
     ``interval_s``  seconds between two rounds; None: the source ends after one round
     ``headers``     of each request; a function is called for each
+    ``reserved``    ``"q/type"`` or ``"q/topics"``, which items may set then (:mod:`cues.processors.foreign`)
     ``client``      a function that makes an ``httpx.AsyncClient``, for one request
     ``timeout_s``, ``retry_on``, ``retry_after_s_max``, ``redirects``, ``body_bytes_max``   as
                     :class:`cues.processors.http_sink.Requests` has them
@@ -107,7 +108,9 @@ class Poll:
         redirects: int = 0,
         body_bytes_max: int = http.BODY_BYTES_MAX,
         client: Callable[[], httpx.AsyncClient] | None = None,
+        reserved: Sequence[str] = (),
     ) -> None:
+        self._may = foreign.allowed(reserved)
         self.url, self.items, self.id, self.next, self.interval_s = url, items, id, next, interval_s
         self._headers, self._make_client = headers, client
         statuses = http.check_statuses("retry_on", retry_on)
@@ -158,7 +161,7 @@ class Poll:
                     seen = [*seen, identity][-SEEN_MAX:]
                     if number == len(fresh):
                         etag, modified = _validators(answer)
-                    yield [_VERSION, "list", etag, modified, b"".join(seen)], _message(item)
+                    yield [_VERSION, "list", etag, modified, b"".join(seen)], self._message(item)
                 etag, modified = _validators(answer)
             asking.wait()
 
@@ -191,11 +194,11 @@ class Poll:
                 for number, item in enumerate(new, 1):
                     count, last = count + 1, _hash(item)
                     if number < len(new):
-                        yield [_VERSION, "pages", "", "", url, count, last], _message(item)
+                        yield [_VERSION, "pages", "", "", url, count, last], self._message(item)
                     elif following:
-                        yield [_VERSION, "pages", "", "", following, 0, b""], _message(item)
+                        yield [_VERSION, "pages", "", "", following, 0, b""], self._message(item)
                     else:
-                        yield [_VERSION, "pages", *_validators(answer), url, count, last], _message(item)
+                        yield [_VERSION, "pages", *_validators(answer), url, count, last], self._message(item)
                 etag, modified = _validators(answer)
             visited.add(url)
             if following:
@@ -230,6 +233,17 @@ class Poll:
         return "" if following == url else following
 
     # --- both ---
+
+    def _message(self, item: Any) -> Any:
+        if isinstance(item, Exception):
+            return item
+        try:
+            if not isinstance(item, dict):
+                raise InvalidArgument(f"An item is {type(item).__name__} ({item!r:.60}).", "make dicts with items=.")
+            foreign.check(item, self._may)
+        except InvalidArgument as error:
+            return error
+        return item
 
     def _items_of(self, answer: http.Answer) -> Iterable[Any]:
         if callable(self.items):
@@ -334,12 +348,6 @@ class _Asking:
         interval_s = self._poll.interval_s
         if interval_s is None or not waits.pause(self._process, interval_s):
             raise _Draining
-
-
-def _message(item: Any) -> Any:
-    if isinstance(item, (dict, Exception)):
-        return item
-    return InvalidArgument(f"An item is {type(item).__name__} ({item!r:.60}).", "make dicts of them with items=.")
 
 
 def _hash(value: Any) -> bytes:

@@ -31,13 +31,13 @@ Not guaranteed: an order between partitions. A compacted topic gives what the co
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from cues import CuesError, MessagesPurged
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import kafka
+from cues.processors import foreign, kafka
 
 _VERSION: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -91,7 +91,9 @@ class Records:
         discover_s: float = 30.0,
         timeout_s: float = 30.0,
         config: Mapping[str, Any] | None = None,
+        reserved: Sequence[str] = (),
     ) -> None:
+        self.may = foreign.allowed(reserved)
         self.servers, self.topic = servers, topic
         self.value, self.key, self.shape = value, key, shape
         self.follow, self.start, self.on_gap = follow, start, on_gap
@@ -313,6 +315,7 @@ class _Reading:
                 return {**fields, "value": value}
             if not isinstance(value, dict):
                 raise ValueError(f"the value is {type(value).__name__}, not an object")
+            foreign.check(value, source.may)
             return {**value, "q/meta": {"kafka": fields}}
         except (ValueError, OverflowError) as error:
             return InvalidArgument(

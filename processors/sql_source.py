@@ -38,7 +38,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import databases, waits
+from cues.processors import databases, foreign, waits
 
 _VERSION: Final = 1
 _PLAIN: Final = (bool, int, float, str, bytes, Decimal, UUID, datetime, date, time, timedelta, type(None))
@@ -59,6 +59,7 @@ class Rows:
     ``page_rows``  rows of one query
     ``changes``    ``"refuse"``: columns that changed since the position stop the source (Diverged); ``"accept"``:
                    it continues with the new ones
+    ``reserved``   ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
 
     Kind: source
     Needs: extra `sql`
@@ -78,7 +79,9 @@ class Rows:
         lag_s: float = 0.0,
         page_rows: int = 1_000,
         changes: str = "refuse",
+        reserved: Sequence[str] = (),
     ) -> None:
+        self.may = foreign.allowed(reserved)
         self.target, self.table = target, table
         self.cursor = [cursor] if isinstance(cursor, str) else list(cursor)
         self.columns = None if columns is None else list(columns)
@@ -114,7 +117,7 @@ class Rows:
                     self._check_unique(keys)
                     for key, row in zip(keys[: self.page_rows], rows):
                         values = row[len(self.cursor) :]
-                        yield [_VERSION, described, key], _message(names, values, self.table)
+                        yield [_VERSION, described, key], _message(names, values, self.table, self.may)
                     if len(rows) <= self.page_rows:
                         break
                 if not self.follow or not waits.pause(process, self.poll_s):
@@ -149,6 +152,7 @@ class Rows:
                 f" it has {', '.join(there) or 'none, or does not exist'}.",
                 "use the names of the table, with their capital letters.",
             )
+        foreign.check_keys(names, self.may)
         described = [f"{name} {there[name].type}" for name in dict.fromkeys((*self.cursor, *names))]
         if before is not None and set(before) != set(described) and self.changes == "refuse":
             lost, new = sorted(set(before) - set(described)), sorted(set(described) - set(before))
@@ -207,7 +211,7 @@ class Rows:
                 )
 
 
-def _message(names: list[str], values: Sequence[Any], table: str) -> Any:
+def _message(names: list[str], values: Sequence[Any], table: str, may: frozenset[str]) -> Any:
     for name, value in zip(names, values):
         if not _is_plain(value):
             return InvalidArgument(
@@ -215,7 +219,12 @@ def _message(names: list[str], values: Sequence[Any], table: str) -> Any:
                 " not take.",
                 "read a view that casts it to text.",
             )
-    return dict(zip(names, values))
+    message = dict(zip(names, values))
+    try:
+        foreign.check(message, may)
+    except InvalidArgument as error:
+        return error
+    return message
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,7 +6,7 @@
 The source runs its own server, in a thread, while the graph runs: ``cues run graph.py``. A request goes this way:
 
     1. refuse    404 another path, 405 another method, 503 busy or ending, 413 a large body, 408 a slow one
-    2. verify    401 a wrong signature; 400 a body that is not what it should be
+    2. verify    401 a wrong signature; 400 a body that is not what it should be, or that the queue cannot take
     3. yield     the message, with a position that has its number and the ids of the last events
     4. commit    by the engine: message and position at once
     5. answer    200, after the commit
@@ -47,8 +47,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import cues
-from cues.errors import Diverged, InvalidArgument
-from cues.processors import http, waits
+from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.processors import foreign, http, waits
 
 REMEMBER: Final = 200
 """Ids of events in the position by default: the position then has less than 2,000 bytes."""
@@ -109,7 +109,9 @@ class Webhook:
     ``id``           a header, or a function of the :class:`Hook`: the identity of the event, which its repetitions have
                      too. A request without the header is refused with 400
     ``message``      a function of the :class:`Hook` that returns the message; None: the body, which is a JSON object. A
-                     ValueError, KeyError or TypeError refuses the request with 400
+                     ValueError, KeyError or TypeError refuses the request with 400, and so does a message that the
+                     queue cannot take (its schema, key or size)
+    ``reserved``     ``"q/type"`` or ``"q/topics"``, which messages may set then (:mod:`cues.processors.foreign`)
     ``verify``       a :class:`cues.processors.http.Signature`, or several of which one must be right; or a function of
                      the :class:`Hook` that returns whether to accept it
     ``methods``      the methods that are served
@@ -140,7 +142,9 @@ class Webhook:
         body_bytes_max: int = 1 << 20,
         body_s: float = 10.0,
         answer_s: float = 20.0,
+        reserved: Sequence[str] = (),
     ) -> None:
+        self.may = foreign.allowed(reserved)
         self.port, self.path, self.host, self.methods = port, path, host, tuple(methods)
         self.id, self.message, self.verify = id, message, verify
         self.remember, self.pending_max, self.body_bytes_max = remember, pending_max, body_bytes_max
@@ -183,7 +187,7 @@ class Webhook:
         if self._serving is not None:  # the engine calls a source anew, for example after a seek
             self._serving.close()
         _, number, ids = position or (_VERSION, 0, b"")
-        self._serving = serving = _Serving(self, number, ids)
+        self._serving = serving = _Serving(self, number, ids, getattr(process, "check", None))
         try:
             while True:
                 event = None
@@ -211,8 +215,8 @@ class Webhook:
 class _Serving:
     """The server of one start of a source. Methods with ``async`` run in its thread, the others in any."""
 
-    def __init__(self, hook: Webhook, number: int, ids: bytes) -> None:
-        self._hook = hook
+    def __init__(self, hook: Webhook, number: int, ids: bytes, check: Callable[[Message], None] | None = None) -> None:
+        self._hook, self._check = hook, check
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.yielded = number
         self.ending = False
@@ -316,7 +320,9 @@ class _Serving:
             return answered(401, error=problem)
         try:
             identity = self._identity(hook)
-            message = self._hook.message(hook._replace(id=identity))
+            message = self._message(hook._replace(id=identity))
+        except CuesError as error:
+            return answered(400, error=error.message[:500])
         except (ValueError, KeyError, TypeError) as error:
             return answered(400, error=f"{type(error).__name__}: {error}"[:500])
         number = self._take(identity, message)
@@ -358,6 +364,14 @@ class _Serving:
         if not value:
             raise ValueError(f"the header {of} is missing" if isinstance(of, str) else "the event has no id")
         return value
+
+    def _message(self, hook: Hook) -> Message:
+        """Return the message of a request. Raises the error for which it cannot be one, before it is answered 200."""
+        message = self._hook.message(hook)
+        foreign.check(message, self._hook.may)
+        if self._check is not None:
+            self._check(message)
+        return message
 
     @property
     def _busy(self) -> bool:

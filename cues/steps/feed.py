@@ -254,6 +254,11 @@ class Feed:
         except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
             return RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
 
+    def check(self, message: Any) -> None:
+        """Raise the error of a message that cannot be written. In any thread: it has a packer of its own."""
+        output, schema = self._source.output, self._schema
+        Packer(lambda: output._options).renew().pack(message if schema is None else schema.written(message))
+
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
         from cues.steps.eventloop import EventLoop
 
@@ -314,6 +319,7 @@ class SourceStepper(Stepper):
     def _made(self) -> None:
         super()._made()
         self.feed = Feed(self)
+        self.process._checked = lambda message: self.feed.check(message)
         self._failures = 0
 
     def close(self) -> None:

@@ -115,6 +115,7 @@ class Process:
     tailers, appenders    by binding: the queues that an imperative function reads and writes itself
     stopping              True when the graph drains: a source that never ends should return
     pause(seconds)        of a source: wait, and return False when the graph drains: :meth:`pause`
+    check(message)        of a source: raise the error for which the message would be refused: :meth:`check`
     """
 
     def __init__(
@@ -141,6 +142,8 @@ class Process:
         self._stopping = stopping
         self._waits = True
         """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
+        self._checked: Callable[[Any], None] | None = None
+        """Of a source: raises the error of a message that cannot be written."""
         self._imperative = imperative
         self._taken: Taken | None = None
         self._offset = 0
@@ -193,6 +196,16 @@ class Process:
                 return True
             time.sleep(min(left, LOOK_S))
         return False
+
+    def check(self, message: Any) -> None:
+        """Raise the error for which the queue of this source would refuse the message, if it were yielded now.
+
+        It may be called in any thread. A source that answers others calls it before it says yes: what is wrong with a
+        message (what cannot be stored, its size, its schema, its key) is then said to whoever sent it.
+        """
+        if self._checked is None:
+            raise CuesError(f"{self.id} is no source: its messages are checked when they are returned.", "return them.")
+        self._checked(message)
 
     @property
     def binding(self) -> str:
