@@ -260,11 +260,12 @@ def test_functions_read_the_request(tmp_path: Path) -> None:
         assert running.messages("events") == [{"kind": "k", "id": "a", "body": b"\0\xff", "method": "PUT"}]
 
 
-def test_a_message_that_cannot_be_written_is_on_the_error_queue_and_answered(tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_written_is_refused_before_it_is_taken(tmp_path: Path) -> None:
     hook = Webhook(port=0, message=lambda request: {"x": object()})
     with serving(tmp_path, hook) as running:
-        assert post(hook, {}).status_code == 200
-        assert len(running.messages("errors")) == 1
+        answer = post(hook, {})
+        assert answer.status_code == 400 and "object" in answer.json()["error"]
+        assert running.messages("errors") == running.messages("events") == []
 
 
 # --- busy, slow and ending ----------------------------------------------------------------------
