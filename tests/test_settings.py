@@ -156,6 +156,62 @@ def test_the_nearest_file_is_read_first_that_of_the_graph_and_none_above_the_rep
     assert count() == default  # the parent has a file, but there is no repository
 
 
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a file one of another user: as root by its owner, else by who we are."""
+    if os.geteuid() == 0:
+        os.chown(path, 65_534, 65_534)
+    else:
+        monkeypatch.setattr("os.geteuid", lambda: 65_533)
+
+
+UNTRUSTED = {
+    "its owner": (lambda path, patch: give_away(path / "cues.toml", patch), "cues.toml belongs to"),
+    "the owner of its directory": (lambda path, patch: give_away(path, patch), "belongs to"),
+    "anybody": (lambda path, patch: (path / "cues.toml").chmod(0o646), "anybody may write to"),
+    "a sticky directory": (lambda path, patch: path.chmod(0o1777), "anybody may write to"),
+    "a group": (lambda path, patch: (os.chown(path, -1, foreign_group()), path.chmod(0o775)), "the group"),
+    "the target of a link": (lambda path, patch: give_away(linked(path), patch), "belongs to"),
+}
+
+
+def foreign_group() -> int:
+    own = {0, os.getegid()}
+    return 65_534 if os.geteuid() == 0 else next((group for group in os.getgroups() if group not in own), -1)
+
+
+def linked(path: Path) -> Path:
+    target = path.parent / "target.toml"
+    (path / "cues.toml").rename(target)
+    (path / "cues.toml").symlink_to(target)
+    return target
+
+
+@pytest.mark.parametrize("case", UNTRUSTED)
+def test_a_file_that_others_may_have_made_is_refused_unless_its_directory_is_named(
+    case: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "cues.toml").write_text("[tail]\ncount = 3\n")
+    assert rows(capsys, "tail")["tail", "count"]["value"] == 3
+    change, words = UNTRUSTED[case]
+    if case == "a group" and foreign_group() == -1:
+        pytest.skip("this user is in no other group")
+    change(project, monkeypatch)
+    assert cli(["config"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "cues.toml are not used" in said and "CUES_TRUST=" in said
+    monkeypatch.setenv("CUES_TRUST", f"/nowhere:{project}")
+    assert rows(capsys, "tail")["tail", "count"]["value"] == 3
+
+
+def test_a_repository_of_somebody_else_is_none(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "cues.toml").write_text("[tail]\ncount = 3\n")
+    assert rows(capsys, "tail")["tail", "count"]["value"] == 3
+    give_away(project / ".git", monkeypatch)
+    assert rows(capsys, "tail")["tail", "count"]["value"] != 3
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

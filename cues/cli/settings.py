@@ -8,7 +8,9 @@
 
 1. The first of these directories that has a ``cues.toml``, or a ``pyproject.toml`` with ``[tool.cues]``, has the
    settings: that of the graph file, its parents up to the root of the repository, then the working directory and its
-   parents likewise. Outside of a repository no parent is looked at, because anybody may write to some of them.
+   parents likewise. Outside of a repository no parent is looked at.
+   A settings file decides where data go, so it must be of whoever runs the command: a file that others own, or that is
+   where others may write (:mod:`cues.cli.trust`), is refused, and so is the mark of a repository that is not theirs.
 2. A setting of all commands (``store``, ``output``) has the effect of its variable, which is set for the process if it
    is not set already: code that reads ``CUES_STORE`` needs to know nothing about files.
 3. A table has the name of a command, and its keys are the command's options. They become click's ``default_map``. So a
@@ -23,6 +25,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +34,7 @@ from typing import Any, Final
 
 import click
 
+from cues.cli import trust
 from cues.cli.options import WrongUsage
 
 NAME: Final = "cues.toml"
@@ -221,17 +225,32 @@ def find(directory: Path | None) -> SettingsFile | None:
                 if path.is_file():
                     file = _parsed(path, prefix)
                     if file is not None:
+                        _check_trust(path)
                         return file
     return None
 
 
+def _check_trust(path: Path) -> None:
+    why = trust.problem(path)
+    if why is not None:
+        raise WrongUsage(
+            f"The settings in {_shown(path)} are not used, because {why}.",
+            "if they are yours: chown the file and its directory, and take the right to write from others; or set"
+            f" {trust.VARIABLE}={shlex.quote(str(path.parent))}. If not: work in a directory of your own.",
+        )
+
+
 def _upwards(start: Path) -> Iterator[Path]:
     folders = (start, *start.parents)
-    root = next((folder for folder in folders if any((folder / entry).exists() for entry in _ROOTS)), start)
+    root = next((folder for folder in folders if any(map(_is_root, (folder / entry for entry in _ROOTS)))), start)
     for folder in folders:
         yield folder
         if folder == root:
             return
+
+
+def _is_root(mark: Path) -> bool:
+    return mark.exists() and trust.is_own(mark)
 
 
 def _parsed(path: Path, prefix: tuple[str, ...]) -> SettingsFile | None:
