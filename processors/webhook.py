@@ -43,12 +43,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import cues
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.processors import foreign, http, waits
+from cues.processors import serving as guards
 
 REMEMBER: Final = 200
 """Ids of events in the position by default: the position then has less than 2,000 bytes."""
@@ -259,7 +260,7 @@ class _Serving:
         hook = self._hook
         config = uvicorn.Config(
             Router([Route(hook.path, self._answer, methods=list(hook.methods))], redirect_slashes=False),
-            http=_protocol(hook.body_s),
+            http=guards.protocol(hook.body_s),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -293,7 +294,6 @@ class _Serving:
         task.result()
 
     async def _answer(self, request: Any) -> Any:
-        from starlette.requests import ClientDisconnect
         from starlette.responses import JSONResponse
 
         def answered(status: int, **facts: Any) -> Any:
@@ -305,14 +305,9 @@ class _Serving:
         if self.ending or self._busy:
             return answered(503, error="ending" if self.ending else "busy")
         try:
-            async with asyncio.timeout(self._hook.body_s):
-                body = await self._body(request)
-        except TimeoutError:
-            return answered(408, error=f"the request took longer than {self._hook.body_s:g} s")
-        except ClientDisconnect:
-            return answered(400, error="the connection was closed")
-        if body is None:
-            return answered(413, error=f"the body has more than {self._hook.body_bytes_max} bytes")
+            body = await guards.body(request, self._hook.body_bytes_max, self._hook.body_s)
+        except guards.Refused as refused:
+            return answered(refused.status, error=str(refused))
         headers = {name.lower(): value for name, value in request.headers.items()}
         hook = Hook(request.method, request.url.path, dict(request.query_params), headers, body)
         problem = self._unverified(hook)
@@ -331,20 +326,6 @@ class _Serving:
         if await self._wait(number):
             return answered(200, event=identity)
         return answered(503, error="the event is not committed yet")
-
-    async def _body(self, request: Any) -> bytes | None:
-        """Return the body, or None if it is too large; no more than the limit is kept."""
-        limit = self._hook.body_bytes_max
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > limit:
-            return None
-        body = bytearray()
-        chunks: AsyncIterator[bytes] = request.stream()
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > limit:
-                return None
-        return bytes(body)
 
     def _unverified(self, hook: Hook) -> str | None:
         verify = self._hook.verify
@@ -456,36 +437,3 @@ class _Serving:
         self._call(lambda: self._settle(self._committed, self._committed))
         self._server.should_exit = True
         self._thread.join(_CLOSE_S)
-
-
-def _protocol(limit_s: float) -> Any:
-    """Return uvicorn's protocol with a limit of time for the head of a request, which uvicorn does not have."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Protocol(H11Protocol):
-        _head_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._watch()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._stop()
-            super().connection_lost(error)
-
-        def _watch(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop()
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(limit_s, self.transport.close)
-
-        def _stop(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-
-    return Protocol

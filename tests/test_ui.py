@@ -406,3 +406,31 @@ def test_consumers_and_pending_transactions_are_on_the_page_and_in_metrics(tmp_p
             'cues_transactions_pending_messages{queue="out"} 1.0',
         ):
             assert line in text.splitlines()
+
+
+@pytest.mark.parametrize("path", ["/login", "/api/redrive"])
+def test_a_body_without_end_is_refused_at_its_limit_whatever_length_it_announces(store: Path, path: str) -> None:
+    piece = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+    with (
+        page_of(store, target=str(store), token="a-token-of-24-characters") as page,
+        socket.create_connection(("127.0.0.1", page.port), timeout=30) as client,
+    ):
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer a-token-of-24-characters\r\n"
+        )
+        head += "X-Cues: 1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        client.sendall(head.encode() + piece + piece)
+        assert client.recv(1 << 10).startswith(b"HTTP/1.1 413")
+        received = b"more"
+        while received:  # the server ends the connection, and does not read on
+            try:
+                received = client.recv(1 << 16)
+            except ConnectionResetError:
+                break
+
+
+def test_a_connection_whose_head_does_not_arrive_is_closed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cues.processors.serving.HEAD_S", 0.05)
+    with page_of(store) as page, socket.create_connection(("127.0.0.1", page.port), timeout=30) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert client.recv(1) == b""

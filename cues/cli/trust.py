@@ -41,7 +41,7 @@ def problem(path: Path) -> str | None:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether it is the group of this user alone, by the custom that gives each user a group of the same name."""
+    """Return whether it is the group of this user alone, which has the same name by custom."""
     return group == 0 or _group(group) == _user(os.geteuid())
 
 

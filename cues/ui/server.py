@@ -42,6 +42,7 @@ from starlette.routing import Route
 
 from cues.cli.output import plain
 from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreError, Unsupported
+from cues.processors import serving as guards
 from cues.ui.change import Changes
 from cues.ui.guard import HEADERS, Guard, Refusal, token_of
 from cues.ui.text import safe
@@ -54,6 +55,8 @@ CLIENTS_MAX: Final = 64
 """Most clients of live events."""
 _PING_S: Final = 15.0
 _BODY_BYTES_MAX: Final = 64 << 10
+_BODY_S: Final = 10.0
+"""Seconds in which the body of a request must arrive."""
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -188,9 +191,11 @@ class Application:
         return _file("index.html")
 
     async def _login(self, request: Request) -> Response:
-        if int(request.headers.get("content-length", _BODY_BYTES_MAX + 1)) > _BODY_BYTES_MAX:
-            return answer_error(413, "The token is too long.")
-        given = parse_qs((await request.body()).decode("latin-1")).get("token", [""])[0].strip()
+        try:
+            body = await guards.body(request, _BODY_BYTES_MAX, _BODY_S)
+        except guards.Refused as refused:
+            return _not_taken(refused)
+        given = parse_qs(body.decode("latin-1")).get("token", [""])[0].strip()
         if self._guard.token is not None and not self._guard.accepts(given):
             await asyncio.sleep(0.5)
             return _file("login.html", 401)
@@ -228,10 +233,10 @@ class Application:
         """A route that changes something, with the fields of a JSON object."""
 
         async def answer(request: Request) -> Response:
-            if int(request.headers.get("content-length", _BODY_BYTES_MAX + 1)) > _BODY_BYTES_MAX:
-                return answer_error(413, "The question is too long.")
             try:
-                given = json.loads(await request.body())
+                given = json.loads(await guards.body(request, _BODY_BYTES_MAX, _BODY_S))
+            except guards.Refused as refused:
+                return _not_taken(refused)
             except (ValueError, RecursionError):
                 given = None
             if not isinstance(given, dict):
@@ -292,6 +297,12 @@ def answer_error(status: int, text: str, hint: str = "") -> JSONResponse:
     return JSONResponse({"error": safe(text), "try": safe(hint)}, status)
 
 
+def _not_taken(refused: guards.Refused) -> JSONResponse:
+    answer = answer_error(refused.status, f"{str(refused).capitalize()}.")
+    answer.headers["Connection"] = "close"  # the rest of the body is not read
+    return answer
+
+
 _FOLDER: Final = resources.files("cues.ui") / "static"
 STATIC: Final = frozenset(each.name for each in _FOLDER.iterdir() if each.name.rpartition(".")[2] in _TYPES)
 
@@ -338,6 +349,7 @@ class Server:
         self._listener = listener
         config = uvicorn.Config(
             Application(look, guard, changes),
+            http=guards.protocol(guards.HEAD_S),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -1,0 +1,78 @@
+"""Guards of servers that strangers reach: the webhook, and the page of ``cues ui``.
+
+    protocol      uvicorn's protocol with a limit of time for the head of a request, which uvicorn does not have
+    body          the body of a request, whole, or refused: too large, too slow, broken off
+
+A length that a client announces is a hint: it may lie, and a chunked body has none. So the bytes are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+HEAD_S: Final = 5.0
+"""Seconds in which the head of a request must arrive, for a page."""
+
+
+class Refused(Exception):
+    """Raised for a body that is not taken: ``status`` is that of the answer, after which the connection is closed."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def body(request: Any, bytes_max: int, within_s: float) -> bytes:
+    """Return the body of a starlette request; no more than ``bytes_max`` and a piece of it is ever in memory."""
+    from starlette.requests import ClientDisconnect
+
+    announced = request.headers.get("content-length", "")
+    kept = bytearray()
+    try:
+        async with asyncio.timeout(within_s):
+            if not (announced.isdecimal() and int(announced) > bytes_max):
+                async for piece in request.stream():
+                    kept += piece
+                    if len(kept) > bytes_max:
+                        break
+                else:
+                    return bytes(kept)
+    except TimeoutError:
+        raise Refused(408, f"the request took longer than {within_s:g} s") from None
+    except ClientDisconnect:
+        raise Refused(400, "the connection was closed") from None
+    raise Refused(413, f"the body has more than {bytes_max} bytes")
+
+
+def protocol(limit_s: float) -> Any:
+    """Return a class for ``uvicorn.Config(http=…)`` that closes a connection whose next head takes longer."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(error)
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(limit_s, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return Protocol
