@@ -37,7 +37,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -47,6 +47,8 @@ from cues.errors import InvalidArgument, NotInstalled, SchemaError
 
 Load = Callable[[Any], Any]
 """Checks a value and converts it; raises :class:`_Misfit`."""
+Hints = dict[Any, dict[str, Any]]
+"""The resolved types of the fields, by dataclass or TypedDict."""
 
 _SHOWN_CHARACTERS_MAX: Final = 60
 _MISSING: Final = object()
@@ -102,16 +104,24 @@ def parsed(type: Any) -> Any:
 
 
 class Schema:
-    """A compiled schema. Make it with :func:`schema_of`; safe from any thread."""
+    """A compiled schema. Make it with :func:`schema_of`; safe from any thread.
 
-    def __init__(self, given: Any, names: Mapping[str, Any] | None = None) -> None:
+    Its pickle has the resolved types of the fields of each class. So another process needs no module that resolves
+    annotations that are text.
+    """
+
+    def __init__(self, given: Any, names: Mapping[str, Any] | None = None, hints: Hints | None = None) -> None:
         """``names``: more names for annotations that are text, besides those of the modules of the classes."""
         self.given = given
         self.parses = isinstance(given, Parsed)
         kind = given.type if isinstance(given, Parsed) else given
+        self._hints: Hints = {} if hints is None else hints
         self._convert: Load = (
-            _json_schema(kind) if isinstance(kind, Mapping) else _Compiler(self.parses, names).load(kind)
+            _json_schema(kind) if isinstance(kind, Mapping) else _Compiler(self.parses, names, self._hints).load(kind)
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (self.given, None, self._hints)
 
     def load(self, message: Any) -> Any:
         """Return the object for a message; of a JSON Schema, the message. Raises :class:`SchemaError`."""
@@ -240,15 +250,16 @@ def _names_seen(fn: Any) -> dict[str, Any]:
 class _Compiler:
     """Makes functions that load values of types."""
 
-    def __init__(self, parses: bool, names: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, parses: bool, names: Mapping[str, Any] | None, hints: Hints) -> None:
         self._parses = parses
         self._names = dict(names or {})
+        self._hints = hints
         self._known: dict[Any, Load] = {}
 
     def load(self, kind: Any) -> Load:
         """Return the function for a type. Raises :class:`InvalidArgument`, which names a type that is not known."""
         if isinstance(kind, Parsed):
-            return _Compiler(True, self._names).load(kind.type)
+            return _Compiler(True, self._names, self._hints).load(kind.type)
         if _hashable(kind) and kind in self._known:
             return self._known[kind]
         if isinstance(kind, typing.TypeVar):
@@ -380,13 +391,10 @@ class _Compiler:
         """The function for a dataclass or a TypedDict, which may contain itself."""
         inner: list[Load] = []
         self._known[kind] = lambda value: inner[0](value)
-        try:
-            hints = typing.get_type_hints(kind, localns=self._names, include_extras=True)
-        except NameError as error:
-            raise _Unresolved(
-                f"The types of {kind.__name__} cannot be resolved: {error}.",
-                "define the class, and the names that it uses, at the top of a module.",
-            ) from None
+        if kind not in self._hints:
+            with _resolving(kind):
+                self._hints[kind] = typing.get_type_hints(kind, localns=self._names, include_extras=True)
+        hints = self._hints[kind]
         if dataclasses.is_dataclass(kind):
             entries = [field for field in dataclasses.fields(kind) if field.init]
             required = {
@@ -399,7 +407,7 @@ class _Compiler:
             extras = False
         else:
             # __required_keys__ does not see NotRequired[…] in an annotation that is text.
-            wrapped = {typing.Required: True, typing.NotRequired: False}
+            wrapped: dict[Any, bool] = {typing.Required: True, typing.NotRequired: False}
             needed: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
             fields = [
                 (name, self.load(hint), wrapped.get(typing.get_origin(hint), name in needed))
@@ -429,6 +437,18 @@ class _Compiler:
 
         inner.append(load)
         return load
+
+
+@contextlib.contextmanager
+def _resolving(kind: type) -> Iterator[None]:
+    """Name the class if an annotation of its fields cannot be resolved."""
+    try:
+        yield
+    except NameError as error:  # also pydantic's
+        raise _Unresolved(
+            f"The types of {kind.__name__} cannot be resolved: {error}.",
+            "define the class, and the names that it uses, at the top of a module.",
+        ) from None
 
 
 _EXPECTED: Final[dict[type, str]] = {
@@ -566,6 +586,9 @@ _PYDANTIC: Final = {
 def _pydantic(kind: Any) -> Load:
     import pydantic
 
+    with _resolving(kind):
+        kind.model_rebuild(raise_errors=True)
+
     def load(value: Any) -> Any:
         try:
             return kind.model_validate(value)
@@ -582,6 +605,9 @@ def _pydantic(kind: Any) -> Load:
 
 def _msgspec(kind: Any, parses: bool) -> Load:
     import msgspec
+
+    with _resolving(kind):
+        msgspec.inspect.type_info(kind)
 
     def load(value: Any) -> Any:
         try:

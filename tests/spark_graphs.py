@@ -5,12 +5,14 @@ Functions say under which hash they were called, at which index, by which bindin
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import cues
 from cues import AnyOf, Graph, Sink, Source, Stream
@@ -164,6 +166,52 @@ def pays(message: Message, process: Any) -> None:
         time.sleep(60)
 
 
+@dataclass
+class Body:
+    text: str
+
+
+@dataclass
+class Item:
+    """Of two fields that a message has, and one with a default. No executor has the module of the annotations."""
+
+    n: Third
+    body: Text | None = None
+    unit: str = "piece"
+
+
+class Third(enum.IntEnum):
+    """Most messages do not fit."""
+
+    ZERO, THREE, SIX = 0, 3, 6
+
+
+Text = str
+
+
+class Columns(TypedDict):
+    n: Number
+
+
+Number = int
+
+
+def checked(item: Item) -> Item:
+    return item
+
+
+def checked_pairs(left: Item, right: Message) -> Message:
+    return {"n": left.n, "unit": left.unit, "right": right["n"]}
+
+
+def checked_batch(items: list[Item]) -> list[Item]:
+    return items
+
+
+def columns(table: Any) -> Any:
+    return table
+
+
 def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
     return lambda: Graph("g", [Source("in", numbers, batch_size=150), *processors], durability="process", **options)
 
@@ -197,6 +245,12 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "concurrent calls": graph(Stream(several, "in", "out", concurrency=4)),
     "async function": graph(Stream(awaited, "in", "out", concurrency=4)),
     "broadcast": graph(cues.broadcast("in", ["a", "b"])),
+    "schema": graph(Stream(checked, "in", "out"), errors="errors"),
+    "schema of a join": graph(
+        Stream(plain, "in", "out"), Stream(checked_pairs, {"left": "in", "right": "out"}, "joined"), errors="errors"
+    ),
+    "schema of a batch": graph(Stream(checked_batch, "in", "out", batch=True, batch_size=60), errors="errors"),
+    "schema of a table": graph(Stream(columns, "in", "out", batch="arrow", batch_size=60, schema=Columns)),
     "chain": graph(Stream(plain, "in", "a"), Stream(several, "a", "b"), Sink(outside, "b")),
 }
 

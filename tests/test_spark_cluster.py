@@ -246,10 +246,9 @@ def test_a_second_driver_is_refused_and_a_first_that_was_taken_over_is_fenced(cl
 
 STARTS = """
 import sys
-import cues, spark_graphs
-from cues.spark import engine
+import cues.spark, spark_graphs
 
-engine.EXECUTORS_LATE_S = 0.5
+sys.modules["cues.spark.session"].EXECUTORS_LATE_S = 0.5
 try:
     spark_graphs.GRAPHS["plain"]().start(
         engine="spark", master=sys.argv[1], store=sys.argv[2], listeners=[lambda event: print(event.text)]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -18,6 +19,7 @@ from urllib.request import urlopen
 import pytest
 
 import cues
+import cues.spark
 from cues import Graph, Source, Stream, testing
 from cues.base import events
 from cues.engine.assembly import assemble
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import msgspec
 import spark_graphs
 import test_flights
 from spark_cluster import until
@@ -35,6 +38,7 @@ from spark_graphs import GRAPHS
 
 from cues.spark.place import Site
 from cues.spark.remote import SparkRunner, require_sight
+from cues.spark.shipping import ship
 
 TESTS = Path(__file__).parent
 IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*")
@@ -307,6 +311,74 @@ def test_what_cannot_travel_to_an_executor_is_named(spark: SparkSession, tmp_pat
         made.start(store=tmp_path / "store", engine="spark", spark=spark, queues=tmp_path / "queues")
     assert not (tmp_path / "store").exists()
     assert not (tmp_path / "queues").exists()
+
+
+class Message(msgspec.Struct):
+    n: Number
+
+
+Number = int
+
+
+def typed(message: Message) -> Message:
+    return message
+
+
+def test_a_schema_that_an_executor_cannot_resolve_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    """msgspec resolves annotations that are text by the module of the class, and no executor has this module."""
+    made = Graph("g", [Source("in"), Stream(typed, "in", "out", id="reads")])
+    for options in ({}, {"backfill": True}, {"queues": tmp_path / "queues"}):
+        with pytest.raises(GraphError, match=r"schema of g\.reads cannot be loaded .* 'Number' is not defined\. T"):
+            made.start(store=tmp_path / "store", engine="spark", spark=spark, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def unasked(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SparkSession:
+    """The session with the workers of another Python, which nobody has asked yet."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\ncd /\nexec {sys.executable} -S "$@"\n')  # -S: without installed packages
+    program.chmod(0o755)
+    monkeypatch.setattr(sys.modules["cues.spark.session"], "_asked", weakref.WeakSet())
+    monkeypatch.setattr(spark.sparkContext, "environment", {})
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
+    return spark
+
+
+def test_workers_without_cues_are_refused_by_name(unasked: SparkSession, tmp_path: Path) -> None:
+    graph = GRAPHS["plain"]()
+    for call in (
+        lambda: cues.spark.register(unasked),
+        lambda: graph.start(store=tmp_path / "store", engine="spark", spark=unasked),
+        lambda: graph.start(store=tmp_path / "store", engine="spark", spark=unasked, queues=tmp_path / "queues"),
+    ):
+        with pytest.raises(
+            Unsupported, match=r"Python of the workers of .* cannot import Cues: .* Try: set PYSPARK_PYTHON="
+        ):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["python"]
+
+
+def test_workers_of_another_version_of_python_are_refused_by_name(
+    unasked: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unasked.sparkContext, "pythonExec", sys.executable)
+    monkeypatch.setattr(unasked.sparkContext, "pythonVer", "3.9")
+    with pytest.raises(Unsupported, match=r"different version.* Try: set PYSPARK_PYTHON="):
+        cues.spark.register(unasked)
+    monkeypatch.setattr(unasked.sparkContext, "pythonVer", ".".join(map(str, sys.version_info[:2])))
+    cues.spark.register(unasked)
+
+
+def test_the_environment_of_the_workers_is_replaced_and_not_changed(spark: SparkSession) -> None:
+    """Another thread, which starts a graph on the same session, may be reading it."""
+    made = GRAPHS["plain"]()
+    before = spark.sparkContext.environment
+    before.pop("PYTHONPATH", None)
+    given = dict(before)
+    ship(spark, made, made.plan())
+    assert before == given
+    assert str(Path.cwd()) in spark.sparkContext.environment["PYTHONPATH"].split(os.pathsep)
 
 
 def test_january_on_spark_equals_an_independent_computation(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cues.base import names
 from cues.errors import GraphError
+from cues.graphs import typed
 from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings, check_retries
 from cues.graphs.options import INHERIT
 from cues.graphs.processor import Mode, Node, Port
@@ -252,6 +253,7 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
             "set strategy='exactly-once'.",
             processor=processor.id,
         )
+    schemas, options = typed.resolved(options, processor.fn, bindings(inputs), mode == "join")
     node = Node(
         id=names.processor_id(graph, processor.id),
         kind=processor.kind,
@@ -265,6 +267,7 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         options=replace(options, id=processor.id),
         tailers=_ports(options.tailers),
         appenders=_ports(options.appenders),
+        schemas=schemas,
     )
     node = _without_own_errors(node, inherited=options.errors == INHERIT)
     _check_pauses(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
 from cues.graphs.options import FRAME as FRAME
 from cues.graphs.options import Function, Kind, Options
+from cues.schemas import Schema
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Node:
     """The partition of the inputs that this unit reads."""
     first_id: str | None = None
     """The id that its unit had at its first start, if ``renamed_from=`` has changed it since."""
+    schemas: Mapping[str, Schema] = field(default_factory=dict, compare=False, repr=False)
+    """What its messages must fit, by input binding; ``""`` is for every binding. The plan resolves annotations and
+    ``schema=`` once, and every engine sends the results to the processes that call the function."""
 
     def unit(self, partition: int) -> Node:
         """The part of the processor that works on one partition, with an owner and positions of its own."""
@@ -214,7 +218,7 @@ class TimerNode(Node):
         shared = {field.name: getattr(node, field.name) for field in fields(Node)}
         options = node.options
         assert options.timer is not None
-        own = {
+        own: dict[str, Any] = {
             "id": names.timer_id(node.key),
             "first_id": None,
             "fn": _firing(options.timer),
@@ -232,6 +236,7 @@ class TimerNode(Node):
                 key=None if options.key is None else _key_of_timer,
             ),
             "timers_of": node,
+            "schemas": {},
         }
         return TimerNode(**shared | own)
 

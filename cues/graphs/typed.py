@@ -1,5 +1,6 @@
 """The schemas of a processor, from ``schema=`` and from the annotations of its function.
 
+resolved(options, fn, …)             for a plan: the schemas of the messages, and options that executors understand
 schemas_of(options, fn, …)           {binding: Schema}; of one input {"": Schema}
 table_schema(options)                the columns of ``batch="arrow"`` and the like
 check                                the same for a declaration: what is wrong raises there
@@ -8,6 +9,7 @@ check                                the same for a declaration: what is wrong r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cues import schemas
@@ -24,6 +26,15 @@ def check(options: Options, fn: Function | None, bindings: Iterable[str], is_joi
         table_schema(options)
     elif options.batch != FRAME:
         schemas_of(options, fn, bindings, is_join)
+
+
+def resolved(
+    options: Options, fn: Function | None, bindings: Iterable[str], is_join: bool
+) -> tuple[dict[str, Schema], Options]:
+    """Return the schemas of a processor, and its options with the columns of a table as plain data."""
+    if options.batch in TABLES:
+        return {}, replace(options, schema=table_schema(options))
+    return ({} if options.batch == FRAME else schemas_of(options, fn, bindings, is_join)), options
 
 
 def schemas_of(options: Options, fn: Function | None, bindings: Iterable[str], is_join: bool) -> dict[str, Schema]:

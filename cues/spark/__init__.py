@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cues.spark.session import session
+from cues.spark.session import require_workers, session
 from cues.spark.source import Source
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ __all__ = ["Source", "register", "session"]
 def register(spark: SparkSession) -> None:
     """Register the format ``cues`` with a session, for read, readStream, write and writeStream.
 
-    A second call changes nothing. Executors need cues installed too.
+    A second call changes nothing. Raises :class:`~cues.errors.Unsupported` if the Python of the session's workers is
+    another one than this, or has no Cues: executors need Cues installed too.
     """
     from cues.spark.datasource import source_for
 
+    require_workers(spark)
     spark.dataSource.register(source_for(spark))

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from cues.base import events
 from cues.engine.engine import Host
@@ -28,10 +26,6 @@ from cues.spark.shipping import open_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXECUTORS_LATE_S: Final = 20.0
-"""Time without executors after which a warning says so. Spark itself waits without end, and logs it in a log that few
-people read."""
-
 
 class SparkEngine(EmbeddedEngine):
     """Threads of this process, whose functions executors call. An :class:`Engine`."""
@@ -47,7 +41,7 @@ class SparkEngine(EmbeddedEngine):
         check(plan)
         try:
             remote = [node for node in plan.running if why_local(node) is None]
-            self.spark = open_session(self._session, graph, plan, self._given, self._master, remote)
+            self.spark = open_session(self._session, graph, plan, self._given, self._master, remote, host.emit)
             require_steps(queries_of(self.spark, plan))
             self._options["runner"] = functools.partial(SparkRunner, self.spark, plan.system)
             super().start(host)
@@ -60,18 +54,10 @@ class SparkEngine(EmbeddedEngine):
         host.emit(events.Placed("", text, url=address))
 
     def _require_sight(self) -> None:
-        """On a cluster: wait for executors, and close everything if one cannot read the stores."""
+        """On a cluster: close everything if an executor cannot read the stores."""
         context = self.spark.sparkContext
-        master = context.master or ""
-        if is_local(master):
+        if is_local(context.master or ""):
             return
-        text = (
-            f"{master} gives no executors yet: no free core (spark.cores.max), or no worker with"
-            " enough memory (spark.executor.memory, SPARK_EXECUTOR_MEMORY)"
-        )
-        late = threading.Timer(EXECUTORS_LATE_S, self.host.emit, [events.Event("", text, logging.WARNING)])
-        late.daemon = True
-        late.start()
         stores = self._assembly.stores
         try:
             require_sight(context, (stores.home, *stores.others.values()))
@@ -80,8 +66,6 @@ class SparkEngine(EmbeddedEngine):
             self.join(30.0)
             self.close()
             raise
-        finally:
-            late.cancel()
 
     def join(self, timeout: float) -> None:
         try:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import xxhash
 
@@ -134,11 +134,25 @@ def pack_job(job: Job) -> bytes:
         raise
 
 
-def require_travel(node: Node, system: Any) -> None:
-    """Raise :class:`GraphError` if an object of a processor cannot be sent to executors."""
-    for what, value in (("function", node.fn), ("opts", node.options.opts), ("system", system)):
+class Luggage(NamedTuple):
+    """An object of a processor on its way to executors."""
+
+    node: str
+    what: str
+    packed: bytes
+
+
+def require_travel(node: Node, system: Any) -> list[Luggage]:
+    """Return the objects of a processor, pickled. Raises :class:`GraphError` if one cannot be sent to executors."""
+    packed = []
+    for what, value in {
+        "function": node.fn,
+        "schema": node.schemas,
+        "opts": node.options.opts,
+        "system": system,
+    }.items():
         try:
-            _dumps(value)
+            packed.append(Luggage(node.id, what, _dumps(value)))
         except Exception as error:
             raise GraphError(
                 f"The {what} of {node.id} cannot be sent to Spark's executors"
@@ -146,6 +160,19 @@ def require_travel(node: Node, system: Any) -> None:
                 "open connections and files inside the function, not beside it.",
                 processor=node.name,
             ) from error
+    return packed
+
+
+def require_arrival(context: Any, luggage: Sequence[Luggage]) -> None:
+    """Raise :class:`GraphError` if an executor cannot load the objects of the processors."""
+    tasks = context.parallelize([luggage], 1).map(_unloadable)
+    for node, what, why in tasks.first() if luggage else ():
+        raise GraphError(
+            f"The {what} of {node} cannot be loaded on Spark's executors: {why}.",
+            "put the classes and functions that it uses into a module beside the graph file, or install them on every"
+            " machine.",
+            processor=node.rpartition(".")[2],
+        )
 
 
 def _dumps(value: Any) -> bytes:
@@ -155,6 +182,18 @@ def _dumps(value: Any) -> bytes:
 
 
 # --- in an executor -----------------------------------------------------------------------------
+
+
+def _unloadable(luggage: Sequence[Luggage]) -> list[tuple[str, str, str]]:
+    """The processor, the kind and the reason, for each object that this process cannot load."""
+    failed = []
+    for node, what, packed in luggage:
+        try:
+            pickle.loads(packed)
+        except Exception as error:
+            why = error.message if isinstance(error, CuesError) else f"{type(error).__name__}: {words(error)}"
+            failed.append((node, what, why.rstrip(".")))
+    return failed
 
 
 _jobs: dict[bytes, Any] = {}

@@ -22,11 +22,13 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from cues.base.logs import logger
 from cues.errors import NotInstalled, Unsupported
 from cues.spark import java
 
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 CONNECT: Final = "sc://"
 """The scheme of Spark Connect servers."""
+EXECUTORS_LATE_S: Final = 20.0
+"""Time without executors after which a warning says so. Spark itself waits without end, and logs it in a log that few
+people read."""
 _CONNECT_PORT: Final = 15002
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = """\
@@ -61,6 +66,10 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
+_opening: Final = threading.Lock()
+"""Held while a session is found or made. Two threads that start a graph use one session."""
+_asked: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""The contexts, and the sessions of Spark Connect, whose workers have the right Python."""
 
 
 @contextlib.contextmanager
@@ -76,12 +85,24 @@ def session(
     ``spark`` is used if it is given, else the process's active session. Else a session is made, for ``master``
     (default: that of ``spark-submit``, else ``local[*]``), and stopped at the end. ``conf`` adds settings
     to a session that is made here. Before Spark is used, raises :class:`NotInstalled` if pyspark, and
-    :class:`JavaNotFound` if Java is missing or too old.
+    :class:`JavaNotFound` if Java is missing or too old. Raises :class:`Unsupported` if the workers of the session have
+    another Python or no Cues.
     """
+    with opened_session(master, name, spark, conf) as used:
+        require_workers(used)
+        yield used
+
+
+@contextlib.contextmanager
+def opened_session(
+    master: str | None, name: str, spark: SparkSession | None = None, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """The session of :func:`session`, before its workers are looked at."""
     mine = None
-    used = spark or active()
-    if used is None:
-        used = mine = start(master, name, conf)
+    with _opening:
+        used = spark or active()
+        if used is None:
+            used = mine = start(master, name, conf)
     try:
         from cues.spark.datasource import source_for
 
@@ -90,6 +111,77 @@ def session(
     finally:
         if mine is not None:
             mine.stop()
+
+
+def require_workers(spark: SparkSession, say: Callable[[str], None] | None = None) -> None:
+    """Raise :class:`Unsupported` if the workers of a session have another Python or no Cues. They are asked once.
+
+    ``say`` gets a warning if the session has no executors yet; without it the warning is logged.
+    """
+    context = getattr(spark, "sparkContext", None)
+    if (context or spark) in _asked:
+        return
+    master = getattr(context, "master", None) or "Spark Connect"
+    try:
+        with _late(master, say or logger("cues.spark").warning):
+            if context is not None:
+                found = context.parallelize([0], 1).map(_looking()).first()
+            else:
+                (row,) = spark.range(1).mapInArrow(_looking_in_arrow(), "found string").collect()
+                found = row.found
+    except Exception as error:
+        found = f"cannot run its tasks: {in_short(error)}"
+    if found:
+        raise Unsupported(
+            f"The Python of the workers of {master} {found}.",
+            f"set PYSPARK_PYTHON={sys.executable} before the session is made; on another machine, install Python"
+            f" {sys.version_info[0]}.{sys.version_info[1]} and cues-streams there, and name that Python.",
+        )
+    _asked.add(context or spark)
+
+
+def _looking() -> Callable[[int], str]:
+    """A task that says what its Python lacks. It is pickled by value, because a worker may have no Cues."""
+
+    def look(_: int) -> str:
+        import sys
+
+        try:
+            import cues.spark.datasource  # noqa: F401
+        except ImportError as error:
+            return f"({sys.executable}) cannot import Cues: {error}"
+        return ""
+
+    return look
+
+
+def _looking_in_arrow() -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The same task for a session of Spark Connect, which has only DataFrames."""
+    look = _looking()
+
+    def look_in_arrow(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"found": [look(0)]})
+
+    return look_in_arrow
+
+
+@contextlib.contextmanager
+def _late(master: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say so if a cluster does not give executors soon."""
+    text = (
+        f"{master} gives no executors yet: no free core (spark.cores.max), or no worker with"
+        " enough memory (spark.executor.memory, SPARK_EXECUTOR_MEMORY)"
+    )
+    late = threading.Timer(EXECUTORS_LATE_S, say, [text])
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def require() -> None:

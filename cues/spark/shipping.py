@@ -8,24 +8,30 @@ executors, or be sent with ``--py-files``.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from cues.base import events
 from cues.errors import Unsupported
 from cues.graphs.processor import FRAME, Node
-from cues.spark.executor import require_travel
-from cues.spark.session import CONNECT
-from cues.spark.session import session as session_of
+from cues.spark.executor import require_arrival, require_travel
+from cues.spark.session import CONNECT, opened_session, require_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cues.graphs.graph import Graph
     from cues.graphs.plan import Plan
+
+
+_shipping: Final = threading.Lock()
+"""Held while the environment of a session's workers is changed: two graphs may start on one session."""
 
 
 def open_session(
@@ -35,10 +41,12 @@ def open_session(
     spark: SparkSession | None,
     master: str | None,
     remote: Iterable[Node],
+    emit: Callable[[events.Event], None],
 ) -> SparkSession:
     """Open the session of a graph, whose executors call the functions of the ``remote`` processors.
 
-    ``opened`` ends the session, if it was made here. Raises :class:`GraphError` if a function cannot be sent.
+    ``opened`` ends the session, if it was made here. Raises :class:`GraphError` if a function cannot be sent, or cannot
+    be loaded by an executor, and :class:`Unsupported` if the session's workers have another Python or no Cues.
     """
     if (master or "").startswith(CONNECT) or (spark is not None and not hasattr(spark, "sparkContext")):
         raise Unsupported(
@@ -46,11 +54,11 @@ def open_session(
             "use a master such as local[*] or spark://host:7077; or read and write queues through Spark Connect, with"
             " the format cues.",
         )
-    session = opened.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+    session = opened.enter_context(opened_session(master, f"cues {graph.id}", spark))
     ship(session, graph, plan)
-    for node in remote:
-        if node.options.batch != FRAME:
-            require_travel(node, plan.system)
+    require_workers(session, lambda text: emit(events.Event("", text, logging.WARNING)))
+    called = [node for node in remote if node.options.batch != FRAME]
+    require_arrival(session.sparkContext, [packed for node in called for packed in require_travel(node, plan.system)])
     return session
 
 
@@ -58,11 +66,14 @@ def ship(session: SparkSession, graph: Graph, plan: Plan) -> None:
     """Make the user's functions loadable on executors."""
     context = session.sparkContext
     folders = _folders(graph)
-    path = [
-        *map(str, folders),
-        *context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep),
-    ]
-    context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
+    with _shipping:
+        before = context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        path = [*map(str, folders), *before.split(os.pathsep)]
+        # Another dict, because pyspark reads the old one in other threads, for their jobs.
+        context.environment = {
+            **context.environment,
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, path))),
+        }
     from pyspark import cloudpickle
 
     for module in _modules_of(plan, folders):

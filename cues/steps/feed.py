@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
-from cues.graphs import typed
 from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
 from cues.queues.processor_rows import source_of, with_source
@@ -150,7 +149,7 @@ class Feed:
         position, self._count = source.position
         self._before = position if type(position) is int else codec.pack(position)
         self._skip = self._count if options.resume == "skip" else 0
-        self._schema = typed.schemas_of(options, fn, (), False).get("")
+        self._schema = source.node.schemas.get("")
         arguments: list[Any] = [position] * position_count(fn)
         self._has_position = bool(arguments)
         yielded = fn(*arguments, **({"process": source.process} if wants_process(fn) else {}))

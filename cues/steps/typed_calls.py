@@ -13,6 +13,7 @@ engine. It is not tried again: it would be refused again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cues.errors import SchemaError
@@ -25,7 +26,7 @@ from cues.schemas import Schema
 class TypedFunction:
     """A function that is called with objects of its schemas."""
 
-    def __init__(self, node: Node, fn: Function, schemas: dict[str, Schema]) -> None:
+    def __init__(self, node: Node, fn: Function, schemas: Mapping[str, Schema]) -> None:
         self._fn = fn
         self._schemas = schemas
         self._names = [port.binding for port in node.inputs] if node.mode == "join" else None
@@ -81,9 +82,7 @@ def adapted(node: Node, fn: Function) -> Function | TypedFunction | TableFunctio
     """Return the function that takes messages, for a function that takes objects or tables."""
     if node.options.batch in TABLES:
         return TableFunction(node, fn)
-    bindings = [port.binding for port in node.inputs]
-    schemas = typed.schemas_of(node.options, node.fn, bindings, node.mode == "join")
-    return TypedFunction(node, fn, schemas) if schemas else fn
+    return TypedFunction(node, fn, node.schemas) if node.schemas else fn
 
 
 def of_input(error: BaseException) -> bool:

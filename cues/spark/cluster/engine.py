@@ -289,7 +289,7 @@ class ClusterEngine:
             if exists:  # Spark takes seconds to start, and another driver may run the graph
                 self._hold(files, owner)
             remote = [node for node in plan.running if node.kind != "source"]
-            self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
+            self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote, host.emit)
             _refuse_speculation(self.spark, plan)
             self._frames = queries_of(self.spark, plan)
             files = open_files(place)
