@@ -177,3 +177,98 @@ def test_a_running_graph_stops_when_its_store_is_deleted(path: Path) -> None:
         assert isinstance(caught.value.__cause__, cues.errors.StoreNotFound)
     finally:
         running.close()
+
+
+def counted(message: dict[str, Any], process: Any, catch: str) -> dict[str, Any]:
+    """Count a key in the state. The function catches the errors of its state, or raises others in their place."""
+    try:
+        process.state["n"] = process.state.get("n", 0) + 1
+    except BaseException as error:
+        if catch == "caught":
+            return {"caught": type(error).__name__}
+        if catch == "replaced":
+            raise ValueError(catch) from None
+        raise
+    return {"n": process.state["n"]}
+
+
+@pytest.mark.parametrize("catch", ["not caught", "caught", "replaced"])
+@pytest.mark.parametrize("how", ["one", "retried", "many", "async"])
+def test_damaged_state_stops_the_processor_and_no_message_is_charged(tmp_path: Path, catch: str, how: str) -> None:
+    async def at_once(message: dict[str, Any], process: Any) -> dict[str, Any]:
+        return counted(message, process, catch)
+
+    def one(message: dict[str, Any], process: Any) -> dict[str, Any]:
+        return counted(message, process, catch)
+
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors")
+    graph.stream(
+        "in",
+        "out",
+        id="f",
+        key="k",
+        concurrency=3 if how == "many" else 1,
+        retries=3 if how == "retried" else 1,
+    )(at_once if how == "async" else one)
+    with cues.open(tmp_path / "s") as store:
+        store.queue("in").appender().write_many([{"k": key} for key in "abb"])
+        run_until_idle(graph, store)
+
+        def damage(txn: Any) -> None:
+            row, value = next((row, value) for row, value in txn.cursor(state) if b"a" in row[:3])
+            txn.put(row, value[:-1] + bytes([value[-1] ^ 1]), db=state)
+
+        state = store._database(names.state_database("g.f"))
+        store._commit(damage)
+        store.queue("in").appender().write_many([{"k": key} for key in "bab"])
+        with pytest.raises(cues.errors.ProcessorStopped, match=r"StoreDamaged: .* row of state:g.f"):
+            run_until_idle(graph, store)
+        assert "errors" not in store.queues() or not len(store.queue("errors"))
+        assert [m["n"] for m in store.queue("out").tailer()][:3] == [1, 1, 2]
+        assert all(set(m) == {"n"} for m in store.queue("out").tailer())
+
+
+def test_an_error_of_the_store_of_a_processor_is_no_fault_of_a_message(tmp_path: Path) -> None:
+    """The user's function writes to the store with a handle of its own, and the disk is full; then it is not."""
+    full = [True]
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors")
+
+    @graph.stream("in", "out", id="f")
+    def write(message: dict[str, Any]) -> dict[str, Any]:
+        if full[0]:
+            error = cues.errors.StoreFull("The disk is full.", "free space.", path=str(tmp_path / "s"))
+            raise RuntimeError("wrapped") from error
+        return message
+
+    with cues.open(tmp_path / "s") as store:
+        store.queue("in").appender().write({"n": 1})
+        with pytest.raises(cues.errors.ProcessorStopped, match="StoreFull"):
+            run_until_idle(graph, store)
+        full[0] = False
+        run_until_idle(graph, store)
+        assert list(store.queue("out").tailer()) == [{"n": 1}]
+
+
+def test_a_damaged_message_of_an_own_tailer_stops_the_processor(tmp_path: Path) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors")
+
+    @graph.stream("in", "out", id="f", tailers={"rates": "rates"})
+    def rated(message: dict[str, Any], process: Any) -> dict[str, Any]:
+        try:
+            return {"rate": process.tailers["rates"].read()}
+        except cues.CuesError:
+            return {"rate": None}
+
+    with cues.open(tmp_path / "s") as store:
+        store.queue("in").appender().write({"n": 1})
+        store.queue("rates").appender().write({"rate": 2})
+
+        def damage(txn: Any) -> None:
+            key, value = next(iter(txn.cursor(log)))
+            txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=log)
+
+        log = store._database(b"log:rates")
+        store._commit(damage)
+        with pytest.raises(cues.errors.ProcessorStopped, match="BatchDamaged"):
+            run_until_idle(graph, store)
+        assert not len(store.queue("out"))

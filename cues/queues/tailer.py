@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
@@ -220,7 +221,7 @@ class Tailer(BaseTailer):
         name = f" {self.name}" if self.name else ""
         return f"<cues.Tailer{name} of {self.queue.id} at {self._index}>"
 
-    def _use(self) -> threading.Lock:
+    def _use(self) -> AbstractContextManager[Any]:
         """The lock for one call, for use in a ``with``: no signal handler runs between taking it and the block."""
         self._check()
         if self._busy.locked():

@@ -13,13 +13,22 @@ import contextlib
 import logging
 import reprlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cues import codec
 from cues.base import events, names
-from cues.errors import CheckpointError, CodecError, Fenced, ProcessorStopped, StoreFull, WorkerDied, WriterStuck
+from cues.errors import (
+    CheckpointError,
+    CodecError,
+    Fenced,
+    ProcessorStopped,
+    StoreError,
+    StoreFull,
+    WorkerDied,
+    WriterStuck,
+)
 from cues.graphs.processor import Node
 
 _OURS: Final = frozenset(
@@ -40,6 +49,34 @@ def error_context(**facts: Any) -> Iterator[None]:
         with contextlib.suppress(AttributeError):
             error.__cues_context__ = {**facts, **known}  # type: ignore[attr-defined]
         raise
+
+
+class StoreTrouble:
+    """The first error of a store in the calls of a step, also if the user's function catches it.
+
+    A store that is damaged or full is no fault of a message: such an error stops the processor. It is a context
+    manager around each use of the store by the user's function.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: StoreError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self.error is None and isinstance(error, StoreError):
+            self.error = error
+
+    def check(self, paths: Sequence[str], error: BaseException | None = None) -> None:
+        """Raise the error of a store that was noted, or that is a cause of ``error`` and is of a store at ``paths``."""
+        for cause in chain(error):
+            if self.error is None and isinstance(cause, StoreError) and getattr(cause, "path", None) in paths:
+                self.error = cause
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass

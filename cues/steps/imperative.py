@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues.errors import InvalidArgument
 from cues.queues.processor_rows import NO_SEAL, Position
 from cues.queues.tailer import Tailer
+from cues.steps.failure import StoreTrouble
 from cues.steps.outgoing import Packer
 
 if TYPE_CHECKING:
@@ -34,6 +36,23 @@ if TYPE_CHECKING:
     from cues.records.provenance import Provenance
 
 T = TypeVar("T")
+
+
+class _Use:
+    """The lock of a tailer for one call, which notes the errors of the store."""
+
+    __slots__ = ("_lock", "_trouble")
+
+    def __init__(self, trouble: StoreTrouble, lock: AbstractContextManager[Any]) -> None:
+        self._trouble = trouble
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._trouble.__exit__(*raised)
+        self._lock.__exit__(*raised)
 
 
 class ProcessTailer(Tailer):
@@ -50,6 +69,11 @@ class ProcessTailer(Tailer):
         self.log: Log = queue._log
         self._committed = Position(self._identity, self._index, NO_SEAL)
         self._step = self._index
+        self.trouble = StoreTrouble()
+        """Notes the errors of the store in the calls of the user's function."""
+
+    def _use(self) -> AbstractContextManager[Any]:
+        return _Use(self.trouble, super()._use())
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue. Raises :class:`InvalidArgument` for ``block``."""

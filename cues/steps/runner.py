@@ -108,6 +108,11 @@ class Runner:
         self._state = state
         self._layer = state.call
         self._imperative = imperative if node.imperative else None
+        self._trouble = state.trouble
+        for tailer in imperative.tailers.values():
+            tailer.trouble = self._trouble
+        self._paths = state.paths
+        """The paths of the store, as its errors name it."""
         self._pause = pause
         self._emit = emit
         self._counters = counters
@@ -200,6 +205,7 @@ class Runner:
         ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
         """
         self._process._begin(taken)
+        self._trouble.error = None
         if isinstance(self._fn, TypedFunction):
             self._fn.binding = taken.slices[0].binding
         self._filtered = self._filters_some or taken.acknowledged
@@ -215,6 +221,7 @@ class Runner:
             else:
                 singly = self._width == 1 and self._limit_s is None
                 results = self._run_messages(taken) if singly else self._run_at_once(taken)
+            self._trouble.check(self._paths)
             if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
             if bounded:
@@ -379,9 +386,15 @@ class Runner:
                 error = next_error
         else:
             attempt = self._retry.attempts
-        return Failure(error, attempt)
+        return self._failure(error, attempt)
+
+    def _failure(self, error: Exception, attempts: int) -> Failure:
+        """Return the failure of a message. Raises an error of the store, which is no fault of a message."""
+        self._trouble.check(self._paths, error)
+        return Failure(error, attempts)
 
     def _retriable(self, error: Exception) -> bool:
+        self._trouble.check(self._paths, error)
         return isinstance(error, self._retry.on) and not of_input(error)
 
     def _wait(self, attempt: int, error: Exception) -> None:
@@ -495,7 +508,7 @@ class Runner:
             finally:
                 process._end()
             if attempt >= self._retry.attempts or not self._retriable(error):
-                return Failure(error, attempt), {}
+                return self._failure(error, attempt), {}
             if self._loop is None:
                 self._wait(attempt, error)
             else:
@@ -558,7 +571,7 @@ class Runner:
                 if attempt == attempts or not self._retriable(error):
                     break
                 self._wait(attempt, error)
-        return Results({b: Output([]) for b in self._bindings}, {0: Failure(error, attempt)})
+        return Results({b: Output([]) for b in self._bindings}, {0: self._failure(error, attempt)})
 
     def _call_batch(self, taken: Taken, process: Process) -> Any:
         columns: list[list[Any]] = [s.messages for s in taken.slices]

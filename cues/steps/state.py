@@ -47,9 +47,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
 from cues.base import clock, names
-from cues.errors import CuesError, QueueNotFound, StoreDamaged
+from cues.errors import CuesError, QueueNotFound
 from cues.native import mypyc_attr
-from cues.records import batch
+from cues.records import batch, sealed
+from cues.steps.failure import StoreTrouble
 from cues.steps.state_parts import ABSENT, HASHED, key_part, part_of_packed, unpacked_part
 from cues.steps.state_view import State
 
@@ -96,6 +97,8 @@ class StateTable:
         """``store``: None for a subclass that has its rows elsewhere. ``ttl_ns``: values that were not written for this
         time expire; None: they stay."""
         self._store: Any = store
+        self.paths: tuple[str, ...] = () if store is None else (store.path, store.directory)
+        """The paths of the store, as its errors name it."""
         self.ttl_ns = ttl_ns
         self.visible = self.packed if ttl_ns is None else self._unexpired
         """Returns the value of a row as calls see it."""
@@ -103,6 +106,8 @@ class StateTable:
         """Whether the times of writes are kept; None if that is not known yet."""
         self._now = self._last_now = 0
         self._name = names.state_database(processor)
+        self.trouble = StoreTrouble()
+        """Notes the errors of the store in reads for the user's function."""
         self._database: Any = None
         self._missing = False
         self._cache: Changes = {}
@@ -142,32 +147,30 @@ class StateTable:
             return self._step[row]
         if row in self._cache:
             return self._cache[row]
-        packed = None
-        if self._open():
-            with self._store._view() as txn:
-                first = txn.get(row + b"\0\0", db=self._database)
-                values = [] if first is None else [first]
-                if first is not None:
-                    (count,) = _HEAD.unpack_from(first, 8)
-                    values += [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
-            if values:
-                for number, value in enumerate(values):
-                    if not piece_intact(value, number):
-                        raise StoreDamaged(
-                            f"A row of the state of {self._name.decode()} is damaged (its checksum fails).",
-                            f"run cues check {self._store.path}, and restore a backup.",
-                            path=self._store.path,
-                        )
-                packed = b"".join(value[8 + _HEAD.size :] for value in values)
+        with self.trouble:
+            packed = self._read(row) if self._open() else None
         self._remember(row, packed)
         return packed
+
+    def _read(self, row: bytes) -> bytes | None:
+        """Read the committed value of a row. Raises :class:`StoreDamaged` for a wrong checksum."""
+        with self._store._view() as txn:
+            first = txn.get(row + _FIRST, db=self._database)
+            if first is None:
+                return None
+            (count,) = _HEAD.unpack_from(first, 8)
+            more = [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
+            values = [first, *more]
+            if not all(piece_intact(value, number) for number, value in enumerate(values)):
+                raise sealed.damaged(f"row of {self._name.decode()}", "its checksum fails")
+        return b"".join(value[8 + _HEAD.size :] for value in values)
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         """The rows under a key, and whether they exist, without the changes of running calls."""
         self._pack_late()
         exists: dict[bytes, bool] = {}
         if self._open():
-            with self._store._view() as txn:
+            with self.trouble, self._store._view() as txn:
                 cursor = txn.cursor(self._database)
                 if cursor.set_range(prefix):
                     for key in cursor.iternext(values=False):
@@ -397,7 +400,7 @@ class StateTable:
         found, most = self._open(), 4
         while found:
             rows: list[bytes] = []
-            with self._store._view() as txn:
+            with self.trouble, self._store._view() as txn:
                 cursor = txn.cursor(self._database)
                 found = cursor.set_range(low)
                 for key in cursor.iternext(values=False) if found else ():
@@ -413,7 +416,8 @@ class StateTable:
     def _open(self) -> bool:
         if self._database is None and not self._missing:
             try:
-                self._database = self._store._database(self._name)
+                with self.trouble:
+                    self._database = self._store._database(self._name)
             except QueueNotFound:
                 self._missing = True  # until this owner makes it: no other process does
         return self._database is not None
