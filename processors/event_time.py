@@ -8,10 +8,13 @@ A message happened at its *event time*, which is a field of the message. Message
     late                   a message that belongs to a time that the watermark has passed
 
 An input that has sent nothing yet holds the watermark back, because its first message may be old. With ``idle``, an
-input that has sent nothing for so long (of real time, while this process runs) does not hold it back. If all inputs
-are silent, event time follows the clock: the watermark is the greatest (top - delay), plus the time since the last
-message. A timer moves it. When an input speaks again, its messages before the watermark are late. A message of
-:func:`watermark` moves the watermark of its input without being counted; with ``watermark(None)`` it has ended.
+input that has sent nothing for so long (of real time, while this process runs) does not hold it back. An input on which
+messages wait is not silent, whatever the clock says: after a pause they are taken first. Time in which this process did
+not run, seen by a timer that fires more than ``idle`` after its time, is not silence either. If all inputs are silent,
+event time follows the clock: the watermark is the greatest (top - delay), plus the silence since the last message. A
+timer moves it. When an input speaks again, its messages before the watermark are late. A message of :func:`watermark`
+moves the watermark of its input without being counted; with ``watermark(None)`` it has ended. An input that has ended
+is neither silent nor awaited; when all have ended, the watermark is at the end of time.
 
 The watermark moves inside the call of the message that moves it, and all that becomes complete is written by this
 call. So without ``idle`` the results depend only on the messages and their order, not on steps, retries or restarts.
@@ -55,7 +58,7 @@ _FIRST_US: Final = -62_135_596_800 * _SECOND_US
 _LAST_US: Final = 253_402_300_799 * _SECOND_US
 """The years 1 and 9999, between which a datetime can be."""
 END_US: Final = 1 << 62
-"""The watermark of an input that has ended: after every time."""
+"""After every time: the watermark when all inputs have ended. The top of an ended input is its last top after this."""
 HEAD: Final = 0
 """The field of the processor's own row."""
 
@@ -264,6 +267,10 @@ class Call:
             head += top
         self.state[HEAD] = tuple(head)
 
+    def ended(self, name: str | None) -> bool:
+        """Return whether an input has ended."""
+        return self.tops.get(name, _FIRST_US) >= END_US // 2
+
     def passed(self, time_us: int) -> bool:
         """Return whether the watermark has reached a time."""
         return self.watermark is not None and time_us <= self.watermark
@@ -316,15 +323,14 @@ class EventTime:
         silent: Sequence[str | None] = ()
         if self._idle_us is not None:
             now = microseconds(process.now)
-            heard = self._heard_of(process, now)
-            heard[call.binding] = now
-            silent = [name for name, last in heard.items() if now - last >= self._idle_us]
-            if call.wake is None or call.wake + self._idle_us < now:  # a timer that failed for good is gone
+            silent = self._silent(call, process, now, call.binding)
+            # A timer that failed for good is gone, and one of a clock that was ahead is too late.
+            if call.wake is None or abs(call.wake - now) > self._idle_us:
                 self._wake(call, process, now + self._idle_us)
         time_of_message, delay = self._inputs[call.binding]
         if message.get("q/type") == WATERMARK:
             until = message.get("watermark")
-            top = END_US if until is None else microseconds(until) + delay
+            top = self._end_of(call) if until is None else microseconds(until) + delay
         else:
             top = microseconds(time_of_message(message))
             self.accept(call, message, top)
@@ -340,16 +346,18 @@ class EventTime:
         """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
         assert self._idle_us is not None
         call = Call(process.state, None)
-        call.wake = None
         now = microseconds(process.now)
-        heard = self._heard_of(process, now)
-        speaking = [last + self._idle_us for last in heard.values() if now - last < self._idle_us]
+        silent = self._silent(call, process, now)
+        call.wake = None
+        heard = self._heard[process.partition]
+        awaited = [name for name in heard if not call.ended(name)]
+        speaking = [heard[name] + self._idle_us for name in awaited if name not in silent]
         if speaking:
-            self._move(call, [name for name, last in heard.items() if now - last >= self._idle_us])
+            self._move(call, silent)
             self._wake(call, process, min(speaking))
-        elif call.tops:
-            marks = [top if top == END_US else top - self._inputs[name][1] for name, top in call.tops.items()]
-            mark = max(marks) + now - max(heard.values())
+        elif awaited and call.tops:
+            mark = max(top - self._inputs[name][1] - END_US * call.ended(name) for name, top in call.tops.items())
+            mark += now - max(heard.values())
             self._advance(call, mark)
             if call.due is not None:
                 self._wake(call, process, now + call.due - mark)
@@ -361,8 +369,25 @@ class EventTime:
             return None
         return {self.RESULTS: call.results} | ({"late": call.late} if call.late else {})
 
-    def _heard_of(self, process: cues.Process, now: int) -> dict[str | None, int]:
-        return self._heard.setdefault(process.partition, dict.fromkeys(self._inputs, now))
+    def _silent(self, call: Call, process: cues.Process, now: int, *speaking: str | None) -> list[str | None]:
+        """Return the inputs that have been silent for ``idle``, and have not ended; ``speaking`` has just sent."""
+        assert self._idle_us is not None
+        heard = self._heard.setdefault(process.partition, dict.fromkeys(self._inputs, now))
+        late = 0 if call.wake is None else now - call.wake
+        stopped = late if late > self._idle_us else 0  # nobody could speak while this process did not run
+        silent = []
+        for name, last in heard.items():
+            last = min(last + stopped, now)  # the clock may have been ahead
+            if name in speaking or (now - last >= self._idle_us and process.unread(name)):
+                last = now
+            heard[name] = last
+            if now - last >= self._idle_us and not call.ended(name):
+                silent.append(name)
+        return silent
+
+    def _end_of(self, call: Call) -> int:
+        top = call.tops.get(call.binding)
+        return top if top is not None and call.ended(call.binding) else END_US + (_FIRST_US if top is None else top)
 
     def _wake(self, call: Call, process: cues.Process, time_us: int) -> None:
         call.wake = time_us
@@ -384,8 +409,9 @@ class EventTime:
                 top = call.tops.get(name)
                 if top is None:
                     return
-                mark = min(mark, top if top == END_US else top - delay)
-        self._advance(call, mark)
+                mark = mark if call.ended(name) else min(mark, top - delay)
+        if mark < END_US or not silent:  # else only the clock can move it
+            self._advance(call, mark)
 
     def _advance(self, call: Call, mark: int) -> None:
         """Move the watermark, and complete all rows that it has reached, in the order of their times."""

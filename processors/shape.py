@@ -74,7 +74,7 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
         newest, head, tail = row.get("row", (None, 0, 0))
         value = of(message)
         if time is None:
-            at = process.now.timestamp() if newest is None else max(process.now.timestamp(), newest)
+            at = newest = process.now.timestamp()  # a clock that was ahead is not believed any longer
         else:
             at = _time_of(message, time)
             if newest is not None and at <= newest - within_s:
@@ -85,7 +85,7 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
                 )
         newest = at if newest is None else max(at, newest)
         for _ in range(_SWEPT):
-            if head == tail or order[head][1] > newest - 2 * within_s:
+            if head == tail or abs(newest - order[head][1]) < 2 * within_s:
                 break
             old, passed_at = order.pop(head)
             left = [other for other in known.get(old, ()) if other != passed_at]

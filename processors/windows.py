@@ -39,6 +39,7 @@ from typing import Any
 import cues
 from cues.errors import GraphError
 from cues.processors.event_time import (
+    END_US,
     Call,
     Duration,
     EventTime,
@@ -181,12 +182,14 @@ class _Counted(_Windows):
             window = [key, 0, time_us, time_us, None, {}]
             if self._within is not None:
                 # A message that is older than the watermark does not wait in vain.
-                window[4] = max(time_us, call.watermark if call.watermark is not None else time_us) + self._within
+                due = max(time_us, call.watermark if call.watermark is not None else time_us) + self._within
+                window[4] = min(due, END_US)
                 call.open(b"w" + at(window[4]) + row[1:], True)
         window[1] += 1
         window[2], window[3] = min(window[2], time_us), max(window[3], time_us)
         self._reduction.add(window[5], message)
-        if window[1] < self._count:
+        over = window[4] is not None and call.passed(min(window[4], END_US))  # no time comes after the end
+        if window[1] < self._count and not over:
             call.state[row] = window
             return
         if row in call.state:
@@ -354,7 +357,8 @@ def counted(
     """Return a stream that reduces every ``count`` messages of a key, in the order of their arrival.
 
     With ``time``, ``start`` and ``end`` of the result are the smallest and the greatest event time. With ``within``, a
-    window closes with fewer messages when the watermark has passed its first message by so much. No message is late.
+    window closes with fewer messages when the watermark has passed its first message by so much, and at once when all
+    inputs have ended. No message is late.
     The other arguments are those of :func:`tumbling`.
 
     State: a row for each key whose window is not full. Without ``within`` such a row stays, so the bound is the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -78,11 +78,23 @@ def test_the_state_of_dedupe_is_bounded_by_its_horizon() -> None:
 def test_dedupe_by_the_clock_of_the_machine() -> None:
     fn, process = shape.dedupe(lambda m: m["k"] % 10, within="1m"), Held()
     given: list[tuple[float, int, bool]] = [
-        (0, 1, True), (1, 11, False), (-500, 1, False), (59, 2, True), (60, 1, True), (61, 21, False)
+        (0, 1, True), (1, 11, False), (-500, 1, True), (59, 2, True), (60, 1, True), (61, 21, False)
     ]  # fmt: skip
     for at, key, passes in given:
         process.now = datetime.fromtimestamp(1000.0 + at, UTC)
         assert (fn({"k": key}, process=process) is not None) is passes, (at, key)
+
+
+def test_dedupe_heals_after_a_clock_that_was_ahead() -> None:
+    fn, process = shape.dedupe("k", within="10s"), Held()
+    right = process.now
+    process.now = right + timedelta(days=1)
+    assert fn({"k": 0}, process=process)
+    for minute in range(60):
+        process.now = right + timedelta(minutes=minute)
+        assert fn({"k": 1}, process=process)
+        assert not fn({"k": 1}, process=process)
+    assert len(process.state_of("order")) <= 2
 
 
 # --- merge ----------------------------------------------------------------------------------------

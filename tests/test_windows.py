@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import random
 import time
@@ -309,6 +310,93 @@ def test_after_a_start_an_input_is_silent_only_when_this_process_has_waited_for_
         assert it.take("b", 2) == [] and not testing.messages(store, "late")
         assert it.wait(29) == []
         assert it.wait(1) == [0, 20]
+
+
+def single(**options: Any) -> cues.Stream:
+    given = {"time": "t", "delay": 5, "late": "late", "idle": "30s", "reduce": {"n": count()}}
+    return windows.tumbling("a", "out", 10, **given | options)
+
+
+def test_an_input_on_which_messages_wait_is_not_silent() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, single())
+        it.take("a", 100)
+        store.queue("a").appender().write_many([{"t": t} for t in range(101, 120)])  # while the process was paused
+        assert it.wait(50) == [100]
+        assert not testing.messages(store, "late")
+        assert it.wait(30) == [100, 110]
+
+
+def test_an_input_with_messages_that_wait_holds_the_watermark_of_another() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, both(idle="30s"))
+        it.take("a", 0)
+        it.take("b", 1)
+        for t in (2, 3):
+            store.queue("b").appender().write({"t": t})
+        assert it.take("a", 50, later=40) == []
+        assert not testing.messages(store, "late")
+
+
+def test_time_in_which_the_process_did_not_run_is_not_silence() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, single())
+        it.take("a", 100)
+        it.wait(1000)  # the timer was due after 30 s, so nobody was there to hear
+        it.take("a", 130)
+        assert not testing.messages(store, "late")
+        it.take("a", 140, later=1000)
+        assert not testing.messages(store, "late")
+
+
+def test_an_ended_input_does_not_count_when_the_others_are_silent() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, both(idle="30s"))
+        it.take("a", 0)
+        it.take("b", 0)
+        store.queue("a").appender().write(windows.watermark(None))
+        for _ in range(40):
+            it.wait(1)
+        for second in range(40, 60):
+            it.take("b", second, later=1)
+        assert not testing.messages(store, "late")
+        store.queue("b").appender().write_many([windows.watermark(None)] * 2)
+        it.run()
+        assert builtins.sum(m["n"] for m in testing.messages(store, "out")) == 22
+        it.take("b", 90)
+        assert [m["message"]["t"] for m in testing.messages(store, "late")] == [90]
+
+
+def test_a_silent_input_is_not_awaited_by_one_that_has_ended() -> None:
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, both(idle="30s"))
+        it.take("a", 0)
+        store.queue("a").appender().write(windows.watermark(None))
+        assert it.run() == []
+        assert it.wait(30) == [0]  # b has never spoken, and does not hold the last window of a
+        it.take("b", 41, later=11)
+        assert not testing.messages(store, "late")
+
+
+def test_idle_heals_after_a_clock_that_was_ahead() -> None:
+    with testing.Clock(NOON + timedelta(days=1)) as clock, testing.temporary_store() as store:
+        it = Idling(store, clock, both(idle="30s"))
+        it.take("b", 0)
+        clock.set(NOON)
+        it.take("a", 0)
+        assert it.take("a", 50, later=29) == []
+        assert it.wait(1) == [0]  # b is silent since the clock is right
+
+
+def test_a_counted_window_after_the_end_closes_at_once() -> None:
+    stream = windows.counted("a", "out", 10, time="t", within="1m", reduce={"n": count()})
+    with testing.temporary_store() as store:
+        for messages in ([at(0), at(1), windows.watermark(None)], [at(100), at(101)]):
+            graph = cues.Graph("g", [cues.Source("a"), stream])
+            store.queue("a").appender().write_many(messages)
+            testing.run_until_idle(graph, store)
+        assert [m["n"] for m in testing.messages(store, "out")] == [2, 1, 1]
+        assert len(testing.state(store, "g.out")) == 1  # the head
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, Proces
 from cues.steps.state import Layer
 from cues.steps.state_parts import key_part
 from cues.steps.state_view import State
-from cues.steps.taking import Slice, Taken
+from cues.steps.taking import Input, Slice, Taken
 
 _STATES_MAX: Final = 1_000
 """Keys whose views of the state are kept: they recur."""
@@ -111,6 +111,7 @@ class Process:
     delivery              :class:`Delivery`; ``delivery_hash`` for short
     connection            of a sink with ``checkpoint=``: the open transaction of this call in its target
     now                   aware datetime, in UTC: the time of this step (with ``concurrency=``: of this call)
+    unread(binding)       whether a message waits on an input: :meth:`unread`
     timer(key, at)        call ``timer=`` for a key at a time: :meth:`timer`
     tailers, appenders    by binding: the queues that an imperative function reads and writes itself
     stopping              True when the graph drains: a source that never ends should return
@@ -145,6 +146,8 @@ class Process:
         self._checked: Callable[[Any], None] | None = None
         """Of a source: raises the error of a message that cannot be written."""
         self._imperative = imperative
+        self._inputs: Sequence[Input] = ()
+        """The inputs of the unit, also in a call of its timers."""
         self._taken: Taken | None = None
         self._offset = 0
         self._chosen: list[int] | None = None
@@ -275,6 +278,13 @@ class Process:
         self._now()
         self._now_ns = self._now_ns or clock.now_ns()
         return clock.to_datetime(self._now_ns)
+
+    def unread(self, binding: str | None = None) -> bool:
+        """Return whether a message waits that this step did not take: on an input, or on any.
+
+        An input without one has been silent; one that has them has only not been read, for example after a pause.
+        """
+        return any(input.waits() for input in self._inputs if binding in (None, input.binding))
 
     def timer(self, key: Any, at: datetime | float | None, name: str | None = None) -> None:
         """Call the function ``timer=`` of this processor for ``key``, once, at the time ``at`` or soon after it.

@@ -201,6 +201,7 @@ class StepperBase:
         self.hasher = Hasher(node.key, row.generation)
         state = None if node.kind == "source" else self.state.call  # a source's state is its position
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
+        self.process._inputs = self.whole.inputs
         self.runner = (
             runner(
                 node,

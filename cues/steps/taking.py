@@ -258,6 +258,12 @@ class Input:
         """The number of messages that were read ahead."""
         return self._loaded - self.index
 
+    def waits(self) -> bool:
+        """Return whether a message waits that was not taken. Safe in any thread."""
+        with self.queue.store._view() as txn:
+            row = self.log.row(txn)
+        return max(self.index, row.first) < row.next
+
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
         purges = self.queue.store._purges()
