@@ -93,7 +93,7 @@ def test_messages_as_arrow_and_pandas(store: cues.Store) -> None:
     assert part.column_names == ["q/partition", "q/index", "q/time", "n", "name"]
     assert part["q/index"].to_pylist() == [3, 4, 5] and part["n"].to_pylist() == [2, 3, 4]
     frame = queue.to_pandas(stop=3)
-    assert frame["n"].tolist() == [0, 1] and str(frame["n"].dtype) == "int64[pyarrow]"
+    assert frame["n"].tolist() == [0, 1] and str(frame["n"].dtype) == "Int64"
     later = datetime.now(UTC) + timedelta(hours=1)
     assert queue.to_arrow(later).num_rows == 0 and queue.to_arrow(stop=later).num_rows == 10
     assert queue.to_arrow(schema=pa.schema([("n", pa.int8())])).schema.names == ["n"]

@@ -56,6 +56,7 @@ from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, sums, template, without_times
 
 from cues import codec
+from cues.base import clock
 from cues.queues.options import Retention
 from cues.spark.cluster import inspection, operations
 from cues.spark.cluster.data import Writer
@@ -692,6 +693,55 @@ def test_readers_see_what_the_log_says_and_nothing_of_orphans(spark: SparkSessio
     assert [codec.unpack(value)["n"] for value in frame["value"]] == kept
     again = owner(place, spark)
     assert not again.step()
+
+
+@pytest.fixture
+def vacuums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queues that were vacuumed."""
+    found: list[str] = []
+    monkeypatch.setattr(QueueDirectory, "vacuum", lambda directory, under_way: found.append(directory.queue))
+    return found
+
+
+def test_a_vacuum_is_due_by_its_note_in_the_directory_and_not_by_the_age_of_the_process(
+    spark: SparkSession, tmp_path: Path, vacuums: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, 4)
+    stage, began = owner(tmp_path, spark), clock.now_ns()
+
+    def vacuums_after(hours: float) -> list[str]:
+        """In a process that has just begun, at a time by the clock."""
+        monkeypatch.setattr(clock, "now_ns", lambda: began + int(hours * 3600e9))
+        vacuums.clear()
+        Maintenance(stage.driver, [stage]).vacuum_if_due()
+        return sorted(vacuums)
+
+    hours = {
+        0.0: False,
+        0.9: False,
+        1.1: True,
+        1.2: False,
+        2.2: True,
+        2.1: True,
+        3.0: False,
+    }  # once the clock goes back
+    assert {hour: vacuums_after(hour) for hour in hours} == {
+        hour: ["in", "out"] if due else [] for hour, due in hours.items()
+    }
+
+
+def test_a_run_ends_with_the_vacuum_that_is_due_also_if_a_merge_failed(
+    spark: SparkSession, tmp_path: Path, vacuums: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(GRAPHS["plain"](), tmp_path, spark)
+    assert vacuums == []
+    note = tmp_path / "queues" / "_cues" / "g.vacuum.json"
+    noted = json.loads(note.read_text())
+    note.write_text(json.dumps({"time": "2026-11-01T12:00:00+00:00"}))
+    monkeypatch.setattr(Maintenance, "merge", lambda keeper, log: Path("/nowhere").read_text())
+    run(GRAPHS["plain"](), tmp_path, spark)
+    assert sorted(vacuums) == ["in", "out"]
+    assert json.loads(note.read_text())["time"] > noted["time"]
 
 
 def test_small_files_become_one_and_old_ones_go_also_when_that_dies(

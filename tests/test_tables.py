@@ -81,6 +81,25 @@ def test_a_value_that_does_not_fit_is_named(kind: str) -> None:
         table_of(kind, [{"id": 1}, {"id": 2}, {"id": "x"}])
 
 
+@pytest.mark.parametrize("size", ["byte", "short", "integer", "long", "float", "double"])
+def test_pandas_calculates_with_columns_of_numbers_as_with_its_own(size: str) -> None:
+    messages = [{"n": n} for n in (-3, 7, None)]
+    table = table_of("pandas", messages, arrow_schema((("n", size),), "pandas"))
+    table["odd"] = table.n % 2
+    table["half"], table["rest"] = divmod(table.n, 2)
+    assert messages_of(table) == [
+        {"n": -3, "odd": 1, "half": -2, "rest": 1},
+        {"n": 7, "odd": 1, "half": 3, "rest": 1},
+        dict.fromkeys(("n", "odd", "half", "rest")),
+    ]
+    assert messages_of(table[table.odd == 1])[0]["n"] == -3
+
+
+def test_a_mask_of_booleans_with_a_null_selects_in_pandas() -> None:
+    table = table_of("pandas", [{"b": True}, {"b": None}, {"b": False}])
+    assert messages_of(table[~table.b]) == [{"b": False}]
+
+
 def doubled(table: Any) -> Any:
     if isinstance(table, pa.Table):
         return table.append_column("twice", pa.compute.multiply(table["price"], 2))

@@ -160,7 +160,7 @@ class Queue(BaseQueue):
         schema: Any = None,
         metadata: bool = False,
     ) -> Any:
-        """Return messages as a ``pandas.DataFrame`` with columns of Arrow types; otherwise as :meth:`to_arrow`."""
+        """Return messages as a ``pandas.DataFrame`` with types that have nulls; otherwise as :meth:`to_arrow`."""
         return self._table("pandas", start, stop, schema, metadata)
 
     def _table(

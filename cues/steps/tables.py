@@ -10,7 +10,9 @@ schema the types are those of the messages of the step, so they may differ from 
 all of them has the type null. With one, columns and types are always the same, and other fields are left out. Keys that
 begin with ``q/`` are no columns.
 
-pandas gets columns of Arrow types (``pandas.ArrowDtype``), because its own would make floats of integers with a null.
+pandas gets its types with nulls (``Int64``, ``Float64``, ``boolean``), because those without would make floats of
+integers with a null. Other columns have Arrow types (``pandas.ArrowDtype``), for which pandas 2 has fewer operations:
+no ``%``, for example.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def table_of(
     for place, (name, values) in enumerate((facts or {}).items()):
         table = table.add_column(place, name, pa.array(values))
     if kind == "pandas":
-        return table.to_pandas(types_mapper=_module("pandas", kind).ArrowDtype)
+        return table.to_pandas(types_mapper=_pandas_type)
     return _module("polars", kind).from_arrow(table) if kind == "polars" else table
 
 
@@ -105,6 +107,17 @@ def _misfit(pa: Any, name: str, values: Sequence[Any], schema: Any, error: Excep
     return SchemaError(
         f"$.{name}: {error}", "name the column's type with schema=.", path=f"$.{name}", expected=expected
     )
+
+
+def _pandas_type(kind: Any) -> Any:
+    """The type of a column of pandas: its own with nulls for numbers and booleans."""
+    pd = sys.modules["pandas"]
+    text = str(kind)
+    if text == "bool":
+        return pd.BooleanDtype()
+    if text.startswith(("int", "uint")):
+        return pd.api.types.pandas_dtype(text.title().replace("Ui", "UI"))
+    return {"float": pd.Float32Dtype, "double": pd.Float64Dtype}.get(text, lambda: pd.ArrowDtype(kind))()
 
 
 def _without_null(pa: Any, kind: Any) -> Any:

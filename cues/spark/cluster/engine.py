@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
@@ -184,9 +184,18 @@ class _KeeperThread(_Turns):
         super().__init__(host, driver, f"{host.plan.id} keeper")
         self._maintenance = Maintenance(driver, stages)
 
+    def turn(self) -> None:
+        super().turn()
+        if self.running.halted:  # a run may be shorter than the time between two vacuums
+            self._keep(self._maintenance.vacuum_if_due)
+
     def step(self) -> bool:
+        self._keep(self._maintenance.step)
+        return False
+
+    def _keep(self, work: Callable[[], None]) -> None:
         try:
-            self._maintenance.step()
+            work()
         except CuesError:
             raise
         except Exception as error:  # the next look finds the same files
@@ -194,7 +203,6 @@ class _KeeperThread(_Turns):
                 text = f"small files and old ones stay for now: {in_short(error)}"
                 self.running.emit(events.Event(self.running.plan.id, text, logging.WARNING))
                 self.running.pause(_KEEP_AGAIN_S)
-        return False
 
     def sleep(self) -> None:
         self.running.pause(_KEEP_S)

@@ -4,7 +4,8 @@
     merge        a run of small files is written again as one file, which replaces them in the log
     retain       files whose messages retention removes leave the log; the last file always stays
     checkpoint   the library writes a checkpoint of the log, and deletes old entries
-    vacuum       the library finds the files that left the log, or never were in it, a day ago
+    vacuum       the library finds the files that left the log, or never were in it, a day ago. The time of the last
+                 vacuum is noted in the directory.
     sweep        at the start: delete the files of the state that no record names
 
 A merge changes no message, and a stream of a Delta reader does not see it.
@@ -13,20 +14,22 @@ A merge changes no message, and a stream of a Delta reader does not see it.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
 from cues.base import clock, events
-from cues.errors import Diverged
+from cues.errors import Diverged, InvalidArgument
 from cues.queues.schema import infer
 from cues.spark.cluster.data import COLUMNS, Piece, Writer, pieces_of, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLog, QueueDirectory
+from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.state_files import folder_of_state, record_of
 from cues.spark.cluster.typed import NONE, TypedColumns
 
@@ -45,7 +48,7 @@ INFER_MESSAGES: Final = 1000
 _RETENTION_PARTS: Final = 8
 """A merged file has at most this part of the messages that retention keeps, because it removes whole files."""
 _VACUUM_S: Final = 3600.0
-"""Time between two vacuums."""
+"""Time between two vacuums of a graph's queues, by this driver or by another one: a run may take only minutes."""
 
 
 class Maintenance:
@@ -55,7 +58,8 @@ class Maintenance:
         self.driver = driver
         self.stages = stages
         self.merge_files = int(driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES)) or 0)
-        self._vacuumed = time.monotonic()
+        self._note = f"_cues/{folder_of(driver.graph)}.vacuum.json"
+        self._vacuumed_ns = self._noted()
         self._checkpoints: dict[str, int] = {}
         self._merged: dict[str, int] = {}
         """By log id: the index before which there is nothing to merge."""
@@ -72,8 +76,7 @@ class Maintenance:
                 if directory.options.retention is not None:
                     self.retain(log, directory.options.retention)
             self.checkpoint(directory)
-        if time.monotonic() - self._vacuumed > _VACUUM_S:
-            self.vacuum()
+        self.vacuum_if_due()
 
     def checkpoint(self, directory: QueueDirectory) -> None:
         """Write a checkpoint of the log, if it has got enough entries since the last one."""
@@ -82,14 +85,32 @@ class Maintenance:
             self._checkpoints[directory.queue] = directory.version
             directory.checkpoint()
 
+    def vacuum_if_due(self) -> None:
+        """Vacuum, unless this driver or an earlier one has done so shortly ago."""
+        if not 0 <= clock.now_ns() - self._vacuumed_ns <= _VACUUM_S * 1e9:  # also if the clock was ahead
+            self.vacuum()
+
+    def _noted(self) -> int:
+        """The time of the last vacuum, from its note. Without a note, that of this start, which is noted."""
+        try:
+            return clock.to_ns(datetime.fromisoformat(json.loads(self.driver.files.read(self._note) or b"")["time"]))
+        except (ValueError, LookupError, TypeError, InvalidArgument):  # there is none, or it was being written
+            return self._write_note()
+
+    def _write_note(self) -> int:
+        now = clock.now_ns()
+        self.driver.files.write(self._note, json.dumps({"time": clock.to_datetime(now).isoformat()}).encode())
+        return now
+
     def vacuum(self) -> None:
         """Delete the files that left the logs long enough ago, if this driver still runs the graph."""
-        self._vacuumed = time.monotonic()
+        self._vacuumed_ns = clock.now_ns()  # also if it fails, because the next look would fail too
         for stage in self.stages:
             stage.ledger.check()
         done = {stage.ledger.processor: stage.ledger.now.number for stage in self.stages}
         for directory in self.driver.queues.values():
             directory.vacuum(lambda writer, record: record > done.get(writer, record))
+        self._vacuumed_ns = self._write_note()
 
     # --- infer ---
 
