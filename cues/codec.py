@@ -19,10 +19,16 @@ A decoded value equals the encoded one, and has the same types. There are two ex
 memoryview become bytes, and subclasses of dict, list, tuple, str, int, float and bytes become their base
 class. A value that cannot be encoded raises :class:`~cues.errors.CodecError`, which names the path inside
 the message and the type, before anything is written.
+
+:func:`unpack` takes what :func:`pack` writes and nothing else: each decoder of the codes 100 to 111 compares the
+payload with the one form that its encoder writes, and raises :class:`~cues.errors.CodecError` for another one. So
+the bytes of a foreign message cannot become a numpy array of objects (whose bytes are addresses), or ask for memory
+that they do not fill.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import uuid
 from collections.abc import Callable
@@ -77,10 +83,10 @@ def _default(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         # Subclasses of arrays have data that is not in their bytes (a mask, a unit), so they are refused.
-        if type(value) in (numpy.ndarray, numpy.memmap) and not value.dtype.hasobject:
-            return msgpack.ExtType(111, _nested([_dtype(value), list(value.shape), value.tobytes()]))
-        if isinstance(value, numpy.generic) and not value.dtype.hasobject:
-            return msgpack.ExtType(110, _nested([_dtype(value), value.tobytes()]))
+        if type(value) in (numpy.ndarray, numpy.memmap) and value.dtype.itemsize:
+            return msgpack.ExtType(111, _nested([_description(value.dtype), list(value.shape), value.tobytes()]))
+        if isinstance(value, numpy.generic):
+            return msgpack.ExtType(110, _nested([_description(value.dtype), value.tobytes()]))
     for base, plain in _BASES:
         if isinstance(value, base):
             # Enum members are refused: the reader would get a plain value.
@@ -124,8 +130,23 @@ def _encode_int(value: int) -> Any:
     return msgpack.ExtType(109, value.to_bytes(size, "big", signed=True))
 
 
-def _dtype(value: Any) -> Any:
-    return value.dtype.str if value.dtype.fields is None else _numpy().lib.format.dtype_to_descr(value.dtype)
+_DTYPE_KINDS: Final = frozenset("biufcmMSUV")
+"""The kinds of numpy's types whose values are in their bytes: numbers, times, texts, structures."""
+
+_EMPTY_BYTES: Final = {"S": 1, "U": 4, "V": 0}
+"""The bytes of a scalar of the size 0."""
+
+
+def _description(dtype: Any) -> Any:
+    """The form in which a dtype is written. Raises :class:`_Unencodable` if its values are not in their bytes."""
+    leaves, found = [dtype], 0
+    while found < len(leaves):
+        leaf = leaves[found].base
+        leaves += [field[0] for field in (leaf.fields or {}).values()]
+        if leaf.kind not in _DTYPE_KINDS or leaf.type.__module__ != "numpy":
+            raise _Unencodable(f"numpy values of the dtype {dtype} are not in their bytes")
+        found += 1
+    return dtype.str if dtype.fields is None else _numpy().lib.format.dtype_to_descr(dtype)
 
 
 def _ext_hook(code: int, data: bytes) -> Any:
@@ -139,7 +160,40 @@ def _ext_hook(code: int, data: bytes) -> Any:
             path="",
             type_name=f"ext {code}",
         )
-    return decoder(data)
+    if code <= USER_CODE_MAX:
+        return _deeper(decoder, data)
+    try:
+        return _deeper(decoder, data) if code in _CONTAINERS else decoder(data)
+    except CodecError:
+        raise
+    except Exception as error:
+        raise _foreign(f"The extension type {code} has bytes that Cues does not write ({error}).", code) from None
+
+
+def _deeper(decoder: Decoder, data: bytes) -> Any:
+    """Decode an extension that may contain others, no more of them inside one another than :func:`pack` writes."""
+    _local.reading += 1
+    try:
+        if _local.reading > NESTING_MAX:
+            raise _foreign(f"The message has more than {NESTING_MAX} extension types inside one another.", 106)
+        return decoder(data)
+    finally:
+        _local.reading -= 1
+
+
+def _foreign(what: str, code: int) -> CodecError:
+    return CodecError(
+        what,
+        "read the message as raw bytes to see its source: cues.codec.pack did not write it.",
+        path="",
+        type_name=f"ext {code}",
+    )
+
+
+def _expect(is_written: bool) -> None:
+    """Refuse a payload in another form than the one that is written."""
+    if not is_written:
+        raise ValueError("another form of the value, or another size")
 
 
 def _new_packer() -> Callable[[Any], bytes]:
@@ -277,6 +331,7 @@ def _encode_datetime(value: datetime) -> bytes:
 def _decode_datetime(data: bytes) -> datetime:
     text, zone, fold = unpack(data)
     value = datetime.fromisoformat(text)
+    _expect(value.isoformat() == text and type(fold) is int and (zone is None or value.tzinfo is not None))
     if zone is not None:
         value = value.replace(tzinfo=ZoneInfo(zone))
     return value.replace(fold=fold)
@@ -290,20 +345,69 @@ def _encode_time(value: time) -> bytes:
 
 def _decode_time(data: bytes) -> time:
     if data[:1].isdigit():
-        return time.fromisoformat(data.decode())
+        return _canonical(time.fromisoformat, time.isoformat, data)  # type: ignore[no-any-return]
     text, zone, fold = unpack(data)
     value = time.fromisoformat(text)
+    _expect(value.isoformat() == text and type(fold) is int and (zone is not None or fold == 1))
     return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
 
 
-def _array(shape: Any, dtype: Any, raw: bytes) -> Any:
+def _canonical(parse: Callable[[str], Any], write: Callable[[Any], str], data: bytes) -> Any:
+    """A value that is written as its text, in the one form that is written."""
+    text = data.decode()
+    value = parse(text)
+    _expect(write(value) == text)
+    return value
+
+
+def _decode_timedelta(data: bytes) -> timedelta:
+    parts = unpack(data)
+    value = timedelta(*parts)
+    _expect([value.days, value.seconds, value.microseconds] == parts and set(map(type, parts)) == {int})
+    return value
+
+
+def _decode_items(data: bytes) -> list[Any]:
+    items = unpack(data)
+    _expect(type(items) is list)
+    return items  # type: ignore[no-any-return]
+
+
+def _decode_set(kind: type, data: bytes) -> Any:
+    """A set. Its items may be in any order: an earlier version wrote them so."""
+    items = _decode_items(data)
+    value = kind(items)
+    _expect(len(value) == len(items))
+    return value
+
+
+def _decode_int(data: bytes) -> int:
+    value = int.from_bytes(data, "big", signed=True)
+    _expect(value.bit_length() > 63 and len(data) == (value.bit_length() + 8) // 8)
+    return value
+
+
+def _array(shape: Any, description: Any, raw: Any) -> Any:
+    """An array of the shape ``()``, for a scalar, or of another one; numpy writes an empty text as one character."""
     numpy = _numpy()
-    return numpy.ndarray(shape, numpy.lib.format.descr_to_dtype(dtype), raw)
+    dtype = numpy.lib.format.descr_to_dtype(description)
+    _expect(_description(dtype) == description and type(raw) is bytes)
+    _expect(all(type(length) is int and length >= 0 for length in shape))
+    size = dtype.itemsize or (0 if shape else _EMPTY_BYTES[dtype.kind])
+    _expect(math.prod(shape) * size == len(raw))
+    return numpy.ndarray(shape, dtype, raw)
+
+
+def _decode_scalar(data: bytes) -> Any:
+    description, raw = unpack(data)
+    return _array((), description, raw)[()]
 
 
 def _decode_ndarray(data: bytes) -> Any:
-    dtype, shape, raw = unpack(data)
-    return _array(shape, dtype, raw).copy()
+    description, shape, raw = unpack(data)
+    array = _array(shape, description, raw)
+    _expect(array.itemsize > 0)  # such items take memory that their bytes do not show
+    return array.copy()
 
 
 def _numpy() -> Any:
@@ -320,17 +424,17 @@ def _numpy() -> Any:
 
 
 _register(datetime, 100, _encode_datetime, _decode_datetime)
-_register(date, 101, lambda v: v.isoformat().encode(), lambda b: date.fromisoformat(b.decode()))
+_register(date, 101, lambda v: v.isoformat().encode(), lambda b: _canonical(date.fromisoformat, date.isoformat, b))
 _register(time, 102, _encode_time, _decode_time)
-_register(timedelta, 103, lambda v: _nested([v.days, v.seconds, v.microseconds]), lambda b: timedelta(*unpack(b)))
-_register(Decimal, 104, lambda v: str(v).encode(), lambda b: Decimal(b.decode()))
+_register(timedelta, 103, lambda v: _nested([v.days, v.seconds, v.microseconds]), _decode_timedelta)
+_register(Decimal, 104, lambda v: str(v).encode(), lambda b: _canonical(Decimal, str, b))
 _register(uuid.UUID, 105, lambda v: v.bytes, lambda b: uuid.UUID(bytes=b))
 _CONTAINERS: Final = (106, 107, 108)
-_register(tuple, 106, _encode_items, lambda b: tuple(unpack(b)))
-_register(set, 107, _encode_set, lambda b: set(unpack(b)))
-_register(frozenset, 108, _encode_set, lambda b: frozenset(unpack(b)))
-_decoders[109] = lambda b: int.from_bytes(b, "big", signed=True)
-_decoders[110] = lambda b: _array((), *unpack(b))[()]
+_register(tuple, 106, _encode_items, lambda b: tuple(_decode_items(b)))
+_register(set, 107, _encode_set, lambda b: _decode_set(set, b))
+_register(frozenset, 108, _encode_set, lambda b: _decode_set(frozenset, b))
+_decoders[109] = _decode_int
+_decoders[110] = _decode_scalar
 _decoders[111] = _decode_ndarray
 
 

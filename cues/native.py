@@ -29,6 +29,8 @@ class ThreadPacker(threading.local):
         self.pack = new()
         self.depth = 0
         """The number of extensions that are being encoded inside one another."""
+        self.reading = 0
+        """The number of extensions that are being decoded inside one another."""
 
 
 def implementation() -> str:

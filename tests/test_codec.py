@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -387,3 +388,104 @@ def test_whatever_depth_can_be_written_can_be_read(tmp_path: Path) -> None:
             depth += 1
         assert depth == 1000 + written - 1
         assert innermost == (1, {"text": "é", "bytes": b"x", "none": None})
+
+
+# --- what pack() does not write --------------------------------------------------------------------
+
+
+def extension(code: int, *parts: Any) -> bytes:
+    return msgpack.packb({"a": msgpack.ExtType(code, msgpack.packb(list(parts)))})
+
+
+def raw_extension(code: int, data: bytes) -> bytes:
+    return msgpack.packb({"a": msgpack.ExtType(code, data)})
+
+
+FORGED = {
+    "scalar of an object": extension(110, "|O", b"A" * 8),
+    "array of objects": extension(111, "|O", [1], b"A" * 8),
+    "structure with an object": extension(111, [["n", "<i8"], ["o", "|O"]], [1], bytes(16)),
+    "structure of lists, not tuples": extension(111, [["n", "<i8"]], [1], bytes(8)),
+    "text of size 0, 2**34 times": extension(111, "|S0", [1 << 34], b""),
+    "nothing, 10**9 times": extension(111, "|V0", [10**9], b""),
+    "more bytes than the shape": extension(111, "<i8", [1], bytes(80)),
+    "fewer bytes than the shape": extension(111, "<i8", [11], bytes(80)),
+    "a shape below zero": extension(111, "<i8", [-1, -1], bytes(8)),
+    "a shape that is no list of integers": extension(111, "<i8", [1.0], bytes(8)),
+    "another text for the dtype": extension(111, "i8", [1], bytes(8)),
+    "several fields in a text": extension(111, "i8,i8", [1], bytes(16)),
+    "a text of numpy's own kind": extension(111, "|T16", [1], bytes(16)),
+    "another datetime text": extension(100, "20200101T000000", None, 0),
+    "a fold of 7": extension(100, "2020-01-01T00:00:00", None, 7),
+    "a zone that is not there": extension(100, "2020-01-01T00:00:00+00:00", "Europe/Nowhere", 0),
+    "a zone without an offset": extension(100, "2020-01-01T00:00:00", "Europe/Berlin", 0),
+    "two parts of a datetime": extension(100, "2020-01-01T00:00:00", None),
+    "another date text": raw_extension(101, b"20200101"),
+    "another time text": raw_extension(102, b"1230"),
+    "a time as a list that needs none": extension(102, "12:30:00", None, 0),
+    "hours in a timedelta": extension(103, 0, 90_000, 0),
+    "a float in a timedelta": extension(103, 1.0, 0, 0),
+    "another decimal text": raw_extension(104, b" 1_0 "),
+    "a short uuid": raw_extension(105, b"short"),
+    "a tuple that is a map": raw_extension(106, msgpack.packb({1: 2})),
+    "a set with equal items": extension(107, 1, 1),
+    "a set of lists": extension(107, [1]),
+    "a small integer": raw_extension(109, b"\x05"),
+    "an integer of too many bytes": raw_extension(109, bytes(2) + b"\x7f" + bytes(8)),
+    "no bytes at all": raw_extension(111, b""),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_an_extension_that_pack_does_not_write_is_refused(name: str) -> None:
+    pytest.importorskip("numpy")
+    with pytest.raises(CodecError, match="bytes that Cues does not write"):
+        codec.unpack(FORGED[name])
+
+
+@pytest.mark.parametrize("code", [106, 107, 108, 7])
+def test_more_levels_than_pack_writes_are_refused(registry: None, code: int) -> None:
+    """20,000 tuples inside one another would overflow the C stack of the process that reads them."""
+    codec.register(Money, 7, encode_money, decode_money)
+    data = b"\x90"
+    for _ in range(20_000):
+        data = b"\x91" + msgpack.packb(msgpack.ExtType(code, data))
+        if len(data) > 200_000:
+            break
+    with pytest.raises(CodecError, match="more than 64 extension types"):
+        codec.unpack(data)
+    assert round_trip((1, (2,))) == (1, (2,)), "the depth is counted anew"
+
+
+def test_numpy_values_of_other_types_are_refused() -> None:
+    """Texts of numpy's variable-width type are addresses, and items of the size 0 take memory that no byte shows."""
+    numpy = pytest.importorskip("numpy")
+    values = [numpy.zeros(3, dtype="V0")]
+    if hasattr(numpy.dtypes, "StringDType"):
+        values.append(numpy.array(["a"], dtype=numpy.dtypes.StringDType()))
+    for value in values:
+        with pytest.raises(CodecError) as caught:
+            codec.pack({"x": value})
+        assert caught.value.path == "x"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_what_is_decoded_is_written_again_as_the_same_value(data: st.DataObject) -> None:
+    """Bytes of an extension are changed at random: they are refused, or pack() writes it for their value."""
+    numpy = pytest.importorskip("numpy")
+    arrays = [numpy.arange(3, dtype="<i2"), numpy.int16(5), numpy.str_(""), numpy.zeros(2, [("a", "i1"), ("b", "U2")])]
+    value = data.draw(SCALARS | HASHABLE | st.sampled_from(arrays))
+    written = msgpack.unpackb(codec.pack(value), strict_map_key=False)
+    if not isinstance(written, msgpack.ExtType):
+        return
+    payload = bytearray(written.data)
+    for _ in range(data.draw(st.integers(1, 3)) if payload else 0):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = codec.unpack(msgpack.packb(msgpack.ExtType(written.code, bytes(payload))))
+    except CodecError:
+        return
+    again = msgpack.unpackb(codec.pack(found), strict_map_key=False)
+    assert again.code == written.code
+    assert repr(codec.unpack(codec.pack(found))) == repr(found)
