@@ -311,6 +311,12 @@ ORDER = {"n": 3, "city": "Oslo", "item": {"name": "pear", "tags": ["a", "b"]}, "
         ("str(n) == '3'", True),
         ("city * 1000000000 == 3", False),
         ("'%1000000000d' % n == ''", False),
+        ("round(n, 2) == 3", True),
+        ("round(n, -30000000) == 0", False),
+        ("round(2.5) == 2 and round(2.567, 2) == 2.57", True),
+        (" * ".join(["9223372036854775807"] * 60) + " > 0", True),
+        (" * ".join(["9223372036854775807"] * 70) + " > 0", False),
+        ("city + city == 'OsloOslo' and (1, 2) + (3,) == (1, 2, 3)", True),
     ],
 )
 def test_what_expressions_say(text: str, matches: bool) -> None:
@@ -339,6 +345,18 @@ def test_what_expressions_say(text: str, matches: bool) -> None:
 )
 def test_what_expressions_cannot_do(text: str) -> None:
     with pytest.raises(WrongUsage):
+        Where(text)
+
+
+def test_texts_that_are_put_together_are_bounded() -> None:
+    assert not Where(" + ".join(["text"] * 200) + " != ''")({"text": "x" * 10_000})
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 1_000 + "1" + ")" * 1_000, "not " * 2_400 + "n", "-" * 9_000 + "n", "n" * 10_001]
+)
+def test_an_expression_that_is_too_deep_or_too_long_says_so(text: str) -> None:
+    with pytest.raises(WrongUsage, match=r"nested|characters|not an expression"):
         Where(text)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from cues.checkpoints import JSONFileCheckpoint
 from cues.testing import run_until_idle
 from cues.tools import exporter
 from cues.txn import Consumer, Publisher
-from cues.ui import guard, shape, text
+from cues.ui import guard, search, shape, text
 
 KEPT = {"*": cues.QueueOptions(metadata={"t", "time"})}
 STRANGE = {
@@ -434,3 +436,51 @@ def test_a_connection_whose_head_does_not_arrive_is_closed(store: Path, monkeypa
     with page_of(store) as page, socket.create_connection(("127.0.0.1", page.port), timeout=30) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: ")
         assert client.recv(1) == b""
+
+
+ENDLESS = 'match(text, "^(a+)+$")'
+"""A search for which Python needs longer than anybody waits, with its lock held."""
+
+
+def test_a_search_that_does_not_end_is_ended_and_the_next_one_is_answered(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("texts").appender().write_many([{"text": "a" * 60 + "b"}, {"text": "aaa"}])
+    with contextlib.closing(
+        search.Searcher(shape.settings_of(str(tmp_path / "store"), False, None, ""), 0.2)
+    ) as searcher:
+        with pytest.raises(guard.Refusal, match=r"ended after 0\.2 s"):
+            searcher.messages(queue="texts", where=ENDLESS)
+        (found,) = searcher.messages(queue="texts", where='text == "aaa"')["messages"]
+        assert found["index"] == 2
+        with pytest.raises(guard.Refusal, match="no function 'eval'"):
+            searcher.messages(queue="texts", where="eval(1)")
+
+
+def test_other_questions_are_answered_during_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "LIMIT_S", 1.0)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("texts").appender().write({"text": "a" * 60 + "b"})
+    with page_of(tmp_path / "store") as page, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(page.refusal, "messages", queue="texts", where=ENDLESS)
+        while not asked.done():
+            assert page.ask("overview")["queues"][0]["name"] == "texts"
+        assert asked.result() == (400, "The search was ended after 1 s.")
+
+
+def test_few_searches_wait_for_another_one(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("texts").appender().write({"text": "a"})
+    settings = shape.settings_of(str(tmp_path / "store"), False, None, "")
+    with (
+        contextlib.closing(search.Searcher(settings, 60)) as searcher,
+        ThreadPoolExecutor(search.WAITING_MAX + 1) as pool,
+    ):
+        with searcher._one:  # as during a search
+            asked = [
+                pool.submit(searcher.messages, queue="texts", where="1 == 1") for _ in range(search.WAITING_MAX + 1)
+            ]
+            while searcher._few._value:
+                pass
+            with pytest.raises(guard.Refusal, match="Other searches are running"):
+                searcher.messages(queue="texts", where="1 == 1")
+        assert all(len(each.result()["messages"]) == 1 for each in asked)

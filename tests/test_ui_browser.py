@@ -209,3 +209,17 @@ def test_fifty_processors_in_both_themes_and_on_a_phone(browser: Browser, tmp_pa
         named += " || each.labels?.length || each.getAttribute('aria-label'))"
         assert browser.run(named)
         browser.theme("light")
+
+
+def test_a_search_that_comes_with_a_link_waits_for_a_click(browser: Browser, tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("orders").appender().write_many([{"n": n} for n in range(5)])
+    with page_of(tmp_path / "store") as page:
+        browser.open(f"{page.url}#/queue/orders?where=n+%3D%3D+3")
+        browser.wait("document.querySelector('main .status')?.innerText.includes('click Go to run it')")
+        assert browser.run("document.querySelector('#where').value") == "n == 3"
+        browser.run("document.querySelector('form.tools button').click(); true")
+        browser.wait("document.querySelector('main .status')?.innerText.includes('1 match.')")
+        browser.run("document.querySelector('#where').value = 'n > 2'; true")
+        browser.run("document.querySelector('form.tools button').click(); true")
+        browser.wait("document.querySelector('main .status')?.innerText.includes('2 matches.')")

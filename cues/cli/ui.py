@@ -82,7 +82,7 @@ def ui(
     changes = None
     if allow_write:
         changes = importlib.import_module("cues.ui.change").Changes(target.text, target.store)
-    serving = server.Server(process.look_of(settings), guard, listener, changes)
+    serving = server.Server(importlib.import_module("cues.ui.looks").look_of(settings), guard, listener, changes)
     address = server.address_of(listener, guard)
     output.say(address, address=address)
     options.note("Ctrl-C ends the page." if not allow_write else "The page may change things. Ctrl-C ends it.")
@@ -99,9 +99,11 @@ def need() -> None:
 
 def settings_of(graph: Graph | None, place: str, directory: bool) -> dict[str, Any]:
     """The settings of a page, as plain data for its process: the store or directory, and the shape of the graph."""
-    shape = importlib.import_module("cues.ui.shape").shape_of_graph(graph).to_dict() if graph is not None else None
+    shapes = importlib.import_module("cues.ui.shape")
+    shape = shapes.shape_of_graph(graph) if graph is not None else None
     title = graph.id if graph is not None else targets.shown(place) if not directory else place
-    return {"place": place, "directory": directory, "shape": shape, "title": title}
+    settings: dict[str, Any] = shapes.settings_of(place, directory, shape, title)
+    return settings
 
 
 def access(host: str, port: int, allow_write: bool, token: str | None) -> dict[str, Any]:

@@ -8,8 +8,9 @@
 A name is a field, ``a.b`` and ``a["b"]`` the field of a field; a missing one is None. An expression may use
 numbers, text, True, False, None, tuples and lists; comparisons, ``in``, and, or, not, if-else,
 arithmetic; the functions below, and the methods of text in :data:`_METHODS`. If a comparison is not
-possible for a message (``None > 3``), the message does not match. Other parts of Python are not allowed:
-calls of other functions, attributes of objects, powers.
+possible for a message (``None > 3``), the message does not match. Every operation is bounded in its work, by the
+digits of ``round``, the length of texts that are put together, and the bits of a product. Other parts of Python are not
+allowed: calls of other functions, attributes of objects, powers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ from cues.base.checks import nearest
 from cues.cli.options import WrongUsage
 
 Value = Callable[[dict[str, Any]], Any]
+
+CHARACTERS_MAX: Final = 10_000
+"""Characters of an expression."""
+DIGITS_MAX: Final = 308
+"""Digits to which ``round`` rounds: those of the largest float. Python computes 10 ** digits."""
+BITS_MAX: Final = 4_096
+"""Bits of a product of integers; those of a message have 64."""
+ITEMS_MAX: Final = 1 << 20
+"""Characters or items of a sum of texts or lists."""
 
 _BINARY: Final[dict[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -58,7 +68,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "len": len,
     "max": max,
     "min": min,
-    "round": round,
+    "round": lambda number, digits=None: round(number, _within(digits, DIGITS_MAX)),
     "str": str,
     "sum": sum,
     "match": lambda text, pattern: re.search(pattern, text) is not None,
@@ -77,13 +87,16 @@ class Where:
         self.fields: set[str] = set()
         """The fields of the first message that lacked a field of the expression."""
         self._names: set[str] = set()
+        if len(text) > CHARACTERS_MAX:
+            raise WrongUsage(f"--where has {len(text):,} characters; {CHARACTERS_MAX:,} are read.", "write less.")
         try:
-            tree = ast.parse(text, mode="eval")
+            self._value = self._compile(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError) as error:
             raise WrongUsage(
                 f"--where {text!r} is not an expression: {error}.", "write it like this: --where 'x > 3 and y == \"a\"'"
             ) from None
-        self._value = self._compile(tree.body)
+        except (RecursionError, MemoryError):
+            raise WrongUsage(f"--where {text[:60]!r}… is nested too deeply.", "write a simpler one.") from None
         self.missing = set(self._names)
 
     def __call__(self, message: dict[str, Any]) -> bool:
@@ -189,9 +202,20 @@ def _arithmetic(operation: Callable[[Any, Any], Any], left: Value, right: Value)
             raise TypeError  # such as "a" * 10**9, which is not a test of a message
         if operation is operator.mod and isinstance(a, (str, bytes)):
             raise TypeError
+        if operation is operator.mul and isinstance(a, int) and isinstance(b, int):
+            _within(a.bit_length() + b.bit_length(), BITS_MAX)
+        if operation is operator.add and not isinstance(a, (int, float)):
+            _within(len(a) + len(b), ITEMS_MAX)
         return operation(a, b)
 
     return value
+
+
+def _within(size: int | None, limit: int) -> int | None:
+    """Return a size. Raises ValueError, so the message does not match, if it is beyond the limit."""
+    if size is not None and abs(size) > limit:
+        raise ValueError
+    return size
 
 
 def _comparison(first: Value, operations: list[Callable[[Any, Any], Any]], others: list[Value]) -> Value:

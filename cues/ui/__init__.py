@@ -7,6 +7,8 @@
     lineage.py      where a message came from, and what became of it
     directory.py    the same for a shared directory of ``cues run --queues``
     guard.py        who may ask: token, host, origin; the headers of every answer
+    looks.py        what the API asks; which of the two answers
+    search.py       searches, in a process that the kernel ends after a time
     server.py       routes, live events, and the process that serves them
     static/         the page: HTML, one CSS file, ES modules; nothing is built, nothing comes from other hosts
 

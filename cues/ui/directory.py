@@ -23,7 +23,7 @@ from cues.spark.cluster.files import open_files
 from cues.tools import metrics
 from cues.ui import sample
 from cues.ui.look import PAGE_MAX, SEARCH_S, TEXT_CHARACTERS, condition_of, error_of
-from cues.ui.shape import ProcessorShape, Shape, layout
+from cues.ui.shape import ProcessorShape, Shape, layout, settings_of
 from cues.ui.text import pretty, preview, safe
 
 _REFRESH_S: Final = 2.0
@@ -39,6 +39,10 @@ class DirectoryLook:
         self._declared = shape
         self._seen: tuple[float, dict[str, Any]] | None = None
         self._history = sample.LagHistory()
+
+    def settings(self) -> dict[str, Any]:
+        """What another process makes the same look of (:func:`cues.ui.looks.look_of`)."""
+        return settings_of(self.place, True, self._declared, self.title)
 
     def close(self) -> None:
         """Nothing is open between two answers."""

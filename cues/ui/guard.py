@@ -60,10 +60,11 @@ _OPEN: Final = ("/static/", "/login")
 class Refusal(Exception):
     """A refused request: its status, and a sentence for the person who sent it."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, hint: str = "") -> None:
         super().__init__(text)
         self.status = status
         self.text = text
+        self.hint = hint
 
 
 def is_loopback(host: str) -> bool:

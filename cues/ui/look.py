@@ -32,7 +32,7 @@ from cues.steps.state import StateTable, rows_under
 from cues.storage.environment import file_key
 from cues.tools import metrics
 from cues.ui import lineage, sample
-from cues.ui.shape import Shape, layout, shape_of_store
+from cues.ui.shape import Shape, layout, settings_of, shape_of_store
 from cues.ui.text import pretty, preview, safe
 
 PAGE_MAX: Final = 200
@@ -91,6 +91,10 @@ class StoreLook:
         if self._shape is None or now - self._shape[0] > _SHAPE_S:
             self._shape = (now, shape_of_store(self.store))
         return self._shape[1]
+
+    def settings(self) -> dict[str, Any]:
+        """What another process makes the same look of (:func:`cues.ui.looks.look_of`)."""
+        return settings_of(str(self.path), False, self._declared, self.title)
 
     # --- answers ---
 
@@ -392,12 +396,7 @@ def condition_of(where: str) -> Where | None:
     """The search expression of a question; None if there is none."""
     if not where.strip():
         return None
-    if len(where) > 2000:
-        raise InvalidArgument("The search has more than 2,000 characters.", "write a shorter one.")
-    try:
-        return Where(where)
-    except (RecursionError, MemoryError):
-        raise InvalidArgument("The search is nested too deeply.", "write a simpler one.") from None
+    return Where(where)
 
 
 def error_of(message: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -17,13 +17,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from cues.errors import CuesError
 from cues.ui.guard import Guard
-from cues.ui.server import Look, Server, address_of, listen
-from cues.ui.shape import Shape
+from cues.ui.looks import look_of
+from cues.ui.server import Server, address_of, listen
 
 _NICE = 5
 _END_S = 5.0
@@ -64,18 +63,6 @@ class PageProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def look_of(settings: dict[str, Any]) -> Look:
-    """The store or the directory that the settings name."""
-    shape = Shape.from_dict(settings["shape"]) if settings["shape"] else None
-    if settings["directory"]:
-        from cues.ui.directory import DirectoryLook
-
-        return DirectoryLook(settings["place"], shape, settings["title"])
-    from cues.ui.look import StoreLook
-
-    return StoreLook(Path(settings["place"]), shape, settings["title"])
 
 
 def guard_of(settings: dict[str, Any], port: int) -> Guard:

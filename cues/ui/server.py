@@ -29,10 +29,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib import resources
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
-import click
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -41,10 +40,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from cues.cli.output import plain
-from cues.errors import CuesError, InvalidArgument, QueueNotFound, StoreError, Unsupported
+from cues.errors import CuesError, InvalidArgument
 from cues.processors import serving as guards
+from cues.ui import search
 from cues.ui.change import Changes
 from cues.ui.guard import HEADERS, Guard, Refusal, token_of
+from cues.ui.looks import Look
 from cues.ui.text import safe
 
 EVERY_S: Final = 1.0
@@ -58,22 +59,6 @@ _BODY_BYTES_MAX: Final = 64 << 10
 _BODY_S: Final = 10.0
 """Seconds in which the body of a request must arrive."""
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-
-
-class Look(Protocol):
-    """What the API asks: of a store (:mod:`cues.ui.look`), or of a directory (:mod:`cues.ui.directory`)."""
-
-    def overview(self) -> dict[str, Any]: ...
-    def graph(self) -> dict[str, Any]: ...
-    def messages(
-        self, queue: str, at: str = "", older: bool = False, count: int = 50, where: str = ""
-    ) -> dict[str, Any]: ...
-    def message(self, queue: str, index: int, partition: int = 0, offset: int = 0) -> dict[str, Any]: ...
-    def became(self, queue: str, index: int, partition: int = 0) -> dict[str, Any]: ...
-    def steps(self, processor: str, count: int = 20) -> dict[str, Any]: ...
-    def state(self, processor: str, key: str = "", after: str = "", count: int = 50) -> dict[str, Any]: ...
-    def errors(self, processor: str = "", count: int = 100, settled: bool = False) -> dict[str, Any]: ...
-    def close(self) -> None: ...
 
 
 class Hub:
@@ -140,6 +125,8 @@ class Application:
 
     def __init__(self, look: Look, guard: Guard, changes: Changes | None = None) -> None:
         self._guard = guard
+        self._look = look
+        self.searcher = search.Searcher(look.settings(), search.LIMIT_S)
         self.hub = Hub(look, guard.allow_write and changes is not None)
         ask = self._ask
         routes = [
@@ -149,7 +136,7 @@ class Application:
             Route("/api/overview", self._overview),
             Route("/api/events", self._events),
             Route("/api/graph", ask(look.graph)),
-            Route("/api/messages", ask(look.messages, queue=str, at=str, older=_flag, count=int, where=str)),
+            Route("/api/messages", ask(self._messages, queue=str, at=str, older=_flag, count=int, where=str)),
             Route("/api/message", ask(look.message, queue=str, index=int, partition=int, offset=int)),
             Route("/api/became", ask(look.became, queue=str, index=int, partition=int)),
             Route("/api/steps", ask(look.steps, processor=str, count=_page)),
@@ -219,6 +206,12 @@ class Application:
     async def _events(self, request: Request) -> Response:
         return StreamingResponse(self.hub.follow(), media_type="text/event-stream")
 
+    def _messages(self, queue: str, where: str = "", **place: Any) -> dict[str, Any]:
+        """A page of messages; a search is made in a process that can be ended."""
+        if where.strip():
+            return self.searcher.messages(queue=queue, where=where, **place)
+        return self._look.messages(queue, **place)
+
     def _ask(self, question: Callable[..., dict[str, Any]], **kinds: Callable[[str], Any]) -> Callable[..., Any]:
         """A route that asks a question with the parameters of the address, in a thread."""
 
@@ -251,19 +244,11 @@ async def _answer(question: Callable[..., dict[str, Any]], given: Callable[[], d
     try:
         result = await run_in_threadpool(question, **given())
         return Response(await run_in_threadpool(encoded, result), media_type="application/json")
-    except (QueueNotFound, StoreError) as error:
-        return answer_error(404, error.message, error.hint)
-    except Unsupported as error:
-        return answer_error(501, error.message, error.hint)
-    except CuesError as error:
-        return answer_error(400, error.message, error.hint)
-    except click.UsageError as error:
-        text = error.format_message().replace("--where ", "the search ")
-        return answer_error(400, text, getattr(error, "hint", "").replace("--where ", ""))
-    except TypeError as error:  # a parameter that is needed
-        if "argument" not in str(error):
+    except Exception as error:
+        refusal = error if isinstance(error, Refusal) else search.refusal_of(error)
+        if refusal is None:
             raise
-        return answer_error(400, f"The question is not whole: {error}.")
+        return answer_error(refusal.status, refusal.text, refusal.hint)
 
 
 def _given(name: str, kinds: dict[str, Callable[[str], Any]], text: str) -> Any:
@@ -347,8 +332,9 @@ class Server:
     def __init__(self, look: Look, guard: Guard, listener: socket.socket, changes: Changes | None = None) -> None:
         self._look = look
         self._listener = listener
+        self._application = Application(look, guard, changes)
         config = uvicorn.Config(
-            Application(look, guard, changes),
+            self._application,
             http=guards.protocol(guards.HEAD_S),
             log_config=None,
             access_log=False,
@@ -365,6 +351,7 @@ class Server:
         try:
             self._server.run(sockets=[self._listener])
         finally:
+            self._application.searcher.close()
             self._look.close()
 
     def stop(self) -> None:

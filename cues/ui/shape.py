@@ -259,3 +259,8 @@ def _spread(column: list[str], wanted: dict[str, float], places: dict[str, float
         for offset in range(count):
             places[column[number]] = total / count + offset
             number += 1
+
+
+def settings_of(place: str, directory: bool, shape: Shape | None, title: str) -> dict[str, Any]:
+    """The settings of a look, as plain data for another process."""
+    return {"place": place, "directory": directory, "shape": shape.to_dict() if shape else None, "title": title}

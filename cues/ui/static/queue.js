@@ -7,6 +7,9 @@ import { options } from "./overview.js";
 const COUNT = 50;
 const FOLLOW_MS = 1500;
 
+// The address of the last search that was asked for here. Another one came with a link, and waits for a click.
+let asked = "";
+
 export async function queueView([name], query, page) {
   const [base, partition] = name.includes("/") ? [name.slice(0, name.lastIndexOf("/")), name.slice(name.lastIndexOf("/") + 1)] : [name, ""];
   const given = { at: query.get("at") || "", older: query.get("older") ?? (query.has("at") ? "" : "1"), where: query.get("where") || "" };
@@ -30,6 +33,7 @@ export async function queueView([name], query, page) {
     const queue = choose.value === "" ? base : `${base}/${choose.value}`;
     const place = at.value.trim();
     const next = toQueue(queue, { at: place, older: place && !where.value ? "" : "1", where: where.value.trim() });
+    asked = next;
     if (next === location.hash) dispatchEvent(new HashChangeEvent("hashchange"));
     else location.hash = next;
   });
@@ -106,7 +110,12 @@ export async function queueView([name], query, page) {
     if (on) again();
   };
 
-  await go(() => load({ at: given.at, older: given.older ? "1" : "" }, false));
+  if (given.where && location.hash !== asked) {
+    say(status, "This address holds a search. Look at it, and click Go to run it.");
+    buttons.replaceChildren(h("a.button", { href: toQueue(name) }, "Leave the search"));
+  } else {
+    await go(() => load({ at: given.at, older: given.older ? "1" : "" }, false));
+  }
   return {
     title: name,
     element: h("section", h("h2", h("span.kind", "Queue "), name), figures, links, form, help, status, buttons, rows),
