@@ -442,7 +442,7 @@ def _explain(value: Any, error: Exception) -> CodecError:
     """Walk to the first part of ``value`` that cannot be encoded, and name it."""
     if isinstance(error, CodecError):
         return error
-    path, culprit = _find(value, "", set())
+    path, culprit = _find(value)
     type_name = type(culprit).__qualname__
     where = f" at {path}" if path else ""
     if isinstance(culprit, str):
@@ -469,30 +469,61 @@ def _explain(value: Any, error: Exception) -> CodecError:
     )
 
 
-def _find(value: Any, path: str, above: set[int]) -> tuple[str, Any]:
-    """Descend into the first part that fails alone, as deep as it was inside the whole value."""
-    if id(value) in above or len(above) > 400 or _local.depth > NESTING_MAX:
-        return path, value
-    children: list[tuple[str, Any]]
-    if isinstance(value, dict):
-        children = [(f"{path}[key {k!r}]", k) for k in value]
-        children += [
-            (f"{path}.{k}" if path and isinstance(k, str) else str(k) if not path else f"{path}[{k!r}]", v)
-            for k, v in value.items()
-        ]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        children = [(f"{path}[{i}]", v) for i, v in enumerate(value)]
-    else:
-        return path, value
-    levels = int(isinstance(value, (tuple, set, frozenset)))
-    _local.depth += levels
+LEVELS_MAX: Final = 500
+"""Levels of containers below which a message is surely packed; msgpack stops at 511."""
+
+_Way = tuple[Any, str, Any]
+"""A way to a part: the way to its container or None, the kind of the part (key, field or item), and which one."""
+
+
+def _find(value: Any) -> tuple[str, Any]:
+    """Return the path and the value of the first part that cannot be encoded; the whole if no part fails alone.
+
+    Each part is tried once, and not in its containers, so the work is linear in the size of the value.
+    """
+    outer = _local.depth
+    parts: list[tuple[_Way | None, Any, int, int]] = [(None, value, 0, outer)]
     try:
-        for where, child in children:
-            try:
-                _local.pack(child)
-            except Exception:
-                _local.pack = _new_packer()
-                return _find(child, where, above | {id(value)})
-        return path, value
+        while parts:
+            way, part, levels, nested = parts.pop()
+            children = _children(part)
+            nested += isinstance(part, (tuple, set, frozenset))
+            if children is not None and (levels > LEVELS_MAX or nested > NESTING_MAX):
+                return _path(way), part
+            _local.depth = nested
+            if children is None:
+                try:
+                    _local.pack(part)
+                except Exception:
+                    _local.pack = _new_packer()
+                    return _path(way), part
+            else:
+                parts += [((way, kind, key), child, levels + 1, nested) for kind, key, child in reversed(children)]
+        return "", value
     finally:
-        _local.depth -= levels
+        _local.depth = outer
+
+
+def _children(part: Any) -> list[tuple[str, Any, Any]] | None:
+    """The kind, the name and the value of each part of a container; None for another value."""
+    if isinstance(part, dict):
+        return [("key", key, key) for key in part] + [("field", key, inner) for key, inner in part.items()]
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return [("item", number, inner) for number, inner in enumerate(part)]
+    return None
+
+
+def _path(way: _Way | None) -> str:
+    steps: list[tuple[str, Any]] = []
+    while way is not None:
+        way, kind, key = way
+        steps.append((kind, key))
+    path = ""
+    for kind, key in reversed(steps):
+        if kind == "key":
+            path += f"[key {key!r}]"
+        elif kind == "field" and not path:
+            path = str(key)
+        else:
+            path += f".{key}" if kind == "field" and isinstance(key, str) else f"[{key!r}]"
+    return path

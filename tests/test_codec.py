@@ -188,6 +188,19 @@ def test_tuples_in_tuples_are_written_only_as_deep_as_they_can_be_read(depth: in
             codec.pack({"x": value})
 
 
+def test_each_part_is_tried_once_when_what_is_wrong_is_looked_for() -> None:
+    """Each level was packed anew with all that is in it: 1,100 levels took three seconds."""
+    tried = []
+    codec.register(Money, 7, lambda money: tried.append(money) or b"", lambda packed: None)
+    value: Any = {"money": Money(1), "wrong": object()}
+    for _ in range(400):
+        value = {"a": value}
+    with pytest.raises(CodecError) as caught:
+        codec.pack(value)
+    assert caught.value.path == "a" + ".a" * 399 + ".wrong"
+    assert len(tried) == 2  # by the packer, and in the search
+
+
 def test_lists_nest_as_deep_as_msgpack_goes() -> None:
     value: Any = []
     for _ in range(500):

@@ -35,6 +35,8 @@ _OURS: Final = frozenset(
     f"cues.steps.{name}" for name in ["runner", "invocation", "returned", "concurrency", "eventloop"]
 )
 """Modules whose frames lead to the user's function."""
+CAUSES_MAX: Final = 40
+"""Links of a chain of causes in an error message: a longer one has its first and its last ones."""
 TRACE_CHARACTERS_MAX: Final = 20_000
 """A longer traceback keeps its end, where the error is."""
 
@@ -215,13 +217,21 @@ def failed_event(id: str, queue: str, count: int, attempts: int, cause: str) -> 
 
 
 def causes(error: BaseException | None) -> list[dict[str, str]]:
-    """Return the chain of an exception, outermost first: type, message, traceback."""
+    """Return the chain of an exception, outermost first: type, message, traceback. A long one has its two ends."""
     described: list[dict[str, str]] = []
-    for link in chain(error):
+    links = list(chain(error))
+    left_out = len(links) - CAUSES_MAX
+    half = CAUSES_MAX // 2
+    for number, link in enumerate(links):
+        if 0 <= number - half < left_out:
+            if number == half:
+                described.append({"type": "", "message": f"{left_out:,} causes are left out", "trace": ""})
+            continue
         trace = link.__traceback__
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
             trace = trace.tb_next  # our own frames do not help to find the failure
-        lines = traceback.format_exception(type(link), link, trace, chain=False)
+        with _alone(link):
+            lines = traceback.format_exception(type(link), link, trace, chain=False)
         described.append(
             {
                 "type": f"{type(link).__module__}.{type(link).__qualname__}".removeprefix("builtins."),
@@ -230,6 +240,19 @@ def causes(error: BaseException | None) -> list[dict[str, str]]:
             }
         )
     return described
+
+
+@contextlib.contextmanager
+def _alone(link: BaseException) -> Iterator[None]:
+    """Take an exception out of its chain for the block: ``traceback`` reads the whole chain, also without using it."""
+    before = {name: getattr(link, name) for name in ("__cause__", "__context__", "__suppress_context__")}
+    try:
+        for name in ("__cause__", "__context__"):
+            object.__setattr__(link, name, None)  # an exception may refuse to be changed: a frozen dataclass
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(link, name, value)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

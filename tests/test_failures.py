@@ -1,0 +1,44 @@
+"""Failures as plain data: chains of causes of any length, in linear time, and left as they were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cues.steps import failure
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that refuses to be changed."""
+
+    text: str
+
+
+def chained(count: int, kind: Any = ValueError) -> BaseException:
+    error: BaseException = kind("0")
+    for number in range(1, count):
+        following = kind(str(number))
+        object.__setattr__(following, "__cause__", error)
+        error = following
+    return error
+
+
+@pytest.mark.parametrize("kind", [ValueError, Frozen])
+def test_a_chain_is_told_from_the_outermost_and_stays_as_it_is(kind: Any) -> None:
+    error = chained(3, kind)
+    told = failure.causes(error)
+    assert [cause["message"] for cause in told] == [str(kind("2")), str(kind("1")), str(kind("0"))]
+    assert [str(link) for link in failure.chain(error)] == [str(kind("2")), str(kind("1")), str(kind("0"))]
+    assert all(cause["trace"].count(kind.__name__) == 1 for cause in told), "each link has its own trace only"
+
+
+def test_a_long_chain_has_its_two_ends() -> None:
+    """traceback reads the chain below each link, so the time was quadratic."""
+    told = [cause["message"] for cause in failure.causes(chained(5_000))]
+    half = failure.CAUSES_MAX // 2
+    ends = [str(n) for n in range(4_999, 4_999 - half, -1)], [str(n) for n in range(half - 1, -1, -1)]
+    assert told == [*ends[0], f"{5_000 - failure.CAUSES_MAX:,} causes are left out", *ends[1]]
+    assert len(failure.causes(chained(failure.CAUSES_MAX))) == failure.CAUSES_MAX
