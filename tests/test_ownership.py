@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from forks import Forks
@@ -27,7 +28,7 @@ from cues.queues import processor_rows
 from cues.queues.processor_rows import read_row
 from cues.steps import ownership
 from cues.steps.ownership import LEASE_S
-from cues.storage import transaction
+from cues.storage import leases, locks, transaction
 
 COUNT = 10
 
@@ -130,9 +131,15 @@ def take_over(path: str, options: dict[str, Any]) -> list[Any]:
             testing.run_until_idle(graph(**options), store)
         with pytest.raises(AlreadyRunning) as leased:
             testing.run_until_idle(graph(**options), store, take_over=True)
+        with (
+            mock.patch.object(leases, "left_s", return_value=LEASE_S - 1),
+            mock.patch.object(locks, "process_state", return_value="sleeping"),
+            pytest.raises(AlreadyRunning) as alive,
+        ):
+            testing.run_until_idle(graph(**options), store, take_over=True)
         clock.advance(LEASE_S + 1)
         testing.run_until_idle(graph(**options), store, take_over=True)
-        return [early.value.pid, str(early.value), leased.value.pid, str(leased.value)]
+        return [early.value.pid, str(early.value), leased.value.pid, str(leased.value), str(alive.value)]
 
 
 def everything(path: str) -> dict[str, Any]:
@@ -152,10 +159,11 @@ def test_a_second_start_in_another_process_names_the_pid_and_its_state(
     path = str(tmp_path / "store")
     pid = forks.start("test_ownership:stop_here", path, "take.after", 2, {})
     assert forks.wait(pid).stopped
-    early_pid, early, leased_pid, leased = forks.run("test_ownership:take_over", path, {}).value
+    early_pid, early, leased_pid, leased, alive = forks.run("test_ownership:take_over", path, {}).value
     assert early_pid == leased_pid == pid
     assert f"process {pid} (stopped)" in early and f"kill {pid}" in early and "--take-over" in early
     (rest,) = set(re.findall(r"(\d+) s\b", leased))
+    assert f"(kill {pid}): it answers, and only one that does not can be replaced." in alive
     assert "lease" in leased and LEASE_S / 2 < int(rest) <= LEASE_S  # some of it passes on a machine under load
     forks.kill(pid)
     assert forks.wait(pid).killed

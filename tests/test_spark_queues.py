@@ -695,6 +695,26 @@ def test_readers_see_what_the_log_says_and_nothing_of_orphans(spark: SparkSessio
     assert not again.step()
 
 
+def test_a_driver_on_the_same_store_that_answers_is_not_replaced_and_keeps_its_lease(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process is told to stop it. The refusal comes before Spark starts."""
+    made = GRAPHS["plain"]()
+    places: dict[str, Any] = {"store": tmp_path / "store", "queues": tmp_path / "queues"}
+    lease = tmp_path / "queues" / "_cues" / "g.driver.json"
+    with made.start(engine="spark", spark=spark, **places) as running:
+        owner = json.loads(lease.read_text())["owner"]
+        monkeypatch.setattr("cues.spark.cluster.engine.open_session", lambda *given: pytest.fail("Spark was started"))
+        with pytest.raises(AlreadyRunning, match=r"g\.in is already run in this process"):
+            made.start(engine="spark", take_over=True, **places)
+        command = ["run", "--engine", "spark", "--store", places["store"], "--queues", places["queues"], "--take-over"]
+        (tmp_path / "graph.py").write_text("import spark_graphs\ngraph = spark_graphs.GRAPHS['plain']()\n")
+        told = terminal.cues(*command, tmp_path / "graph.py", PYTHONPATH=str(Path(__file__).parent))
+        assert json.loads(lease.read_text())["owner"] == owner
+        assert running.wait_done()
+    assert f"stop that process first (kill {os.getpid()}): it answers" in told.err
+
+
 @pytest.fixture
 def vacuums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The queues that were vacuumed."""

@@ -381,7 +381,8 @@ START_TEXTS: Final = {
     ),
     "take_over": OptionText(
         False,
-        "True: take the graph from a process that no longer answers; with `queues=`, from another driver at once.",
+        "True: take the graph from a process that no longer answers; with `queues=`, from a driver"
+        " with another store at once.",
     ),
     "min_free": OptionText(
         None,

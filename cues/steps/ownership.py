@@ -20,7 +20,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 LEASE_S: Final = 10.0
 """Seconds after the last beat until another process may take over although the lock is held."""
 LEASE_BEAT_S: Final = 2.0
+_OR_TAKE_OVER: Final = ", or --take-over if it does not answer"
 
 
 def supervisor_lock(graph: str) -> int:
@@ -60,6 +61,51 @@ def supervisor_lock(graph: str) -> int:
 
 
 # --- claiming -----------------------------------------------------------------------------------
+
+
+def require_replaceable(store: Store, processors: Iterable[str]) -> None:
+    """Raise :class:`AlreadyRunning` if a process that answers, or was alive shortly ago, owns one of the processors."""
+    for processor in processors:
+        offset = locks.offset_of(processor)
+        held = store._locks.mine(offset) or store._locks.holder(offset) is not None
+        refused = _refusal(store, processor, True) if held else None
+        if refused is not None:
+            raise refused
+
+
+def _refusal(store: Store, processor: str, take_over: bool) -> AlreadyRunning | None:
+    """The error for a start while another owner holds the lock of a processor; None if it may be replaced."""
+    offset = locks.offset_of(processor)
+    with store._view() as txn:
+        row = read_row(txn, processor)
+    here = store._locks.mine(offset)
+    left = 0.0 if row is None or row.boot != boot() else leases.left_s(store, row.owner, LEASE_S)
+    if here:
+        pid = os.getpid()
+    elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
+        pid = row.pid  # the holder of the lock: an owner that was replaced keeps it until it ends
+    else:
+        pid = store._locks.holder(offset) or (row.pid if row else 0)
+    state = locks.process_state(pid)
+    answers = left > LEASE_S - 2 * LEASE_BEAT_S and state != "stopped"
+    if here or not take_over or answers:
+        where = "in this process" if here else f"by process {pid} ({state})"
+        supervisor = store._locks.holder(supervisor_lock(processor.partition(".")[0]))
+        if supervisor is not None:  # it would start a killed worker again
+            where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
+        more = ": it answers, and only one that does not can be replaced" if take_over else _OR_TAKE_OVER
+        return AlreadyRunning(
+            f"{processor} is already run {where}, on the store {store.path}.",
+            "stop that process first" + ("." if here else f" (kill {pid}){more}."),
+            pid=pid,
+        )
+    if left > 0:
+        return AlreadyRunning(
+            f"{processor} is run by process {pid} ({state}), whose lease runs for another {math.ceil(left)} s.",
+            f"start again in {math.ceil(left)} s: only a process that does not answer can be replaced.",
+            pid=pid,
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -109,39 +155,10 @@ class Ownership:
         if self.store._locks.try_lock(offset):
             self._locked.append(offset)
             return
-        with self.store._view() as txn:
-            row = read_row(txn, processor)
-        here = self.store._locks.mine(offset)
-        left = self._lease_left(row)
-        if here:
-            pid = os.getpid()
-        elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
-            pid = row.pid  # the holder of the lock: an owner that was replaced keeps it until it ends
-        else:
-            pid = self.store._locks.holder(offset) or (row.pid if row else 0)
-        if here or not take_over:
-            where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
-            supervisor = self.store._locks.holder(supervisor_lock(processor.partition(".")[0]))
-            if supervisor is not None:  # it would start a killed worker again
-                where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
-            raise AlreadyRunning(
-                f"{processor} is already run {where}, on the store {self.store.path}.",
-                "stop that process first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),
-                pid=pid,
-            )
-        if left > 0:
-            raise AlreadyRunning(
-                f"{processor} is run by process {pid} ({locks.process_state(pid)}), whose lease runs"
-                f" for another {math.ceil(left)} s.",
-                f"start again in {math.ceil(left)} s: only a process that does not answer can be replaced.",
-                pid=pid,
-            )
+        refused = _refusal(self.store, processor, take_over)
+        if refused is not None:
+            raise refused
         self._missing.append(offset)
-
-    def _lease_left(self, row: ProcessorRow | None) -> float:
-        if row is None or row.boot != boot():
-            return 0.0
-        return leases.left_s(self.store, row.owner, LEASE_S)
 
     def beat(self, figures: dict[str, leases.Figures] | None = None) -> None:
         """Write the lease with the figures of the process; take the locks that a takeover could not take."""

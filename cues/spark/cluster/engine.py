@@ -38,6 +38,7 @@ from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, build, partitions_of
 from cues.graphs.processor import FRAME, Node
+from cues.queues.store import Store
 from cues.spark.cluster import inspection
 from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
@@ -55,7 +56,7 @@ from cues.spark.plans import queries_of
 from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
-from cues.steps.ownership import LEASE_BEAT_S
+from cues.steps.ownership import LEASE_BEAT_S, require_replaceable
 from cues.steps.runner import Interrupted
 from cues.storage import wakeup
 
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
     from cues.graphs.plan import Plan
     from cues.queues.queue import Queue
-    from cues.queues.store import Store
     from cues.spark.cluster.files import Files
 
 _FENCE_S = 1.0
@@ -294,6 +294,8 @@ class ClusterEngine:
         _refuse_store(files, graph, self._options["store"])
         exists = files.size(ID) is not None
         try:
+            if self._options["take_over"]:
+                self._require_replaceable()
             if exists:  # Spark takes seconds to start, and another driver may run the graph
                 self._hold(files, owner)
             remote = [node for node in plan.running if node.kind != "source"]
@@ -322,6 +324,20 @@ class ClusterEngine:
         address = self.spark.sparkContext.uiWebUrl
         text = f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
         host.emit(events.Event("", text + (f": {address}" if address else "")))
+
+    def _require_replaceable(self) -> None:
+        """Refuse to take the graph from a process that runs it on this store and answers, before anything is taken.
+
+        The lease of the directory can be taken from any driver, and the processors of a store only from one that does
+        not answer.
+        """
+        given = _home(self._graph, self._options["store"])
+        sources = [node.id for node in self.plan.running if _runs_here(node)]
+        if isinstance(given, Store):
+            require_replaceable(given, sources)
+        elif os.path.exists(os.path.join(given, "data.mdb")):
+            with Store(given, readonly=True) as store:
+                require_replaceable(store, sources)
 
     def _hold(self, files: Files, owner: str) -> None:
         """Hold the lease of the graph until the end."""
@@ -629,7 +645,7 @@ def _refuse_renames(plan: Plan, place: str | os.PathLike[str]) -> None:
 
 def _refuse_store(files: Files, graph: Graph, given: str | os.PathLike[str] | Store | None) -> None:
     """Refuse a directory that is a store too: a command could not know which of the two is meant."""
-    store = given if given is not None else graph.store if graph.store is not None else graph.store_path()
+    store = _home(graph, given)
     path: Any = getattr(store, "path", store)
     if os.path.realpath(path) == os.path.realpath(files.url) or files.size("data.mdb") is not None:
         raise InvalidArgument(
@@ -637,6 +653,11 @@ def _refuse_store(files: Files, graph: Graph, given: str | os.PathLike[str] | St
             "name another directory with --queues, or another store with --store. If both are there already, move the"
             " files of the store (data.mdb, locks, mark, wake, open) to a directory of their own.",
         )
+
+
+def _home(graph: Graph, given: str | os.PathLike[str] | Store | None) -> str | os.PathLike[str] | Store:
+    """The store of the driver's machine, or its path."""
+    return given if given is not None else graph.store if graph.store is not None else graph.store_path()
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:
