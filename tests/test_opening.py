@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cues
+from cues.storage import environment, leases
 
 GROWING = """
 import sys, cues
@@ -195,3 +198,47 @@ def test_a_path_need_not_be_utf_8_and_a_queue_may_have_any_name(tmp_path: Path) 
         running.send("in", {"n": 1})
         assert running.wait_idle(10)
         assert running.messages("fedcba98765432100123456789abcdef") == [{"n": 1}]
+
+
+@pytest.mark.interpreted
+def test_the_names_of_a_new_store_are_durable_before_its_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may lose the name of a file in a power cut, and with it commits that were acknowledged."""
+    steps: list[str] = []
+    sync, write = os.fsync, environment.write_format
+
+    def fsync(file: int) -> None:
+        steps.append(os.path.realpath(f"/proc/self/fd/{file}"))
+        sync(file)
+
+    def written(*arguments: Any) -> Any:
+        steps.append("commit")
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(environment, "write_format", written)
+    with cues.open(tmp_path / "new" / "shop", durability="disk"):
+        before = steps[: steps.index("commit")]
+        assert {str(tmp_path / "new" / "shop"), str(tmp_path / "new"), str(tmp_path)} <= set(before)
+    steps.clear()
+    with cues.open(tmp_path / "new" / "shop"):
+        assert not steps, "a store that is there has its names"
+    with cues.open(tmp_path / "fast", durability="process") as store:
+        store.sync()
+        assert {str(tmp_path / "fast"), str(tmp_path)} <= set(steps)
+
+
+def test_a_lease_that_finds_no_room_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Any, *arguments: Any, **options: Any) -> int:
+        if "lease-" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *arguments, **options)
+
+    real = os.open
+    monkeypatch.setattr(os, "open", full)
+    with (
+        cues.open(tmp_path / "s", durability="process") as store,
+        pytest.raises(cues.errors.StoreFull, match=r"disk of the store .* is full"),
+    ):
+        leases.Lease(store, b"owner")

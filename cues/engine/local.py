@@ -33,7 +33,7 @@ from cues.engine.engine import Host
 from cues.engine.running import Running
 from cues.engine.status import Shared, UnitStatus, sources_ended
 from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_stop
-from cues.errors import Closed
+from cues.errors import Closed, StoreError
 from cues.forwarding.forwarder import Forwarder
 from cues.queues.processor_rows import read_row
 from cues.steps.error_records import waiting
@@ -231,7 +231,7 @@ class EmbeddedEngine:
             self._look.clear()
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + _BEAT_S
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(StoreError):  # a full disk: the lock of this process is still held
                     self._assembly.ownership.beat(self._figures())
             if not self.host.halted:
                 self._look_for_growth()

@@ -11,6 +11,7 @@ of that start. Exactness does not depend on it. A POSIX lock shows whether the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Collection
@@ -79,13 +80,15 @@ class WorkersRecord:
         return WorkersRecord(graph, os.getpid(), stopped=stopped)
 
     def save(self, store: str) -> None:
+        """Write the record, if there is room on the disk: only ``cues status`` reads it."""
         path = _path(store, self.graph)
         part = path.with_suffix(".part")
-        with part.open("w") as file:
-            file.write(json.dumps(asdict(self)))
-            file.flush()
-            os.fsync(file.fileno())  # after a power cut the file is the old one or the new one
-        os.replace(part, path)
+        with contextlib.suppress(OSError):
+            with part.open("w") as file:
+                file.write(json.dumps(asdict(self)))
+                file.flush()
+                os.fsync(file.fileno())  # after a power cut the file is the old one or the new one
+            os.replace(part, path)
 
     @staticmethod
     def load(path: Path) -> WorkersRecord | None:

@@ -536,8 +536,7 @@ class Supervisor:
         return next((slot for slot in self.slots if slot.child is child), None)
 
     def _save(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk; only `cues status` reads the record
-            self._record.save(self._store.directory)
+        self._record.save(self._store.directory)
 
 
 def _died_first(child: Child) -> WorkerDied:

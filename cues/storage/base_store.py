@@ -409,6 +409,7 @@ class BaseStore(Closing):
         if self._shared.durability != "disk":  # there each commit is durable by itself
             with self._shared.calling() as env:
                 env.sync(True)
+            datafile.sync_names(self._shared.path)
 
     # --- end ---
 

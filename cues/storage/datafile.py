@@ -7,6 +7,7 @@ allocations, and raises errors with a hint.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -62,6 +63,20 @@ def sync_directory(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def sync_names(path: Path) -> None:
+    """Make the names of a new store's files durable, and its own name: up to the root of its file system.
+
+    Which of the directories above are new is not known, because another process may have made them.
+    """
+    sync_directory(path)
+    device = path.stat().st_dev
+    for above in path.resolve().parents:
+        with contextlib.suppress(PermissionError):  # a directory of others is not new
+            if above.stat().st_dev != device:
+                return
+            sync_directory(above)
 
 
 def used(path: Path) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from cues.base import clock
 from cues.storage.base_store import BaseStore
+from cues.storage.lmdb_errors import translated
 
 Figures = dict[str, Any]
 """Figures of a processor: its counters (``Counters.to_dict``), and the mean ``call_s`` of a call."""
@@ -33,18 +34,23 @@ class Lease:
     """
 
     def __init__(self, store: BaseStore, owner: bytes) -> None:
-        """Make the file. Raises OSError if that fails."""
-        self._path = _path(store, owner)
+        """Make the file. Raises :class:`StoreError`, such as StoreFull, if that fails."""
+        self._path, self._store = _path(store, owner), store.path
         self._pid = os.getpid()
-        self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with translated(self._store):
+            self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self.beat()
 
     def beat(self, figures: dict[str, Figures] | None = None) -> None:
-        """Note that the owner is alive, and the figures of its processors. After :meth:`close`, do nothing."""
+        """Note that the owner is alive, and the figures of its processors. After :meth:`close`, do nothing.
+
+        Raises :class:`StoreError` if it cannot be written.
+        """
         if self._fd is not None and self._pid == os.getpid():
             text = b"" if figures is None else json.dumps(figures).encode()
-            os.pwrite(self._fd, clock.monotonic_ns().to_bytes(8, "big") + text, 0)
-            os.ftruncate(self._fd, 8 + len(text))
+            with translated(self._store):
+                os.pwrite(self._fd, clock.monotonic_ns().to_bytes(8, "big") + text, 0)
+                os.ftruncate(self._fd, 8 + len(text))
 
     def close(self) -> None:
         """End the lease and delete its file."""

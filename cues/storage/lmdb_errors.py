@@ -9,8 +9,10 @@ other errors of LMDB or of the system      StoreError
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +90,15 @@ def translate(error: BaseException, path: str) -> BaseException:
     if isinstance(error, (lmdb.Error, OSError)):
         return StoreError(f"The store {path} failed: {error}.", f"run cues check {path}.", path=path)
     return error
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Raise errors of LMDB and of the system in the block as Cues errors of the store at ``path``."""
+    try:
+        yield
+    except (lmdb.Error, OSError) as error:
+        raise translate(error, path) from error
 
 
 def described(error: StoreDamaged | struct.error, path: str) -> StoreDamaged:
