@@ -32,11 +32,28 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 GROUP: Final = "cues.processors"
 """The group of entry points."""
+
+ANY: Final = dict.fromkeys(("id", "opts", "errors", "strategy", "retries", "batch_size", "renamed_from"), ...)
+READING: Final = ANY | dict.fromkeys(
+    ("types", "topics", "where", "step_s", "instances", "side_effects", "isolation", "rate", "on_error", "max_errors"),
+    ...,
+)
+SOURCE: Final = {**ANY, "schema": ...}
+STREAM: Final = {**READING, "across": ...}
+FREE: Final = {**STREAM, **dict.fromkeys(("key", "concurrency", "timeout_s"), ...)}
+SINK: Final = {**READING, "bisect": ..., "linger_s": ..., "batch": True, "checkpoint": ...}
+"""The options that ready-made processors take: all; those that read; sources; streams with state, and without; sinks.
+
+A processor has them in its attribute ``takes``: the names, each with the value that the processor needs, or ``...``. A
+declaration refuses all others, because an option that a function does not know changes its results in silence.
+"""
+T = TypeVar("T")
 
 FACTS: Final = ("Kind", "Needs", "Guarantee", "Mechanism")
 
@@ -44,6 +61,16 @@ FACTS: Final = ("Kind", "Needs", "Guarantee", "Mechanism")
 def available() -> dict[str, EntryPoint]:
     """Return the entry points of all installed processors, sorted by name; ``.load()`` imports one."""
     return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+
+
+def takes(options: Mapping[str, Any]) -> Callable[[T], T]:
+    """Give a function, or a class of functions, the options that it takes."""
+
+    def given(function: T) -> T:
+        function.takes = options  # type: ignore[attr-defined]
+        return function
+
+    return given
 
 
 def facts_of(processor: Any) -> dict[str, str]:

@@ -40,6 +40,7 @@ import xxhash
 import cues
 from cues import codec
 from cues.errors import GraphError, InvalidArgument
+from cues.processors import STREAM
 
 Field = str | Callable[[Any], Any]
 """The name of a field, or a function of a message."""
@@ -126,7 +127,7 @@ def watermark(until: Any) -> dict[str, Any]:
     """Return a message that says: its input has no more messages with times before ``until``; None: it has ended.
 
     ``running.send("clicks", watermark(None))`` closes all open windows. Messages that follow are late. The message is
-    for one input; in a queue with partitions each partition needs it.
+    for one input. In a queue with partitions it is written to each partition, and no filter takes it away.
     """
     if until is not None:
         microseconds(until)
@@ -299,12 +300,16 @@ class EventTime:
 
     KIND: bytes = b"w"
     ROW_BYTES: int = 25
+    takes: Mapping[str, Any] = STREAM
+    never_filtered = (WATERMARK,)
     RESULTS: str = "windows"
     """The output binding of the results."""
 
     def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
         self._idle_us = None if idle is None else duration(idle, "idle")
+        if idle is not None:
+            self.takes = {**self.takes, "timer": self.tick}
         self._heard: dict[int, dict[str | None, int]] = {}
         """By partition and input: when its last message came. In memory, because after a start all may have waited."""
         self._key = KeyOf(key)
@@ -450,18 +455,12 @@ def stream(
     function: Any, inputs: Any, outputs: Mapping[str, str], id: str | None, options: Mapping[str, Any]
 ) -> cues.Stream:
     """Return the stream of a function of this module; its id is the name of its first output if None is given."""
-    for name in ("batch", "concurrency", "key", "timeout_s", "tailers", "appenders", "timer"):
-        if name in options:
-            raise GraphError(
-                f"A processor of event time takes no option {name!r}: its calls run one after another.",
-                f"leave {name}= out.",
-            )
     if len(set(outputs.values())) < len(outputs):
         raise GraphError(
             f"Results and late messages would both be on the queue {outputs['late']!r}.",
             "give late= the name of a queue of its own.",
         )
     given = {"id": id or next(iter(outputs.values())), **options}
-    if getattr(function, "_idle_us", None) is not None:
-        given["timer"] = function.tick
+    if "timer" in function.takes:
+        given.setdefault("timer", function.tick)
     return cues.Stream(function, inputs, dict(outputs), **given)

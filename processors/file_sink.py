@@ -62,7 +62,7 @@ from cues import faults
 from cues.checkpoints import Row, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.errors import CheckpointError, Diverged, InvalidArgument
-from cues.processors import formats, places
+from cues.processors import SINK, formats, places, takes
 
 TIMEOUT_S: Final = 30.0
 """Seconds for which a transaction waits for another one of the same processor before it fails."""
@@ -80,6 +80,7 @@ def write(messages: Any, process: cues.Process) -> None:
     process.connection.write(messages)
 
 
+@takes(SINK)
 class FileSink:
     """A directory of files as the target of sinks (``checkpoint=``); see the module.
 
@@ -205,6 +206,9 @@ class FileSink:
 
     def __repr__(self) -> str:
         return f"<cues.processors.FileSink {self.path}>"
+
+
+takes({**SINK, "checkpoint": FileSink})(write)
 
 
 class Transaction(TargetTransaction["Writer"]):

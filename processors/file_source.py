@@ -47,7 +47,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import cues
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import files, foreign, places
+from cues.processors import SOURCE, files, foreign, places, takes
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 """The formats of a source."""
@@ -125,6 +125,7 @@ class _Place(NamedTuple):
         return _Place(floor, tuple(finished))
 
 
+@takes(SOURCE)
 class Files:
     """A source of the records of files; see the module. Give it to ``cues.Source(id, Files(...))``.
 

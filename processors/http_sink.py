@@ -39,7 +39,7 @@ from weakref import WeakKeyDictionary
 
 import cues
 from cues.errors import InvalidArgument
-from cues.processors import http
+from cues.processors import FREE, http, takes
 
 if TYPE_CHECKING:
     import httpx
@@ -53,6 +53,7 @@ _DRAINED_BYTES_MAX: Final = 1 << 16
 """Bytes of an answer that a sink reads, so that the connection can be used again. A longer one costs a connection."""
 
 
+@takes(FREE)
 class Requests:
     """A request for each message; see the module. :meth:`sink` and :meth:`stream` declare it.
 
@@ -149,6 +150,7 @@ class Requests:
             self.fetch, inputs, outputs, **{"id": "fetch", "retries": self.retries, "side_effects": True, **options}
         )
 
+    @takes(FREE)
     async def send(self, message: Message, process: cues.Process) -> None:
         """Send the request of a message: the function of :meth:`sink`.
 
@@ -156,6 +158,7 @@ class Requests:
         """
         await self._exchange(message, process, self._terms._replace(body_bytes_max=_DRAINED_BYTES_MAX), whole=False)
 
+    @takes(FREE)
     async def fetch(self, message: Message, process: cues.Process) -> Any:
         """Send the request of a message, and return its answer: the function of :meth:`stream`. Raises as ``send``."""
         answer = await self._exchange(message, process, self._terms, whole=True)

@@ -41,7 +41,7 @@ from urllib.parse import urljoin, urlsplit
 import cues
 from cues import codec
 from cues.errors import CodecError, Diverged, InvalidArgument
-from cues.processors import foreign, http, waits
+from cues.processors import SOURCE, foreign, http, takes, waits
 
 if TYPE_CHECKING:
     import httpx
@@ -69,6 +69,7 @@ class _Draining(Exception):
     """Raised when the graph drains."""
 
 
+@takes(SOURCE)
 class Poll:
     """A source of the items of a resource; see the module. Give it to ``cues.Source(id, Poll(...))``.
 

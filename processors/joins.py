@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 import cues
 from cues.errors import GraphError
+from cues.processors import STREAM, takes
 from cues.processors.event_time import (
     WATERMARK,
     Call,
@@ -107,6 +108,9 @@ def _how(how: str, allowed: tuple[str, ...]) -> str:
 
 class _Lookup:
     """Rows: ``t``, digest of the key: the message of the table."""
+
+    takes = STREAM
+    never_filtered = (WATERMARK,)
 
     def __init__(self, pairs: _Pairs, key: Any, how: str, delete: Callable[[Any], Any] | None) -> None:
         self._pairs, self._outer, self._delete = pairs, how == "left", delete
@@ -235,6 +239,7 @@ class _Interval(_Join):
             call.results += self._pairs.final(*pair)
 
 
+@takes(STREAM)
 def lookup(
     inputs: Mapping[str, str],
     output: str,
@@ -271,6 +276,7 @@ def lookup(
     return stream(function, cues.AnyOf(**inputs), {"joined": output}, id, options)
 
 
+@takes(STREAM)
 def as_of(
     inputs: Mapping[str, str],
     output: str,
@@ -311,6 +317,7 @@ def as_of(
     return stream(function, cues.AnyOf(**inputs), {"joined": output, "late": late}, id, options)
 
 
+@takes(STREAM)
 def interval(
     inputs: Mapping[str, str],
     output: str,

@@ -52,7 +52,7 @@ import cues
 from cues import faults
 from cues.checkpoints import Row, Transaction, admit, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
-from cues.processors import kafka
+from cues.processors import SINK, kafka, takes
 
 _VERSION: Final = 1
 _PAUSE_S: Final = 0.05
@@ -74,6 +74,7 @@ def write(messages: Any, process: cues.Process) -> None:
     process.connection.write(messages)
 
 
+@takes(SINK)
 class Topic:
     """A Kafka topic as the target of sinks (``checkpoint=``); see the module. The topic must exist.
 
@@ -178,6 +179,9 @@ class Topic:
         for unit in units:
             with unit.lock:
                 unit.drop()
+
+
+takes({**SINK, "checkpoint": Topic})(write)
 
 
 class Writer:

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 from cues import CuesError, MessagesPurged
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import foreign, kafka
+from cues.processors import SOURCE, foreign, kafka, takes
 
 _VERSION: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,6 +56,7 @@ _RESERVED: Final = {
 Position = list[Any]
 
 
+@takes(SOURCE)
 class Records:
     """A source of the records of a topic; see the module. Give it to ``cues.Source(id, Records(...))``.
 

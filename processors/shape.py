@@ -31,6 +31,7 @@ import xxhash
 import cues
 from cues import codec
 from cues.errors import InvalidArgument
+from cues.processors import FREE, STREAM, takes
 
 Message = dict[str, Any]
 Stream = Callable[..., Any]
@@ -49,6 +50,7 @@ class LateMessage(cues.CuesError):
     time: float
 
 
+@takes(STREAM)
 def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta, time: str | None = None) -> Stream:
     """Return a function that passes the first message of each key, and drops its repetitions within a horizon.
 
@@ -69,6 +71,7 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
     within_s = _seconds(within)
     of = key if callable(key) else _field(key)
 
+    @takes(STREAM)
     def dedupe(message: Message, process: cues.Process) -> Message | None:
         known, order, row = process.state_of("keys"), process.state_of("order"), process.state_of("row")
         newest, head, tail = row.get("row", (None, 0, 0))
@@ -106,6 +109,7 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
     return dedupe
 
 
+@takes(STREAM)
 def debounce(
     input: str,
     output: str,
@@ -141,6 +145,11 @@ def debounce(
     quiet_s = _seconds(quiet, "quiet")
     longest_s = None if longest is None else _seconds(longest, "longest")
 
+    def passed(timer: Message, process: cues.Process) -> Message:
+        message, held, _ = process.state.pop("held")
+        return message if count is None else {**message, count: held}
+
+    @takes({**STREAM, "key": key, "timer": passed})
     def debounce(message: Message, process: cues.Process) -> None:
         state, now = process.state, process.now.timestamp()
         _, held, first = state.get("held", (None, 0, now))
@@ -148,16 +157,10 @@ def debounce(
         at = now + quiet_s if longest_s is None else min(now + quiet_s, first + longest_s)
         process.timer(key(message) if callable(key) else message[key], at)
 
-    def passed(timer: Message, process: cues.Process) -> Message:
-        message, held, _ = process.state.pop("held")
-        return message if count is None else {**message, count: held}
-
-    for name in ("batch", "timer"):
-        if name in options:
-            raise InvalidArgument(f"debounce() takes no option {name}=.", f"leave {name}= out.")
-    return cues.Stream(debounce, input, output, id=id or output, key=key, timer=passed, **options)
+    return cues.Stream(debounce, input, output, **{"id": id or output, "key": key, "timer": passed, **options})
 
 
+@takes(FREE)
 def flat_map(of: str | Callable[[Message], Iterable[Message] | None]) -> Stream:
     """Return a function that makes several messages of one.
 
@@ -171,6 +174,7 @@ def flat_map(of: str | Callable[[Message], Iterable[Message] | None]) -> Stream:
     Mechanism: a function without state
     """
 
+    @takes(FREE)
     def flat_map(message: Message) -> list[Message]:
         if callable(of):
             return list(of(message) or ())
@@ -183,6 +187,7 @@ def flat_map(of: str | Callable[[Message], Iterable[Message] | None]) -> Stream:
     return flat_map
 
 
+@takes(FREE)
 def split(
     branches: Mapping[str, Callable[[Message], Any]] | None = None,
     *,
@@ -203,6 +208,7 @@ def split(
     if not asked:
         raise InvalidArgument("split() has no branch.", "pass split(big=lambda m: m['total'] > 99, other='rest').")
 
+    @takes(FREE)
     def split(message: Message) -> dict[str, Message]:
         for binding, passes in asked.items():
             if passes(message):
@@ -214,6 +220,7 @@ def split(
     return split
 
 
+@takes(FREE)
 def sample(share: float, by: str | Callable[[Message], Any] | None = None) -> Stream:
     """Return a function that passes a share of the messages, chosen by a hash.
 
@@ -231,6 +238,7 @@ def sample(share: float, by: str | Callable[[Message], Any] | None = None) -> St
     of = by if by is None or callable(by) else _field(by)
     limit = int(share * 2**64)
 
+    @takes(FREE)
     def sample(message: Message, process: cues.Process) -> Message | None:
         value = [process.id, process.index] if of is None else of(message)
         return message if xxhash.xxh3_64_intdigest(codec.pack([value])) < limit else None
@@ -238,6 +246,7 @@ def sample(share: float, by: str | Callable[[Message], Any] | None = None) -> St
     return sample
 
 
+@takes(STREAM)
 def merge(time: str, *inputs: str, most: int = MERGE_MESSAGES_MAX) -> Stream:
     """Return a function that merges inputs, each ordered by time, into one flow that is ordered by time.
 
@@ -260,6 +269,7 @@ def merge(time: str, *inputs: str, most: int = MERGE_MESSAGES_MAX) -> Stream:
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InvalidArgument(f"merge(most={most!r}).", "pass a number of messages, 1 or more.")
 
+    @takes(STREAM)
     def merge(message: Message, process: cues.Process) -> list[Message]:
         if process.binding not in inputs:
             raise InvalidArgument(

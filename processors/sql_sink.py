@@ -34,7 +34,7 @@ from uuid import UUID
 
 import cues
 from cues.errors import CheckpointError, InvalidArgument
-from cues.processors import databases
+from cues.processors import SINK, databases, takes
 
 MODES: Final = ("append", "upsert", "delete")
 
@@ -47,6 +47,7 @@ def write(messages: Any, process: cues.Process) -> None:
     process.connection.write(messages)
 
 
+@takes(SINK)
 class Table:
     """A table as the target of sinks (``checkpoint=``); see the module.
 
@@ -126,6 +127,9 @@ class Table:
     def close(self) -> None:
         """Close the database. The next transaction opens it again."""
         self.target.close()
+
+
+takes({**SINK, "checkpoint": Table})(write)
 
 
 class Writer(databases.Connection):

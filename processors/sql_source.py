@@ -38,7 +38,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import databases, foreign, waits
+from cues.processors import SOURCE, databases, foreign, takes, waits
 
 _VERSION: Final = 1
 _PLAIN: Final = (bool, int, float, str, bytes, Decimal, UUID, datetime, date, time, timedelta, type(None))
@@ -46,6 +46,7 @@ _PLAIN: Final = (bool, int, float, str, bytes, Decimal, UUID, datetime, date, ti
 Position = list[Any]
 
 
+@takes(SOURCE)
 class Rows:
     """A source of the rows of a table or a view; see the module. Give it to ``cues.Source(id, Rows(...))``.
 

@@ -48,7 +48,7 @@ from typing import Any, Final, NamedTuple
 
 import cues
 from cues.errors import CuesError, Diverged, InvalidArgument
-from cues.processors import foreign, http, waits
+from cues.processors import SOURCE, foreign, http, takes, waits
 from cues.processors import serving as guards
 
 REMEMBER: Final = 200
@@ -101,6 +101,7 @@ def _object(hook: Hook) -> Message:
     return message
 
 
+@takes(SOURCE)
 class Webhook:
     """A source that is a server; see the module. Give it to ``cues.Source(id, Webhook(...))``.
 

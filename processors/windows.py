@@ -38,6 +38,7 @@ from typing import Any
 
 import cues
 from cues.errors import GraphError
+from cues.processors import STREAM, takes
 from cues.processors.event_time import (
     END_US,
     Call,
@@ -212,6 +213,7 @@ class _Counted(_Windows):
             call.results.append(self._key.fields(key) | self._reduction.results(states))
 
 
+@takes(STREAM)
 def tumbling(
     inputs: Inputs,
     output: str,
@@ -255,6 +257,7 @@ def tumbling(
     return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, idle, offset, id, options)
 
 
+@takes(STREAM)
 def hopping(
     inputs: Inputs,
     output: str,
@@ -311,6 +314,7 @@ def _fixed(
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
+@takes(STREAM)
 def sessions(
     inputs: Inputs,
     output: str,
@@ -340,6 +344,7 @@ def sessions(
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
+@takes(STREAM)
 def counted(
     inputs: Inputs,
     output: str,

@@ -36,18 +36,38 @@ def loaded(place: str) -> Any:
 
 
 def table() -> str:
-    lines = ["| processor | kind | needs | guarantee | mechanism |", "|---|---|---|---|---|"]
+    lines = ["| processor | kind | needs | guarantee | mechanism | options |", "|---|---|---|---|---|---|"]
     for place in declared().values():
         module, _, name = place.partition(":")
         facts = processors.facts_of(loaded(place))
         cells = " | ".join(facts[fact] for fact in processors.FACTS)
-        lines.append(f"| [`{module.rpartition('.')[2]}.{name}`](reference/{module}.md#{name.lower()}) | {cells} |")
-    return "\n".join(lines) + "\n"
+        link = f"[`{module.rpartition('.')[2]}.{name}`](reference/{module}.md#{name.lower()})"
+        lines.append(f"| {link} | {cells} | {options_of(loaded(place))} |")
+    return "\n".join(lines) + "\n" + legend()
+
+
+def options_of(processor: Any) -> str:
+    """The options that a processor takes, besides those that every one does."""
+    takes = getattr(processor, "takes", None)
+    if takes is None:
+        return "those of your function"
+    base, name = (processors.ANY, "all") if takes is processors.SOURCE else (processors.READING, "reading")
+    own = [option for option, value in takes.items() if option not in base and value is ...]
+    return ", ".join([name, *(f"`{option}`" for option in own if option != "checkpoint")])
+
+
+def legend() -> str:
+    reading = [option for option in processors.READING if option not in processors.ANY]
+    every, more = (", ".join(f"`{option}`" for option in options) for options in (processors.ANY, reading))
+    return f"\nOptions: *all* are {every}; *reading* are these and {more}. A declaration refuses any other option.\n"
 
 
 def page() -> str:
     return re.sub(
-        rf"{re.escape(MARK)}(\n\|.*?\n)?\n(?!\|)", lambda _: f"{MARK}\n{table()}\n", PAGE.read_text(), flags=re.S
+        rf"{re.escape(MARK)}(\n\|.*?\n)?(\nOptions: .*?\n)?\n(?!\||Options)",
+        lambda _: f"{MARK}\n{table()}\n",
+        PAGE.read_text(),
+        flags=re.S,
     )
 
 

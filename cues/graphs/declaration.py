@@ -109,6 +109,7 @@ class Processor:
                 )
             if name not in ALLOWED[self.kind]:
                 raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}.")
+        self._check_taken(options)
         given = Options(**options)
         batch, limit, key, step_s, linger_s = given.batch, given.timeout_s, given.key, given.step_s, given.linger_s
 
@@ -195,6 +196,28 @@ class Processor:
             appenders=_imperative(self, "appenders", given.appenders),
         )
 
+    def _check_taken(self, options: Mapping[str, Any]) -> None:
+        """Refuse options that a ready-made function does not take, by its attribute ``takes``.
+
+        ``takes`` is a dict: the name of each option that the function takes, and the value that it needs, or its class;
+        ``...`` if it takes every value.
+        """
+        takes: Any = getattr(self.fn, "takes", None)
+        for name, value in options.items() if isinstance(takes, Mapping) else ():
+            default = getattr(Options, name)
+            need = takes.get(name, default)
+            if need is ... or value is need or (type(value) is type(need) and value == need):
+                continue
+            if isinstance(need, type) and isinstance(value, need):
+                continue
+            here = f"The ready-made function of the {self.kind} {self.id!r}"
+            if name in takes:
+                raise self._wrong(f"{here} needs {name}={need!r}, and was given {value!r}.", f"leave {name}= out.")
+            raise self._wrong(
+                f"{here} takes no option {name!r}; it takes {', '.join(sorted(takes))}.",
+                f"leave {name}= out; a stream of your own before it or after it can have it.",
+            )
+
     def _check_schema(self) -> None:
         """Refuse a schema that cannot be compiled, and inputs that cannot be a table."""
         options, here = self.options, f"The {self.kind} {self.id!r}"
@@ -212,6 +235,7 @@ class Processor:
 
     def set_timer(self, fn: Function) -> None:
         """Declare the function of its timers (:meth:`Graph.timer`)."""
+        self._check_taken({"timer": fn})
         before, self.options = self.options, replace(self.options, timer=fn)
         try:
             _check_timer(self)

@@ -328,14 +328,20 @@ def position_count(fn: Function) -> int:
 Filter = Callable[[dict[str, Any]], bool]
 
 
-def filter_of(options: Options, binding: str) -> Filter | None:
-    """One predicate from ``types``, ``topics`` and ``where`` for one input; None if all messages pass."""
+def filter_of(options: Options, binding: str, fn: Function | None = None) -> Filter | None:
+    """One predicate from ``types``, ``topics`` and ``where`` for one input; None if all messages pass.
+
+    Messages with a type in the attribute ``never_filtered`` of the function pass always, such as watermarks to windows.
+    """
     types, topics = _asked(options.types, binding), _asked(options.topics, binding)
     where = _for(options.where, binding)
     if types is None and topics is None and where is None:
         return None
+    always = frozenset(getattr(fn, "never_filtered", ()))
 
     def passes(message: dict[str, Any]) -> bool:
+        if always and _among(always, message.get(names.TYPE)):
+            return True
         # The message passes if its type is asked for,
         if types is not None and not _among(types, message.get(names.TYPE)):
             return False

@@ -11,6 +11,7 @@ from cues.errors import Closed, CuesError, SchemaError
 from cues.queues import backpressure
 from cues.queues.base import BaseQueue, OptionsChanged
 from cues.queues.delays import At, Delay, delayed
+from cues.queues.partitioners import is_watermark
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch
 from cues.schemas import Schema
@@ -162,13 +163,16 @@ class TypedAppender(Appender):
         self._schema = schema
 
     def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int | Place:
-        return super().write(self._schema.written(message), deliver_at=deliver_at, delay=delay)
+        return super().write(self._written(message), deliver_at=deliver_at, delay=delay)
+
+    def _written(self, message: Any) -> Any:
+        return message if is_watermark(message) else self._schema.written(message)
 
     def write_many(self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None) -> range | list[Place]:
         checked = []
         for place, message in enumerate(messages):
             try:
-                checked.append(self._schema.written(message))
+                checked.append(self._written(message))
             except SchemaError as error:
                 error.message = f"messages[{place}]: {error.message}"
                 error.__dict__["offset"] = place

@@ -13,6 +13,8 @@
 field of the message or the result of a function of the message. Bytes are hashed as they are, strings
 as UTF-8, any other value as its msgpack: so ``1``, ``"1"`` and ``1.0`` are three different keys.
 
+A watermark (:func:`cues.processors.windows.watermark`) goes to every partition, whatever the partitioner.
+
 A message without a key, or with the key None, is refused, because it would have no order. ``murmur2-sticky`` accepts
 it, as Kafka's default partitioner does: the messages without a key of one append go to one partition, those of the next
 append to the next one. In a graph each message that a function returns is an append of its own.
@@ -31,6 +33,7 @@ from typing import Any, Final
 import xxhash
 
 from cues import codec
+from cues.base import names
 from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
 from cues.records import batch
@@ -47,6 +50,8 @@ Key = Callable[[dict[str, Any]], Any]
 Placement = Callable[[dict[str, Any], int], int]
 """Returns the partition of a message, given the number of partitions."""
 
+EVERY: Final = -1
+"""The place of a watermark: every partition, because each has an event time of its own, and it has no key."""
 _KEYS_KEPT: Final = 1 << 14
 """The number of keys whose partition is remembered: a hash in Python takes 20 times as long as a look-up."""
 _MASK: Final = 0xFFFF_FFFF
@@ -174,6 +179,11 @@ def name_of(way: str | Callable[..., Any] | None) -> str | None:
     return f"{getattr(way, '__module__', '?')}:{getattr(way, '__qualname__', repr(way))}"
 
 
+def is_watermark(message: Any) -> bool:
+    """Return whether a message is a watermark: it is on each partition, and has the fields of no schema."""
+    return type(message) is dict and message.get(names.TYPE) == names.WATERMARK
+
+
 class Router:
     """Places messages on ``partitions`` logs. Not for several threads at once.
 
@@ -206,19 +216,20 @@ class Router:
             self._place = self._by_key
 
     def place(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Choose the partition of each message of one append.
+        """Choose the partition of each message of one append; :data:`EVERY` for a watermark.
 
         Raises :class:`InvalidArgument` for a message without a key, and for a result of the partitioner that is not
         a partition. Errors of the user's functions pass through. Each error has the message's ``offset``.
         """
         if self.sticky:
-            return [self._turn({})] * len(messages)
+            turn = self._turn({})
+            return [EVERY if is_watermark(message) else turn for message in messages]
         placed: list[int] = []
         place = self._place
         self._keyless = None
         try:
             for message in messages:
-                placed.append(place(message))
+                placed.append(EVERY if is_watermark(message) else place(message))
         except Exception as error:
             error.__dict__["offset"] = len(placed)
             if not isinstance(error, CuesError):

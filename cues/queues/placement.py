@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
-from cues.queues.partitioners import Router
+from cues.queues.partitioners import EVERY, Router
 
 
 @mypyc_attr(native_class=False)
@@ -57,10 +57,11 @@ class Placer:
         self._router = Router(options.partitions, options.key, options.partitioner, self._start)
 
     def shares(self, options: QueueOptions, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
-        """Return the messages by partition. Raises the errors of :meth:`Router.place`."""
+        """Return the messages by partition, a watermark on each. Raises the errors of :meth:`Router.place`."""
         if options is not self._options:
             self._follow(options)
         shares: dict[int, list[int]] = {}
         for offset, partition in enumerate(self._router.place(messages)):
-            shares.setdefault(partition, []).append(offset)
+            for each in range(options.partitions) if partition == EVERY else (partition,):
+                shares.setdefault(each, []).append(offset)
         return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]

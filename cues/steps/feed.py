@@ -21,6 +21,7 @@ from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
+from cues.queues.partitioners import is_watermark
 from cues.queues.processor_rows import source_of, with_source
 from cues.records import batch as batches
 from cues.records.batch import SLASH, has_mark
@@ -243,20 +244,24 @@ class Feed:
 
     def _packed(self, after: Any, message: Any) -> bytes | RefusedItem:
         """Check and pack a message that is not plain."""
-        packer, schema = self._packer.renew(), self._schema
+        packer = self._packer.renew()
         try:
             if isinstance(message, Exception):
                 raise message
             if message is None and type(after) is not MessageCount:
                 return NO_MESSAGE
-            return packer.pack(message if schema is None else schema.written(message))
+            return packer.pack(self._checked(message))
         except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
             return RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
 
     def check(self, message: Any) -> None:
         """Raise the error of a message that cannot be written. In any thread: it has a packer of its own."""
-        output, schema = self._source.output, self._schema
-        Packer(lambda: output._options).renew().pack(message if schema is None else schema.written(message))
+        output = self._source.output
+        Packer(lambda: output._options).renew().pack(self._checked(message))
+
+    def _checked(self, message: Any) -> Any:
+        schema = self._schema
+        return message if schema is None or is_watermark(message) else schema.written(message)
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
         from cues.steps.eventloop import EventLoop

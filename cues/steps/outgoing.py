@@ -15,16 +15,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from cues import codec
+from cues.base import names
 from cues.errors import CodecError
 from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
-from cues.queues.partitioners import Router
+from cues.queues.partitioners import EVERY, Router, is_watermark
 from cues.records import batch as batches
 from cues.records import stamps as stamping
 from cues.records.batch import Page
 from cues.records.provenance import Provenance
 from cues.records.stamps import Stamps
 
+_WATERMARK: Final = names.WATERMARK.encode()
 _ANY_HASH: Final = bytes(16)
 _ANY_STAMP: Final = Stamps(1, 0, stamping.ticks(0, 1))
 """A hash and an identity of the right sizes, to test the size of a record."""
@@ -35,7 +37,7 @@ class Packed(bytes):
     """A packed message with facts that are not in its bytes."""
 
     place: int | None = None
-    """The partition chosen by its key or by a function; None if the append chooses."""
+    """The partition chosen by its key or by a function; EVERY for a watermark; None if the append chooses."""
     marked = False
     """True if it has ``q/meta`` or ``q/uuid``, which are stored in the header of its record."""
 
@@ -114,12 +116,19 @@ def build(
     return batches.build([], limit_bytes, digest, came, encoded=items, strips=strips, stamps=stamps)
 
 
+def place_of(item: bytes) -> int | None:
+    """The partition of an item, or EVERY; None if the append chooses."""
+    if type(item) is Packed and item.place is not None:
+        return item.place
+    return EVERY if _WATERMARK in item and is_watermark(codec.unpack_known(item)) else None
+
+
 def placed(items: Sequence[bytes]) -> dict[int, list[int]] | None:
     """The offsets of the items by partition; None if the append chooses, for any of them."""
     offsets: dict[int, list[int]] = {}
     for offset, item in enumerate(items):
         partition = item.place if type(item) is Packed else None
-        if partition is None:
+        if partition is None or partition == EVERY:
             return None
         offsets.setdefault(partition, []).append(offset)
     return offsets

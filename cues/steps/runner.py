@@ -119,7 +119,7 @@ class Runner:
         self._options_of = options_of
         self._retry = node.options.retry
         self._filters: dict[str, Filter | None] = {
-            port.binding: filter_of(node.options, port.binding) for port in node.inputs
+            port.binding: filter_of(node.options, port.binding, node.fn) for port in node.inputs
         }
         self._filters_some = any(self._filters.values())
         self._filtered = self._filters_some

@@ -29,12 +29,12 @@ from cues import codec
 from cues.base import names
 from cues.errors import Diverged, Unsupported
 from cues.queues.options import QueueOptions
-from cues.queues.partitioners import UNKEYED, Router
+from cues.queues.partitioners import EVERY, UNKEYED, Router
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name
 from cues.spark.cluster.files import ID, folder_of
 from cues.spark.cluster.typed import NONE, TypedColumns
-from cues.steps.outgoing import Packed
+from cues.steps.outgoing import place_of
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -432,15 +432,16 @@ class QueueWriter:
         self._writers: dict[int, Writer] = {}
 
     def add(self, values: Sequence[bytes], hashes: Sequence[str | None], came: Provenance | None) -> None:
-        """Add messages. One that its key has placed is :class:`cues.steps.outgoing.Packed`."""
+        """Add messages. A watermark is on every partition."""
         if self._turns.partitions == 1:
             self._writer(0).add(values, hashes, came)
             return
-        places = [value.place if type(value) is Packed else None for value in values]
+        places = [place_of(value) for value in values]
         turns = iter(self._turns.place([{}] * places.count(None)))
         shares: dict[int, list[int]] = {}
         for offset, place in enumerate(places):
-            shares.setdefault(next(turns) if place is None else place, []).append(offset)
+            for each in range(self._turns.partitions) if place == EVERY else (next(turns) if place is None else place,):
+                shares.setdefault(each, []).append(offset)
         for partition, offsets in shares.items():
             share = [values[offset] for offset in offsets]
             self._writer(partition).add(share, [hashes[offset] for offset in offsets], came and came.select(offsets))
