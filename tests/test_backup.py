@@ -162,6 +162,36 @@ def test_refusals_name_what_to_do_and_leave_nothing(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("wrong", ["", "{}", "gone"])
+def test_a_damaged_manifest_hinders_only_the_backups_that_need_it(root: Path, tmp_path: Path, wrong: str) -> None:
+    """1 and 2 are a chain, 3 and 4 another; the manifest of 1 is damaged."""
+    dest = tmp_path / "b"
+    moments = {}
+    for number, since in ((1, None), (2, 1), (3, None), (4, 3)):
+        run(root, 10 * number, 10 * number + 5)
+        make_backup(root, dest, since)
+        moments[number] = everything(root)
+    manifest = dest / "000001" / backup.MANIFEST
+    manifest.unlink() if wrong == "gone" else manifest.write_text(wrong)
+    for number in (1, 2):
+        with pytest.raises(StoreDamaged, match=r"000001/manifest.json cannot be used.*restore backup 4 \(--at 4\)"):
+            backup.restore(dest, to_there(tmp_path / f"r{number}") / "s", number)
+    for number in (3, 4):
+        backup.restore(dest, to_there(tmp_path / f"r{number}") / "s", number)
+        assert everything(tmp_path / f"r{number}") == moments[number]
+    assert [number for number, made in backup.listed(dest) if isinstance(made, backup.Backup)] == [2, 3, 4]
+    (dest / "000003" / backup.MANIFEST).write_text("")
+    with pytest.raises(StoreDamaged, match="no backup here can be restored"):
+        backup.restore(dest, to_there(tmp_path / "r") / "s")
+    made = make_backup(root, dest, "auto")
+    assert (made.number, made.since) == (5, None), "an increment to a chain that is broken could not be restored"
+    backup.restore(dest, to_there(tmp_path / "r5") / "s")
+    assert everything(tmp_path / "r5") == everything(root)
+    assert (make_backup(root, dest, "auto").since, make_backup(root, dest, 5).since) == (5, 5)
+    with pytest.raises(StoreDamaged):
+        make_backup(root, dest, 4)
+
+
 def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Path) -> None:
     """Without the comparison, the transaction of the first store would be older than that of the second."""
     with cues.open(root / "s") as first, cues.open(root / "o") as second:

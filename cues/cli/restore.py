@@ -10,6 +10,7 @@ from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, iso, output_options, size
+from cues.errors import CuesError
 from cues.tools import backup as backups
 
 
@@ -50,7 +51,10 @@ def restore(
     """
     source = local(dest)
     if listed:
-        for made in backups.backups(source):
+        for number, made in backups.listed(source):
+            if isinstance(made, CuesError):
+                output.say(f"{number}  cannot be used: {made.message}", backup=number, problem=made.message)
+                continue
             stores = ", ".join(stored.path for stored in made.stores)
             since = "everything" if made.since is None else f"changes since {made.since}"
             output.say(

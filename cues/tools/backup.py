@@ -144,7 +144,7 @@ class Backup:
             return Backup(data["backup"], data["since"], data["since_checksum"], when, stores, checksum)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreDamaged(
-                f"The manifest {file} cannot be used: {error}.", "restore another backup.", path=str(directory)
+                f"The manifest {file} cannot be used: {error}.", "use another backup.", path=str(directory)
             ) from error
 
 
@@ -231,10 +231,23 @@ def names_of(stores: Sequence[Store]) -> list[str]:
 # --- backups ------------------------------------------------------------------------------------------
 
 
+def numbers_of(dest: Path) -> list[int]:
+    """Return the numbers of the backups in a directory, oldest first."""
+    return sorted(int(path.name) for path in dest.glob("[0-9]*") if path.name.isdecimal() and path.is_dir())
+
+
+def listed(dest: Path) -> Iterator[tuple[int, Backup | CuesError]]:
+    """Yield each number with its backup, or with the reason why that one cannot be used."""
+    for number in numbers_of(dest):
+        try:
+            yield number, Backup.load(dest / f"{number:06d}")
+        except CuesError as error:
+            yield number, error
+
+
 def backups(dest: Path) -> list[Backup]:
-    """Return the whole backups in a directory, oldest first. Raises :class:`StoreDamaged`."""
-    numbers = sorted(path for path in dest.glob("[0-9]*") if path.name.isdecimal() and path.is_dir())
-    return [Backup.load(path) for path in numbers]
+    """Return the backups in a directory whose manifests can be used, oldest first."""
+    return [found for _, found in listed(dest) if isinstance(found, Backup)]
 
 
 def backup(
@@ -260,9 +273,8 @@ def backup(
             (note or (lambda text: None))(text)
         for killed in place.glob(f"*{UNFINISHED}"):
             shutil.rmtree(killed)
-        known = backups(place)
-        last = _since(place, known, since, store)
-        number = known[-1].number + 1 if known else 1
+        last = _since(place, since, store)
+        number = max(numbers_of(place), default=0) + 1
         unfinished = place / f"{number:06d}{UNFINISHED}"
         try:
             unfinished.mkdir()
@@ -318,7 +330,8 @@ def _held(place: Path) -> Iterator[None]:
         lock.close()
 
 
-def _since(place: Path, known: Sequence[Backup], since: int | str | None, store: Store) -> Backup | None:
+def _since(place: Path, since: int | str | None, store: Store) -> Backup | None:
+    known = backups(place)
     others = {backup.stores[0].id for backup in known} - {store.id.hex()}
     if others:
         raise StoreError(
@@ -326,19 +339,25 @@ def _since(place: Path, known: Sequence[Backup], since: int | str | None, store:
             "give each store, or each graph, a directory of its own.",
             path=str(place),
         )
-    if since is None or (since == "auto" and not known):
-        return None
-    wanted = known[-1].number if since == "auto" else since
-    return _numbered(place, known, wanted)
+    wanted = _last_usable(place) if since == "auto" else since
+    return None if wanted is None else _chain(place, wanted)[-1]
 
 
-def _numbered(place: Path, known: Sequence[Backup], number: int | str) -> Backup:
-    for backup in known:
-        if str(backup.number) == str(number).lstrip("0"):
-            return backup
-    listed = ", ".join(str(backup.number) for backup in known[-20:]) or "none"
+def _last_usable(place: Path) -> int | None:
+    """Return the number of the last backup that can be restored, by the manifests; None if there is none."""
+    for number in reversed(numbers_of(place)):
+        with contextlib.suppress(StoreDamaged, StoreNotFound):
+            _chain(place, number)
+            return number
+    return None
+
+
+def _numbered(place: Path, number: int | str) -> Backup:
+    known = numbers_of(place)
+    if str(number).isdecimal() and int(number) in known:
+        return Backup.load(place / f"{int(number):06d}")
     raise StoreNotFound(
-        f"{place} has no backup {number}; it has {listed}.",
+        f"{place} has no backup {number}; it has {', '.join(map(str, known[-20:])) or 'none'}.",
         "give one of those numbers." if known else "make one with cues backup.",
         path=str(place),
     )
@@ -437,15 +456,26 @@ def chain_of(dest: Path, at: int | None = None) -> list[Backup]:
 
     Raises :class:`StoreNotFound` and :class:`StoreDamaged`.
     """
-    known = backups(dest)
+    known = numbers_of(dest)
     if not known:
         unfinished = " (one was begun, and is not complete)" if any(dest.glob(f"*{UNFINISHED}")) else ""
         raise StoreNotFound(
             f"There is no backup in {dest}{unfinished}.", "give the directory of cues backup.", path=str(dest)
         )
-    chain = [_numbered(dest, known, at) if at is not None else known[-1]]
+    try:
+        return _chain(dest, known[-1] if at is None else at)
+    except StoreDamaged as error:
+        usable = _last_usable(dest)
+        advice = "no backup here can be restored; use another directory of backups."
+        error.hint = advice if usable is None else f"restore backup {usable} (--at {usable})."
+        raise
+
+
+def _chain(dest: Path, number: int | str) -> list[Backup]:
+    """Return the backups of a chain. Only their manifests are read: others may be damaged."""
+    chain = [_numbered(dest, number)]
     while chain[0].since is not None:
-        before = _numbered(dest, known, chain[0].since)
+        before = _numbered(dest, chain[0].since)
         if before.checksum != chain[0].since_checksum:
             raise StoreDamaged(
                 f"The backup {before.number} in {dest} is not the one that backup {chain[0].number} was made since.",
