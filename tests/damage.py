@@ -208,11 +208,41 @@ def reader_unknown(store: cues.Store, txn: Any) -> None:
 
 
 def named_tailer_beyond(store: cues.Store, txn: Any) -> None:
-    from cues.queues.tailer import POSITION
-
     key = names.reader_key("plain", 0, "reader")
-    identity, _, seal = POSITION.unpack(txn.get(key))
-    txn.put(key, POSITION.pack(identity, 10**6, seal))
+    identity, _, seal = processor_rows.unpack_reader(txn.get(key), "plain", "reader")
+    txn.put(key, processor_rows.pack_reader(identity, 10**6, seal))
+
+
+def named_tailer_of_an_old_version_beyond(store: cues.Store, txn: Any) -> None:
+    key = names.reader_key("plain", 0, "reader")
+    identity, _, seal = processor_rows.unpack_reader(txn.get(key), "plain", "reader")
+    txn.put(key, processor_rows.POSITION.pack(identity, 10**6, seal))
+
+
+def named_tailer_flipped(store: cues.Store, txn: Any) -> None:
+    _flip(txn, names.reader_key("plain", 0, "reader"), 15)
+
+
+def queue_record_flipped(store: cues.Store, txn: Any) -> None:
+    _flip(txn, names.queue_key("plain"), 30)
+
+
+def topology_flipped(store: cues.Store, txn: Any) -> None:
+    _flip(txn, names.topology_key("g.save"), 20)
+
+
+def _flip(txn: Any, key: bytes, at: int) -> None:
+    raw = bytearray(txn.get(key))
+    raw[at] ^= 4
+    txn.put(key, bytes(raw))
+
+
+def state_key_flipped(store: cues.Store, txn: Any) -> None:
+    """The value of one key is that of another."""
+    database = store._database(names.state_database("g.count"))
+    key, value = next(iter(txn.cursor(database)))
+    txn.delete(key, db=database)
+    txn.put(key[:1] + bytes((key[1] ^ 8,)) + key[2:], value, db=database)
 
 
 def named_tailer_cut(store: cues.Store, txn: Any) -> None:
@@ -289,7 +319,12 @@ DAMAGES = {
     topology_alone: "The topology of g.nobody belongs to no processor",
     reader_unknown: "Processor g.save reads queue counted, which has no row about it",
     named_tailer_beyond: "The named tailer 'reader' of queue plain is at 1000000",
-    named_tailer_cut: "has a position of 5 bytes",
+    named_tailer_of_an_old_version_beyond: "The named tailer 'reader' of queue plain is at 1000000",
+    named_tailer_flipped: "The position of the named tailer 'reader' of queue plain cannot be used",
+    named_tailer_cut: "The position of the named tailer 'reader' of queue plain cannot be used",
+    queue_record_flipped: "The record of the queue plain cannot be used: its checksum fails",
+    topology_flipped: "The topology of the processor g.save cannot be used: its checksum fails",
+    state_key_flipped: "whose piece 0 is damaged",
     wrong_hash: "but the message there has",
     state_piece_flipped: "whose piece 0 is damaged",
     state_piece_gone: "with a piece missing",

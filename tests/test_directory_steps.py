@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import random
@@ -56,9 +57,10 @@ from cues.spark.cluster import directory as directory_module
 from cues.spark.cluster import engine as engine_module
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import lease as lease_module
+from cues.spark.cluster.batches import Batches
 from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, read, read_rows
 from cues.spark.cluster.directory import DataFile, QueueDirectory
-from cues.spark.cluster.files import LocalFiles, ObjectFiles
+from cues.spark.cluster.files import LocalFiles, ObjectFiles, open_files
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
@@ -1377,3 +1379,42 @@ def test_damage_of_a_small_file_is_named(files: FaultyFiles, damaged: str) -> No
     assert found.code == 1 and f"{files.url}/{name} is damaged" in found.out
     sought = terminal.cues("seek", f"{files.url}#p", "--to", "start", "--yes")
     assert sought.code == 1 and f"{files.url}/{name} is damaged" in sought.err
+
+
+def test_a_record_with_one_flipped_bit_is_refused_or_says_the_same(tmp_path: Path) -> None:
+    """Every bit of a record is flipped once. Only the name of the field that holds the checksum may differ."""
+    files = open_files(str(tmp_path))
+    ledger = Ledger(files, "g.count", "owner-1")
+    assert ledger.claim(None, {"g.count.orders": ("00112233aabbccdd", 17)})
+    ledger.commit(
+        "step",
+        positions={"g.count.orders": ("00112233aabbccdd", 20)},
+        hash="ab" * 16,
+        counts={"taken": 3},
+        ends={"counted": 20},
+    )
+    record = max(path for path in tmp_path.rglob("*.json") if "steps" in path.parts)
+    right, data = ledger.read(), record.read_bytes()
+    same = 0
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        record.write_bytes(changed)
+        with contextlib.suppress(Diverged):
+            assert ledger.read() == right
+            same += 1
+    assert same < 8 * len('"seal"')
+    without = json.loads(data)
+    del without["seal"]
+    record.write_text(json.dumps(without))
+    assert ledger.read() == right, "an earlier version wrote no checksum"
+
+
+def test_a_batch_with_one_flipped_bit_is_refused(tmp_path: Path) -> None:
+    batches = Batches(open_files(str(tmp_path)), "g.count")
+    batches.begin({"id": "1"})
+    batches.put(0, {"orders": (1, 20)})
+    record = next(path for path in tmp_path.rglob("000000000000.json"))
+    record.write_bytes(record.read_bytes().replace(b"20", b"21"))
+    with pytest.raises(Diverged, match="its checksum fails"):
+        Batches(open_files(str(tmp_path)), "g.count").read(0)

@@ -26,6 +26,7 @@ from cues.txn import append_stamped, build_uuid
 
 GOLDEN = Path(__file__).parent / "golden"
 V1 = GOLDEN / "v1"
+SEALS = GOLDEN / "v1-seals"
 DOCS = Path(__file__).parent.parent / "docs" / "format.md"
 
 
@@ -41,12 +42,21 @@ def _golden() -> ModuleType:
 golden = _golden()
 
 
+@pytest.fixture(params=[V1, SEALS], ids=lambda golden: golden.name)
+def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of a golden store: of the first version, and with seals."""
+    return copied(request.param, tmp_path / "old")
+
+
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A copy of the golden store."""
-    path = tmp_path / "old"
+def first(tmp_path: Path) -> Path:
+    """A copy of the golden store of the first version."""
+    return copied(V1, tmp_path / "first")
+
+
+def copied(golden: Path, path: Path) -> Path:
     path.mkdir()
-    shutil.copy(V1 / "data.mdb", path)
+    shutil.copy(golden / "data.mdb", path)
     return path
 
 
@@ -108,12 +118,48 @@ def test_a_store_of_version_1_is_written_and_run_on(old: Path) -> None:
         assert cues.testing.state(store, "golden.price") == {"count": 6}
 
 
-def test_every_row_and_record_of_the_golden_store_is_what_it_was(old: Path) -> None:
-    with cues.open(old, readonly=True) as store:
+@pytest.mark.parametrize("files", [V1, SEALS], ids=lambda files: files.name)
+def test_every_row_and_record_of_the_golden_store_is_what_it_was(tmp_path: Path, files: Path) -> None:
+    with cues.open(copied(files, tmp_path / "old"), readonly=True) as store:
         now = [(key, value) for _, key, value in golden.pairs(store)]
-    then = golden.parse((V1 / "records.txt").read_text())
+    then = golden.parse((files / "records.txt").read_text())
     assert len(then) > 20
     assert now == then
+
+
+def test_rows_without_a_seal_get_one_when_they_are_written(first: Path) -> None:
+    """A store of the first version is read, continued and checked; then its rows are those of today."""
+    graph = cues.Graph("golden")
+    graph.source("orders")
+    graph.stream("orders", "priced")(golden.price)
+    graph.sink("priced", id="deliver")(golden.deliver)
+    with cues.open(first) as store:
+        assert store.check() == []
+        store.queue("orders", retention=900)
+        assert [m["n"] for m in store.queue("orders").tailer("reader").read_many(2)] == [3, 4]
+        store.queue("orders").appender().write({"n": 6})
+        cues.testing.run_until_idle(graph, store)
+        assert cues.testing.state(store, "golden.price") == {"count": 6}
+        with store._view() as txn:
+            assert msgpack.unpackb(txn.get(b"\0cues"))["requires"] == ["seals"]
+            assert txn.get(b"\0queue\0orders")[:1] == b"\xc1"
+            assert len(txn.get(b"\0reader\0orders\0reader")) == 32
+            [(key, value)] = list(txn.cursor(store._database(b"state:golden.price")))
+            assert value[:8] == xxhash.xxh3_64(key + value[8:]).digest()
+        assert store.check() == []
+
+
+def test_sealed_rows_by_hand(tmp_path: Path) -> None:
+    with cues.open(copied(SEALS, tmp_path / "s"), readonly=True) as store, store._view() as txn:
+        for key, of in ((b"\0queue\0orders", "options"), (b"\0topo\0golden.price", "tailers")):
+            raw = txn.get(key)
+            assert raw[:1] == b"\xc1" and raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
+            assert of in msgpack.unpackb(raw[1:-8])
+        raw = txn.get(b"\0reader\0orders\0reader")
+        assert len(raw) == 32 and raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
+        record = msgpack.unpackb(txn.get(b"\0cues"))
+        seal = record.pop("seal")
+        assert record["requires"] == ["seals"] and seal == xxhash.xxh3_64(msgpack.packb(record)).digest()
 
 
 @pytest.mark.interpreted
@@ -122,7 +168,7 @@ def test_the_same_calls_write_the_same_bytes(tmp_path: Path) -> None:
     golden.make(tmp_path / "new")
     with cues.open(tmp_path / "new", readonly=True) as store:
         text = golden.records(store)
-    assert text.splitlines() == (V1 / "records.txt").read_text().splitlines()
+    assert text.splitlines() == (SEALS / "records.txt").read_text().splitlines()
 
 
 def test_single_record_batches_are_what_they_were() -> None:
@@ -141,8 +187,8 @@ def test_a_record_batch_by_hand() -> None:
     assert msgpack.unpackb(value[36:]) == [{"n": 1}, {"n": 2}]
 
 
-def test_rows_by_hand(old: Path) -> None:
-    with cues.open(old, readonly=True) as store:
+def test_rows_by_hand(first: Path) -> None:
+    with cues.open(first, readonly=True) as store:
         log = store._database(b"log:orders")
         with store._view() as txn:
             rows_are_as_documented(txn, log)

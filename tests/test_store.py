@@ -39,7 +39,7 @@ from cues.errors import (
     StoreVersion,
 )
 from cues.storage import environment as stores
-from cues.storage import lmdb_errors, lmdb_map, map_growth, open_mark
+from cues.storage import format_record, lmdb_errors, lmdb_map, map_growth, open_mark
 from cues.storage.lmdb_map import MAP_BYTES
 
 DURABILITIES = ["process", "disk"]
@@ -334,7 +334,7 @@ def test_additions_of_a_newer_version_are_not_an_obstacle(tmp_path: Path) -> Non
     path = make(tmp_path / "store")
     with cues.open(path) as store:
         store._commit(
-            lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), "note": 1}))
+            lambda txn: txn.put(names.FORMAT_KEY, format_record._packed({**format_record.record_of(txn), "note": 1}))
         )
     with cues.open(path) as store:
         assert len(store.queue("q")) == 100

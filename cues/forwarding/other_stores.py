@@ -51,7 +51,12 @@ def move(txn: StoreTransaction, place: Path, others: Mapping[bytes, Path]) -> No
 def _place_row(home: str | Path, other: str | Path) -> bytes:
     place = os.path.realpath(other)
     # Relative first: a folder that holds both may be moved.
-    return codec.pack({"path": os.path.relpath(place, os.path.realpath(home)), "absolute": place})
+    return sealed.seal_map({"path": os.path.relpath(place, os.path.realpath(home)), "absolute": place})
+
+
+def unpack_place(store: str, raw: bytes) -> dict[str, str]:
+    """Decode the row with the paths of another store. Raises :class:`StoreDamaged`."""
+    return sealed.unseal_map(raw, f"row of the path of the store {store}")
 
 
 def places(home: BaseStore) -> dict[bytes, list[Path]]:
@@ -59,7 +64,7 @@ def places(home: BaseStore) -> dict[bytes, list[Path]]:
     paths: dict[bytes, list[Path]] = {}
     with home._view() as txn:
         for id, value in transaction.named_rows(txn, names.store_key(b"")):
-            record = codec.unpack(value)
+            record = unpack_place(id, value)
             relative = Path(os.path.normpath(os.path.join(os.path.realpath(home.path), record["path"])))
             paths[bytes.fromhex(id)] = [relative, Path(record["absolute"])]
     return paths

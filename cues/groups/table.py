@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
-from cues import codec, faults
+from cues import faults
 from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.errors import AlreadyRunning, InvalidArgument
@@ -27,6 +27,7 @@ from cues.groups import places
 from cues.groups.places import Place, Start
 from cues.groups.sticky import Partition, Together, plan, siblings
 from cues.queues import claims, group_rows
+from cues.queues.base import unpack_record
 from cues.queues.claims import NOBODY, Claim
 from cues.queues.committed import Isolation, log_at
 from cues.queues.group_rows import GroupRow, MemberRow
@@ -495,7 +496,7 @@ def _others(row: MemberRow, queue: str) -> str:
 def partitions_of(txn: StoreTransaction, queue: str) -> int:
     """Return the number of partitions of a queue; 0 for a missing queue."""
     raw = txn.get(names.queue_key(queue))
-    return 0 if raw is None else int(codec.unpack(raw)["partitions"])
+    return 0 if raw is None else int(unpack_record(queue, raw)["partitions"])
 
 
 def new_id() -> bytes:

@@ -40,7 +40,7 @@ from cues.queues.base import BaseQueue
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import POSITION, readers_of
+from cues.queues.processor_rows import readers_of, unpack_reader
 from cues.storage import locks, wakeup
 from cues.storage.transaction import StoreTransaction, named_rows
 
@@ -130,7 +130,7 @@ def readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
     for who, mark in marks.of_log(txn, log):
         yield Reader(who.home.hex(), who.processor, row.next - max(mark.next, row.first), "other")
     for name, value in named_rows(txn, names.reader_key(log.queue, log.partition, "")):
-        yield Reader(here, name, behind(*POSITION.unpack(value)[:2]), "tailer")
+        yield Reader(here, name, behind(*unpack_reader(value, log.id, name)[:2]), "tailer")
     for group, claim in claims.of_log(txn, log.id):
         if not group_rows.expired(txn, log.store, group):
             yield Reader(here, f"group {group}", behind(claim.identity, claim.next), "group")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self
 
-from cues import codec, faults
+from cues import faults
 from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.base.closing import Closing
@@ -18,7 +18,7 @@ from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import Missing, name_of
 from cues.queues.placement import PartitionShare, Placer
 from cues.queues.retention import let_go
-from cues.records import batch
+from cues.records import batch, sealed
 from cues.records.log_row import LogRow
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
@@ -294,12 +294,19 @@ def index_of(txn: StoreTransaction, log: Log, row: LogRow, place: str | int | da
     return max(row.first, check_index(place, row.next, what))
 
 
+def unpack_record(queue: str, raw: bytes) -> dict[str, Any]:
+    """Decode the record of a queue. Raises :class:`StoreDamaged`; its transaction adds the store."""
+    return sealed.unseal_map(raw, f"record of the queue {queue}")
+
+
 def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:
-    """Decode a queue's record, which has no checksum; raise :class:`StoreDamaged` if it cannot be read."""
+    """Decode a queue's record. Raises :class:`StoreDamaged`."""
     try:
-        record: dict[str, Any] = codec.unpack(raw)
+        record = unpack_record(id, raw)
         QueueOptions.from_dict(record["options"])
         assert isinstance(record["version"], int) and isinstance(record["identity"], bytes)
+    except StoreDamaged as error:
+        raise sealed.placed(error, store.path) from None
     except Exception as error:
         raise StoreDamaged(
             f"The record of queue {id!r} cannot be read ({type(error).__name__}: {error}).",

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from cues import codec
 from cues.base import clock, names
 from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
@@ -28,6 +27,18 @@ class Position(NamedTuple):
     next: int
     seal: bytes
     """Checksum of the batch that holds the message before ``next``; zeros when there was none."""
+
+
+def pack_reader(identity: bytes, next: int, seal: bytes) -> bytes:
+    """Return the row of a named tailer at this position."""
+    return sealed.seal(POSITION.pack(identity, next, seal))
+
+
+def unpack_reader(raw: bytes, queue: str, name: str) -> Position:
+    """Decode the row of a named tailer; one of an earlier version has no seal. Raises :class:`StoreDamaged`."""
+    if len(raw) != POSITION.size:
+        raw = sealed.unseal(raw, f"position of the named tailer {name!r} of queue {queue}")
+    return Position._make(POSITION.unpack(raw))
 
 
 class ProcessorRow(NamedTuple):
@@ -113,18 +124,18 @@ class ProcessorInputs:
             record["stores"] = list(self.stores)
         if self.key:
             record["key"] = self.key
-        return codec.pack(record)
+        return sealed.seal_map(record)
 
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorInputs:
-        """Decode the record, which has no checksum. Raises :class:`StoreDamaged`, which names the processor."""
+        """Decode the record. Raises :class:`StoreDamaged`, which names the processor."""
+        what = f"topology of the processor {processor}"
+        record = sealed.unseal_map(raw, what)
         try:
-            record = codec.unpack(raw)
             queues = tuple(record["queues"])
             stores = tuple(record.get("stores", [b""] * len(queues)))
             return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores, record.get("key", ""))
         except Exception as error:
-            what = f"topology of the processor {processor}"
             raise sealed.damaged(what, f"{type(error).__name__}: {error}") from error
 
     @property

@@ -30,14 +30,14 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, Literal, overload
 
-from cues import codec, faults
+from cues import faults
 from cues.base import clock, names, shown
 from cues.base.checks import is_number
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.native import mypyc_attr
 from cues.queues import spans
 from cues.queues.appender import Appender, TypedAppender
-from cues.queues.base import BaseQueue, check_index, read_record
+from cues.queues.base import BaseQueue, check_index, read_record, unpack_record
 from cues.queues.base_tailer import Place
 from cues.queues.committed import Isolation
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
@@ -45,6 +45,7 @@ from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, check_names
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import Tailer
+from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
 from cues.schemas import schema_of
 from cues.storage import transaction
@@ -433,7 +434,7 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
         "version": 1,
         "created_ns": clock.now_ns(),
     }
-    raw = codec.pack(record)
+    raw = sealed.seal_map(record)
     txn.put(key, raw)
     _create_logs(txn, store, id, range(options.partitions), LogRow(identity, 1, 1, 0, 1))
     return raw
@@ -444,8 +445,8 @@ def continue_log(txn: StoreTransaction, id: str, partition: int, identity: bytes
 
     The caller does it for all partitions of the queue.
     """
-    record = codec.unpack(txn.get(names.queue_key(id))) | {"identity": identity}
-    txn.put(names.queue_key(id), codec.pack(record))
+    record = unpack_record(id, txn.get(names.queue_key(id))) | {"identity": identity}
+    txn.put(names.queue_key(id), sealed.seal_map(record))
     txn.put(names.row_key(id, partition), pack_row(LogRow(identity, next, next, 0, record["version"])))
 
 
@@ -458,7 +459,7 @@ def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
     """Write a queue's changed record, and its new version into every partition's row, where appends compare it."""
     record["version"] += 1
-    txn.put(names.queue_key(queue), codec.pack(record))
+    txn.put(names.queue_key(queue), sealed.seal_map(record))
     for partition in range(record["partitions"]):
         row = read_row(txn, queue, partition)._replace(version=record["version"])
         txn.put(names.row_key(queue, partition), pack_row(row))
@@ -503,7 +504,7 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
         raise _refused(queue.id, ", ".join(options), message, "open it without readonly=True.")
 
     def change(txn: StoreTransaction) -> None:
-        record = codec.unpack(txn.get(names.queue_key(queue.id)))
+        record = unpack_record(queue.id, txn.get(names.queue_key(queue.id)))
         record["options"] = new.to_dict()
         _put_record(txn, queue.id, record)
 

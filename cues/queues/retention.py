@@ -27,7 +27,7 @@ from cues.queues import claims, group_rows, marks, spans
 from cues.queues.committed import counts_places
 from cues.queues.log import DELETE_BATCHES_MAX, Log
 from cues.queues.options import Retention
-from cues.queues.processor_rows import POSITION, readers_of
+from cues.queues.processor_rows import readers_of, unpack_reader
 from cues.records import sealed
 from cues.records.log_row import LogRow
 from cues.storage.transaction import StoreTransaction, named_rows
@@ -204,7 +204,7 @@ def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
     holders += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
     tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))
     for name, value in tailers:
-        holders.append(PositionHolder(name, needed_from(txn, log, *POSITION.unpack(value)[:2]), False))
+        holders.append(PositionHolder(name, needed_from(txn, log, *unpack_reader(value, log.id, name)[:2]), False))
     for group, claim in claims.of_log(txn, log.id):
         holders.append(PositionHolder(f"group {group}", needed_from(txn, log, claim.identity, claim.next), False))
     return holders

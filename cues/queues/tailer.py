@@ -33,8 +33,10 @@ from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
 from cues.queues.committed import identity_of
 from cues.queues.log import Raw
-from cues.queues.processor_rows import POSITION
+from cues.queues.processor_rows import NO_SEAL, Position, pack_reader, unpack_reader
+from cues.records import sealed
 from cues.records.batch import Batch, is_pending, stamps_of
+from cues.records.log_row import LogRow
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
@@ -102,15 +104,27 @@ class Tailer(BaseTailer):
             self._kept = queue._follow_options(txn, row)._kept
             self._stored = txn.get(self._row_key) if name is not None else None
             records = self._log.records_row(txn).identity
+            self._compare(txn, row)
         self._identity = row.identity
         self._index = self._position(self._stored) if self._stored is not None else row.first
         self._check_isolation(records)
+
+    def _compare(self, txn: StoreTransaction, row: LogRow) -> None:
+        """Compare a stored position with the log. Raises :class:`StoreDamaged`: from such a one messages are lost."""
+        stored = None if self._stored is None else self._unpacked(self._stored)
+        if stored is None or stored.identity != row.identity:
+            return
+        what = f"position of the named tailer {self.name!r} of queue {self._log.id}"
+        if not 1 <= stored.next <= row.next:
+            raise sealed.damaged(what, f"it is {stored.next}, and the queue ends before {row.next}")
+        if self._log.seal_before(txn, row, stored.next) not in (NO_SEAL, stored.seal) and stored.seal != NO_SEAL:
+            raise sealed.damaged(what, f"the messages before {stored.next} are not those that it was written after")
 
     def _check_isolation(self, records: bytes) -> None:
         """Refuse a stored position of the other isolation; ``records`` is the identity of the queue's records."""
         if self._stored is None:
             return
-        identity = POSITION.unpack(self._stored)[0]
+        identity = self._unpacked(self._stored).identity
         other = identity_of(records) if self._identity == records else records
         if identity == other:
             was, now = ("committed", "uncommitted") if self._identity == records else ("uncommitted", "committed")
@@ -363,7 +377,11 @@ class Tailer(BaseTailer):
         return {**message, names.META: metadata(batch, offset, self._log.id, self._kept)}
 
     def _position(self, raw: bytes) -> int:
-        return int(POSITION.unpack(raw)[1])
+        return self._unpacked(raw).next
+
+    def _unpacked(self, raw: bytes) -> Position:
+        assert self.name is not None
+        return unpack_reader(raw, self._log.id, self.name)
 
     def _commit_position(self) -> bool:
         """Move the stored position to this tailer's, unless another tailer of its name moved it."""
@@ -382,7 +400,7 @@ class Tailer(BaseTailer):
             seal = batch.seal
         else:
             seal = self._log.seal_before(txn, self._log.row(txn), index)
-        stored = POSITION.pack(self._identity, index, seal)
+        stored = pack_reader(self._identity, index, seal)
         txn.put(self._row_key, stored)
         return stored
 

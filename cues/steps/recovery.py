@@ -77,6 +77,8 @@ class Recovery(Committer):
         with self.store._view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
+        if self.whole is self:
+            self.state.verify()
         if self.held is not None:
             self.held.begin()
         self.imperative.forget()

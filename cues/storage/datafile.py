@@ -18,12 +18,16 @@ from typing import Any, BinaryIO, Final
 
 from cues import codec
 from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
+from cues.records import batch
 from cues.storage import free_space
 from cues.storage.wakeup import ALLOCATED, ROOM
 
 FORMAT: Final = 1
-FEATURES: Final = frozenset[str]()
-"""Features that a format record may require beyond format 1; a store that requires others is refused."""
+FEATURES: Final = frozenset({"seals"})
+"""Features that a format record may require beyond format 1; a store that requires others is refused.
+
+``seals``: the rows that had no checksum before have one (sealed.py), and the seals of state cover the keys of the rows.
+"""
 DURABILITIES: Final = ("disk", "process")
 PAGE_BYTES: Final = 4096
 
@@ -219,14 +223,15 @@ def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
 def check_format(path: Path, raw: bytes) -> dict[str, Any]:
     """Decode the format record. Raises :class:`StoreVersion` if this version cannot read the store.
 
-    The record has no checksum, because every version must be able to read it. An invalid one raises
+    Its checksum is one of its fields, because every version must be able to read it. An invalid record raises
     :class:`StoreDamaged`.
     """
     damaged = StoreDamaged(
         f"The format record of {path} cannot be read.", "restore the store from a backup.", path=str(path)
     )
     try:
-        record: dict[str, Any] = dict(codec.unpack(raw))
+        stored: dict[str, Any] = dict(codec.unpack(raw))
+        record = unsealed(stored)
     except Exception:
         raise damaged from None
     lacking = set(record.get("requires", ())) - FEATURES
@@ -240,9 +245,21 @@ def check_format(path: Path, raw: bytes) -> dict[str, Any]:
             supported=FORMAT,
         )
     id = record.get("id")
+    if "seal" in stored and stored["seal"] != seal_of(record):
+        raise damaged
     if not isinstance(id, bytes) or len(id) != 8 or record.get("durability") not in DURABILITIES:
         raise damaged
     return record
+
+
+def seal_of(record: dict[str, Any]) -> bytes:
+    """Return the checksum of a format record without its seal."""
+    return batch.checksum(codec.pack(record))
+
+
+def unsealed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a format record without its seal."""
+    return {name: value for name, value in record.items() if name != "seal"}
 
 
 class Allocation:

@@ -1,7 +1,8 @@
 """The format record: the row that says in which format a store is, and with which options it was made.
 
-    {"format": 1, "requires": [], "id": 8 bytes, "durability": "disk", "map_size": bytes, "created_ns": nanoseconds,
-     "max_map_size": bytes (optional: the map does not grow beyond it)}
+    {"format": 1, "requires": ["seals"], "id": 8 bytes, "durability": "disk", "map_size": bytes,
+     "created_ns": nanoseconds, "max_map_size": bytes (optional: the map does not grow beyond it),
+     "seal": checksum of the record without this field (8 bytes)}
 
 It is read before the environment is opened, because the environment is opened as the record says. The process that
 writes it first decides; the others follow or raise :class:`DurabilityMismatch`. :func:`datafile.check_format` says
@@ -78,8 +79,7 @@ def format_of(env: Any, path: Path) -> dict[str, Any] | None:
 
 def record_of(txn: StoreTransaction) -> dict[str, Any]:
     """Return the format record that a transaction of an open store sees."""
-    record: dict[str, Any] = codec.unpack(txn.get(names.FORMAT_KEY))
-    return record
+    return datafile.unsealed(codec.unpack(txn.get(names.FORMAT_KEY)))
 
 
 def write_format(
@@ -92,17 +92,17 @@ def write_format(
         if raw is None:
             record = {
                 "format": datafile.FORMAT,
-                "requires": [],
+                "requires": sorted(datafile.FEATURES),
                 "id": os.urandom(8),
                 "durability": durability,
                 "map_size": size,
                 "created_ns": clock.now_ns(),
             }
-            raw = codec.pack(record if size_max is None else record | {"max_map_size": size_max})
+            raw = _packed(record if size_max is None else record | {"max_map_size": size_max})
             txn.put(names.FORMAT_KEY, raw)
         return bytes(raw)
 
-    record: dict[str, Any] = codec.unpack(writer_lock.transact(datafile.COMMIT_PAGES, read_or_write))
+    record = datafile.unsealed(codec.unpack(writer_lock.transact(datafile.COMMIT_PAGES, read_or_write)))
     if record["durability"] != durability:
         raise mismatch(str(path), record["durability"], durability)
     return record
@@ -111,6 +111,7 @@ def write_format(
 def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) -> dict[str, Any]:
     """Store a larger map size, for a later opening without ``map_size=``; return the format record.
 
+    An earlier version does not open the store from then on, because this one writes rows that it cannot read.
     ``size_max`` replaces the limit of its growth, if it is given.
     """
 
@@ -119,11 +120,16 @@ def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) 
         record["map_size"] = max(record["map_size"], size)
         if size_max is not None:
             record["max_map_size"] = size_max
-        txn.put(names.FORMAT_KEY, codec.pack(record))
+        record["requires"] = sorted(datafile.FEATURES)
+        txn.put(names.FORMAT_KEY, _packed(record))
         return record
 
     written: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
     return written
+
+
+def _packed(record: dict[str, Any]) -> bytes:
+    return codec.pack(record | {"seal": datafile.seal_of(record)})
 
 
 def mismatch(path: str, found: str, asked: str) -> DurabilityMismatch:

@@ -37,10 +37,11 @@ from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.queues import claims, processor_rows, producers
+from cues.queues.base import unpack_record
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import KEY, Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import NO_SEAL, POSITION, ProcessorInputs, ProcessorRow
+from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, unpack_reader
 from cues.queues.store import Store
 from cues.records import batch, provenance, sealed
 from cues.records.batch import Batch
@@ -252,9 +253,15 @@ class _Walker:
                 if not sealed.intact(raw):
                     yield f"The row of processor {processor} is damaged (its checksum fails)."
                     continue
-                row, topology = ProcessorRow.unpack(raw, processor), _topology(raw_topology, processor)
-                if topology is None:
-                    yield f"Processor {processor} has no topology record that can be read."
+                row = ProcessorRow.unpack(raw, processor)
+                if raw_topology is None:
+                    yield f"Processor {processor} has no topology record."
+                    continue
+                try:
+                    topology = ProcessorInputs.unpack(raw_topology, processor)
+                except StoreDamaged as error:
+                    yield error.message
+                    with_topology.discard(processor)
                     continue
                 if len(topology.tailers) != len(row.positions) or len(topology.queues) != len(row.positions):
                     yield (
@@ -280,16 +287,18 @@ class _Walker:
             yield f"The topology of {processor} belongs to no processor."
 
     def _readers(self, queues: list[str]) -> Iterator[str]:
-        for reader, raw in self._rows(b"\0reader\0").items():
+        for reader in self._rows(b"\0reader\0"):
             queue, _, name = reader.partition("\0")
             who = f"The named tailer {name!r} of queue {queue}"
-            if len(raw) != POSITION.size:
-                yield f"{who} has a position of {len(raw)} bytes instead of {POSITION.size}."
-                continue
             with self.store._view() as txn:
                 now = txn.get(names.reader_key(queue, 0, name))
-                if now is not None and len(now) == POSITION.size:
-                    yield from self._position(txn, who, queue, *POSITION.unpack(now), known=queues)
+                try:
+                    position = None if now is None else unpack_reader(now, queue, name)
+                except StoreDamaged as error:
+                    yield error.message
+                    continue
+                if position is not None:
+                    yield from self._position(txn, who, queue, *position, known=queues)
 
     def _producers(self, queues: list[str]) -> Iterator[str]:
         with self.store._view() as txn:
@@ -320,8 +329,10 @@ class _Walker:
         yield from self._intact(names.OPENS, "The row of the pending transaction of {}")
         yield from self._intact(names.timeline_key(""), "The row of the timelines of queue {}")
         for store, raw in self._rows(names.store_key(b"")).items():
-            if not _decodes(raw):
-                yield f"The path of the store {store} cannot be decoded."
+            try:
+                other_stores.unpack_place(store, raw)
+            except StoreDamaged as error:
+                yield error.message
         for writer, raw in (yield from self._intact(names.PRODUCERS, "The row of the steps that {} forwarded")):
             for queue, last in other_stores.ProducerRow.unpack(raw).ends.items():
                 if queue in queues and last >= (next := self._row(queue).next):
@@ -475,7 +486,7 @@ class _Walker:
                     alive = cursor.next()
                 after = cursor.key() if alive else b""
             for row, pieces in values.items():
-                problem = _state_value(pieces)
+                problem = _state_value(row, pieces)
                 if problem:
                     yield f"The state of {processor} has a row ({row[:24].hex()}…) {problem}."
             done += count
@@ -640,26 +651,21 @@ def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[
 def _queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
     """The identity of a queue, its number of partitions, and the fault of its record."""
     try:
-        record = codec.unpack(raw)
+        record = unpack_record(queue, raw)
         QueueOptions.from_dict(record["options"])
         identity, partitions, _ = bytes(record["identity"]), int(record["partitions"]), record["version"]
+    except StoreDamaged as error:
+        return b"", 1, error.message
     except Exception as error:
         return b"", 1, f"The record of queue {queue} cannot be read ({type(error).__name__}: {error})."
     return identity, partitions, ""
 
 
-def _topology(raw: bytes | None, processor: str) -> ProcessorInputs | None:
-    try:
-        return None if raw is None else ProcessorInputs.unpack(raw, processor)
-    except StoreDamaged:
-        return None
-
-
-def _state_value(pieces: list[tuple[int, bytes]]) -> str:
+def _state_value(row: bytes, pieces: list[tuple[int, bytes]]) -> str:
     if [number for number, _ in pieces] != list(range(len(pieces))):
         return "with a piece missing"
     for number, value in pieces:
-        if not state.piece_intact(value, number):
+        if not state.piece_intact(row + _PIECE.pack(number), value):
             return f"whose piece {number} is damaged (its checksum fails)"
     if any(_PIECE.unpack_from(value, 8)[0] != len(pieces) for _, value in pieces):
         return "with a piece missing"

@@ -28,11 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cues import codec, faults
+from cues import faults
 from cues.base import names
 from cues.base.checks import nearest
 from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
 from cues.forwarding.other_stores import ProducerRow
+from cues.queues.base import unpack_record
 from cues.queues.log import Log, read_row
 from cues.queues.marks import CONSUMER
 from cues.queues.processor_rows import ProcessorInputs
@@ -208,7 +209,7 @@ def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
 
 def _partitions(txn: StoreTransaction, queue: str) -> int:
     raw = txn.get(names.queue_key(queue))
-    return 0 if raw is None else int(codec.unpack(raw)["partitions"])
+    return 0 if raw is None else int(unpack_record(queue, raw)["partitions"])
 
 
 def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:

@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from cues import codec, faults
+from cues import faults
 from cues.base import names
 from cues.base.checks import is_count
 from cues.engine import pausing, replays
@@ -39,11 +39,13 @@ from cues.graphs.graph import Graph
 from cues.graphs.options import FRAME
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
+from cues.queues.base import unpack_record
 from cues.queues.log import KEY, Log, read_row
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.queues.store import Store
+from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
 from cues.storage.transaction import StoreTransaction, rows
 from cues.tools import replay_diff
@@ -204,7 +206,7 @@ def _planned(
                 path=old.path,
             )
         for queue, parts in logs.items():
-            record = codec.unpack(txn.get(names.queue_key(queue)))
+            record = unpack_record(queue, txn.get(names.queue_key(queue)))
             options[queue], identities[queue] = record["options"], record["identity"]
             copied[queue] = []
             for log in parts:
@@ -279,8 +281,8 @@ def _begin(new: Store, note: ReplayNote) -> ReplayNote:
         for queue, parts in note.copied.items():
             options = QueueOptions.from_dict(note.options[queue])._changed(_UNBOUNDED)
             create_queue(txn, new, queue, options)
-            record = codec.unpack(txn.get(names.queue_key(queue))) | {"identity": identities[queue]}
-            txn.put(names.queue_key(queue), codec.pack(record))
+            record = unpack_record(queue, txn.get(names.queue_key(queue))) | {"identity": identities[queue]}
+            txn.put(names.queue_key(queue), sealed.seal_map(record))
             for partition, (first, _) in enumerate(parts):
                 row = LogRow(identities[queue], first, first, 0, record["version"])
                 txn.put(names.row_key(queue, partition), pack_row(row))
@@ -447,10 +449,10 @@ def _finish(new: Store, note: ReplayNote) -> ReplayNote:
         for key, value in note.source_rows:
             txn.put(key, value)
         for queue, options in note.options.items():
-            record = codec.unpack(txn.get(names.queue_key(queue)))
+            record = unpack_record(queue, txn.get(names.queue_key(queue)))
             record["options"] = options
             record["version"] += 1
-            txn.put(names.queue_key(queue), codec.pack(record))
+            txn.put(names.queue_key(queue), sealed.seal_map(record))
             for partition in range(len(note.copied[queue])):
                 row = read_row(txn, queue, partition)
                 txn.put(names.row_key(queue, partition), pack_row(row._replace(version=record["version"])))

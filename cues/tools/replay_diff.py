@@ -27,6 +27,7 @@ from cues.engine.replays import ReplayNote
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
 from cues.queues import processor_rows
+from cues.queues.base import unpack_record
 from cues.queues.committed import CommittedLog
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
@@ -124,7 +125,7 @@ class _Progress:
         }
         with old._view() as txn:
             for queue, raw in named_rows(txn, names.queue_key("")):
-                count = codec.unpack(raw)["partitions"]
+                count = unpack_record(queue, raw)["partitions"]
                 self.ends[queue] = [read_row(txn, queue, partition).next for partition in range(count)]
             units = [id for id, _ in named_rows(txn, names.processor_key(""))]
             for node in nodes:
@@ -186,11 +187,11 @@ class _Comparison:
         ends = progress.ends.get(queue, [])
         with new._view() as txn:
             raw = txn.get(names.queue_key(queue))
-            count = codec.unpack(raw)["partitions"] if raw is not None else 0
+            count = unpack_record(queue, raw)["partitions"] if raw is not None else 0
             new_ends = [read_row(txn, queue, partition).next for partition in range(count)]
         self._ends = (ends, new_ends)
         with new._view() as txn:
-            records = {name: codec.unpack(raw) for name, raw in named_rows(txn, names.queue_key(""))}
+            records = {name: unpack_record(name, raw) for name, raw in named_rows(txn, names.queue_key(""))}
         split = {name for name, record in records.items() if record["partitions"] > 1}
         split |= {name for name, parts in progress.ends.items() if len(parts) > 1}
         self._is_ordered = _ordered(queue, nodes, note, frozenset(split))

@@ -30,6 +30,9 @@
     DIR/<queue>/_delta_log/<version>.json       the queue's log
     DIR/<queue>/<processor>-<record>-….parquet  messages
 
+The last field of each JSON file of Cues but the lease is the checksum of the rest, ``"seal"``; an earlier version wrote
+none. A batch or a block of batches is the field ``"list"`` of such a file.
+
 Not guaranteed: that the queues of one step change at the same moment. They change one after another, but all of them
 or none.
 """

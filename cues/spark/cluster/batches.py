@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import xxhash
 
 from cues.errors import Diverged
-from cues.spark.cluster.files import Files, folder_of, parsed
+from cues.spark.cluster.files import Files, folder_of, parsed, sealed_json
 
 if TYPE_CHECKING:
     from cues.spark.cluster.directory import PartitionLog
 
 BLOCK: Final = 256
 """The number of batches in one file, after two blocks of them are committed."""
+_LIST: Final = "list"
+"""The field of a record that has a list, of a batch or of a block."""
 
 
 class Batch(NamedTuple):
@@ -78,7 +80,7 @@ class Batches:
     def begin(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Write the lineage and the settings down, or return those of an earlier start."""
         name = f"{self.folder}/plan.json"
-        return parsed(self._files, name, self._files.ensure(name, json.dumps(plan).encode()))
+        return parsed(self._files, name, self._files.ensure(name, sealed_json(plan)))
 
     def read(self, number: int) -> Batch | None:
         """A batch; None if it is not written down."""
@@ -118,7 +120,7 @@ class Batches:
         before = self.need(number - 1).chain if number else str((self.plan() or {}).get("id", ""))
         seed = json.dumps([before, number, sorted(ranges.items())])
         batch = Batch(number, ranges, xxhash.xxh3_64_hexdigest(seed.encode()))
-        self._files.put(self._name(number), json.dumps(batch.to_list()).encode())
+        self._files.put(self._name(number), sealed_json({_LIST: batch.to_list()}))
         return self.need(number)
 
     def pack(self, done: int) -> None:
@@ -127,7 +129,7 @@ class Batches:
         if (done + 1) % BLOCK or first < 0:
             return
         block = [self.need(number).to_list() for number in range(first, first + BLOCK)]
-        self._files.put(self._block(first), json.dumps(block).encode())
+        self._files.put(self._block(first), sealed_json({_LIST: block}))
         for number in range(first, first + BLOCK):
             self._files.delete(self._name(number))
 
@@ -138,10 +140,13 @@ class Batches:
         return f"{self.folder}/{first:012d}-.json"
 
     def _list(self, name: str, text: bytes) -> list[Any]:
-        with contextlib.suppress(ValueError):
-            data = json.loads(text)
-            if isinstance(data, list):
-                return data
+        if text[:1] != b"[":
+            data = parsed(self._files, name, text).get(_LIST)
+        else:  # an earlier version wrote a list without a checksum
+            with contextlib.suppress(ValueError):
+                data = json.loads(text)
+        if isinstance(data, list):
+            return data
         raise Diverged(f"The file {self._files.url}/{name} is damaged.", "restore the directory from a copy.")
 
 

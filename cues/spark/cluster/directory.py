@@ -43,7 +43,7 @@ from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions
 from cues.queues.queue import refuse_replacing, refuse_shrinking
 from cues.queues.schema import INFER
-from cues.spark.cluster.files import folder_of, name_of, parsed
+from cues.spark.cluster.files import folder_of, name_of, parsed, sealed_json
 from cues.spark.cluster.typed import NONE, TypedColumns
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class QueueDirectory:
     def _identity(self, expected: bytes | None, make: bool) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
         name = f"{self.folder}/_cues/queue.json"
-        text = self.files.ensure(name, json.dumps(draft).encode()) if make else self.files.read(name)
+        text = self.files.ensure(name, sealed_json(draft)) if make else self.files.read(name)
         if text is None:
             raise QueueNotFound(
                 f"The queue {self.queue!r} is not in {self.files.url}.",
@@ -245,8 +245,8 @@ class QueueDirectory:
         Each driver gives the indices of its messages itself, so two would give one index to two messages.
         """
         name = f"{self.folder}/_cues/writer.json"
-        self.files.put(name, json.dumps({"graph": graph}).encode())
-        writer = json.loads(self.files.read(name) or b"{}").get("graph")
+        self.files.put(name, sealed_json({"graph": graph}))
+        writer = parsed(self.files, name, self.files.read(name) or b"{}").get("graph")
         if writer != graph:
             raise GraphError(
                 f"The queue {self.queue!r} in {self.files.url} is written by the graph {writer!r}, and {graph!r} writes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cues import faults
 from cues.base import events, names
 from cues.errors import Diverged
-from cues.spark.cluster.files import ID, folder_of, name_of, parsed
+from cues.spark.cluster.files import ID, folder_of, name_of, parsed, sealed_json
 from cues.spark.cluster.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Driver:
         self.emit = emit
         self.pause = pause
         self.owner = owner or new_owner()
-        draft = json.dumps({"id": secrets.token_hex(8)}).encode()
+        draft = sealed_json({"id": secrets.token_hex(8)})
         made = files.ensure(ID, draft)
         own = files.read(id_of_graph(graph))
         self.store_id = str((parsed(files, id_of_graph(graph), own) if own else parsed(files, ID, made))["id"])

@@ -15,7 +15,6 @@ elsewhere, with an empty store, continues with the positions that the feeder kee
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -44,7 +43,7 @@ from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver, new_owner
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import ID, folder_of, open_files
+from cues.spark.cluster.files import ID, folder_of, open_files, sealed_json
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import held
@@ -392,7 +391,7 @@ class ClusterEngine:
         with contextlib.suppress(Exception):  # the notes are for cues status, and nothing depends on them
             record.note_queues(self.store.directory, plan.id, driver.files.url)
             feeder_store = {"store": self.store.directory, "host": socket.gethostname()}
-            driver.files.write(f"_cues/{folder_of(plan.id)}.store.json", json.dumps(feeder_store).encode())
+            driver.files.write(f"_cues/{folder_of(plan.id)}.store.json", sealed_json(feeder_store))
         self._stages = [_StageThread(host, driver, stage, stages) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]

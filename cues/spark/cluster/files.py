@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
+import xxhash
+
 from cues.errors import Diverged, Unsupported
 
 ID: Final = "_cues/id.json"
@@ -336,13 +338,28 @@ def _sync(path: str) -> None:
         os.close(handle)
 
 
+def sealed_json(record: dict[str, Any]) -> bytes:
+    """The bytes of a small file: the record as JSON, whose last field is the checksum of the rest.
+
+    An earlier version reads past that field.
+    """
+    text = json.dumps(record)
+    seal = f'"seal": "{xxhash.xxh3_64_hexdigest(text.encode())}"'
+    return (f"{text[:-1]}, {seal}}}" if record else f"{{{seal}}}").encode()
+
+
 def parsed(files: Files, name: str, data: bytes) -> dict[str, Any]:
-    """The JSON of a small file. Raises :class:`Diverged` if it is damaged."""
+    """The record of a small file. Raises :class:`Diverged` if it is damaged. Earlier versions wrote no checksum."""
     try:
         found = json.loads(data)
         if isinstance(found, dict):
-            return found
-        reason = "it is not a JSON object"
+            sealed = "seal" in found
+            found.pop("seal", None)
+            if not sealed or data == sealed_json(found):
+                return found
+            reason = "its checksum fails"
+        else:
+            reason = "it is not a JSON object"
     except ValueError as error:
         reason = str(error)
     raise Diverged(f"The file {files.url}/{name} is damaged: {reason}.", "restore the directory from a copy.")

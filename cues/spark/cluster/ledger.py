@@ -17,7 +17,6 @@ that has put a record also looks for later ones. The last records always stay.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -25,7 +24,7 @@ from cues import codec
 from cues.base import clock, names
 from cues.errors import Diverged, Fenced
 from cues.spark.cluster.directory import DataFile
-from cues.spark.cluster.files import folder_of, parsed
+from cues.spark.cluster.files import folder_of, parsed, sealed_json
 from cues.spark.cluster.state_files import StateRun
 
 if TYPE_CHECKING:
@@ -94,23 +93,34 @@ class LedgerRecord:
         files = ((queue, file) for queue, files in self.files.items() for file in files)
         return self.ends | {names.log_id(queue, file.partition): file.next for queue, file in files}
 
-    def to_json(self) -> str:
+    def to_json(self) -> bytes:
         time = clock.to_datetime(clock.now_ns()).isoformat()
         data = {"format": FORMAT, "kind": self.kind, "owner": self.owner, "epoch": self.epoch, "time": time}
         data |= asdict(self)
         del data["number"]  # the name of the file
-        return json.dumps({name: value for name, value in data.items() if value not in (None, {}, (), False)})
+        return sealed_json({name: value for name, value in data.items() if value not in (None, {}, (), False)})
 
     @staticmethod
     def of(number: int, data: dict[str, Any]) -> LedgerRecord:
-        if not OLDEST_FORMAT <= data["format"] <= FORMAT:
-            older = data["format"] < FORMAT
+        format = data.get("format", 0)
+        if not OLDEST_FORMAT <= format <= FORMAT:
+            older = format < FORMAT
             raise Diverged(
-                f"A processor's record has format {data['format']}; this version reads {OLDEST_FORMAT} to {FORMAT}.",
+                f"A processor's record has format {format}; this version reads {OLDEST_FORMAT} to {FORMAT}.",
                 "start over with --fresh, or with another --queues DIR, which is fed from the store again."
                 if older
                 else "install a newer version of Cues.",
             )
+        try:
+            return LedgerRecord._of(number, data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Diverged(
+                f"Record {number} of a processor is damaged ({type(error).__name__}: {error}).",
+                "restore the directory from a copy.",
+            ) from None
+
+    @staticmethod
+    def _of(number: int, data: dict[str, Any]) -> LedgerRecord:
         taking = data.get("taking")
         return LedgerRecord(
             number,
@@ -196,7 +206,7 @@ class Ledger:
             raise self._fenced()
 
     def _put(self, record: LedgerRecord) -> bool:
-        name, data = self._name(record.number), record.to_json().encode()
+        name, data = self._name(record.number), record.to_json()
         try:
             put = self._files.put(name, data)
         except OSError:

@@ -14,7 +14,6 @@ a driver may put a record of the deleted part again. Then the new driver stops o
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from cues.queues.retention import PlannedPurge, PositionHolder, refuse_unread
 from cues.spark.cluster.data import COLUMNS, Piece, Writer, read
 from cues.spark.cluster.directory import LOG, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver, id_of_graph, new_owner
-from cues.spark.cluster.files import Files, folder_of, name_of
+from cues.spark.cluster.files import Files, folder_of, name_of, sealed_json
 from cues.spark.cluster.inspection import processors_of, queues_of, writer_of
 from cues.spark.cluster.lease import held
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
@@ -175,7 +174,7 @@ def remove(files: Files, graph: str, part: GraphPart) -> None:
 
     Call it again if it was interrupted.
     """
-    files.write(id_of_graph(graph), json.dumps({"id": secrets.token_hex(8)}).encode())
+    files.write(id_of_graph(graph), sealed_json({"id": secrets.token_hex(8)}))
     for queue in part.queues:
         # Without these two no file of the folder counts, so an interruption after them leaves nothing that matters.
         files.delete(f"{folder_of(queue)}/{LOG}")
