@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cues.errors import CheckpointError, InvalidArgument, Unsupported
+from cues.errors import CheckpointError, CuesError, InvalidArgument, Unsupported
 from cues.processors import sql
 
 if TYPE_CHECKING:
@@ -62,12 +64,74 @@ def ddl_of(family: str, dialect: str) -> str:
     return _DDL_OF.get(dialect, {}).get(family) or _DDL.get(family, family)
 
 
+_UNREAD: Final = {
+    "duckdb": {
+        r"^(date|timestamp)": "not isfinite({0}) or year({0}) not between 1 and 9999",
+        r"^time(?!stamp)": "datepart('hour', {0}) = 24",
+        r"_ns$": "epoch_ns({0}) % 1000 <> 0",
+        r"^interval": "datepart('month', {0}) <> 0 or datepart('year', {0}) <> 0",
+    },
+    "postgresql": {r"^interval": "extract(month from {0}) <> 0 or extract(year from {0}) <> 0"},
+}
+"""Values that a driver changes silently, by database and type: infinity, years outside of Python's, 24:00:00,
+nanoseconds, months (30 days in Python). A condition of SQL is true for them; ``{0}`` is the column."""
+
+_COARSE: Final = {
+    "duckdb": r"_ns$|^interval|^(float|real)$",
+    "postgresql": r"^(interval|real|float4)",
+    "mysql": r"^float",
+    "mariadb": r"^float",
+}
+"""Types whose values the driver makes coarser, so that a row is not found again by the value that was read."""
+
+
+def unread(column: str, type: str, dialect: str) -> str:
+    """Return the condition for values of a column that the driver changes silently; empty if it changes none."""
+    conditions = [sql for pattern, sql in _UNREAD.get(dialect, {}).items() if re.search(pattern, type)]
+    return " or ".join(conditions).format(column)
+
+
+def is_coarse(type: str, dialect: str) -> bool:
+    """Return whether the driver makes values of the type coarser than the database has them."""
+    return bool(re.search(_COARSE.get(dialect, "(?!)"), type))
+
+
+def is_unreadable(error: Exception) -> bool:
+    """Return whether a driver failed at the value of a row: a later row may be readable."""
+    if isinstance(error, CuesError):
+        return False
+    return type(error).__name__ == "DataError" or isinstance(error, ValueError) or "Could not decode" in str(error)
+
+
+def digits_of(type: str) -> tuple[int, int] | None:
+    """Return the digits of a type such as ``decimal(38, 9)``, and those after the point; None for other types."""
+    declared = re.match(r"^(?:decimal|numeric)\((\d+)(?:, *(\d+))?\)", type)
+    return declared and (int(declared[1]), int(declared[2] or 0))
+
+
+def holds_digits(value: Any, digits: int, scale: int) -> bool:
+    """Return whether a column of :func:`digits_of` holds a value as it is: a database rounds a decimal silently."""
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return True
+    try:
+        Context(prec=digits, traps=[Inexact, InvalidOperation]).quantize(value, Decimal(1).scaleb(-scale))
+    except (Inexact, InvalidOperation):
+        return False
+    return True
+
+
 def quoted(name: str) -> str:
-    """Return an identifier in quotes; a table may be ``schema.table``."""
-    parts = name.split(".")
-    if len(parts) > 2 or any(not part or set(part) & set('"%?\0') for part in parts):
+    """Return a name in quotes. A name may have dots, as headers of CSV files have: it is one name."""
+    if not name or set(name) & set('"%?\0'):
         raise InvalidArgument(f"{name!r} is not a name of a table or column here.", "use letters, digits and _.")
-    return ".".join(f'"{part}"' for part in parts)
+    return f'"{name}"'
+
+
+def quoted_table(name: str) -> str:
+    """Return the name of a table in quotes; it may be ``schema.table``."""
+    if name.count(".") > 1:
+        raise InvalidArgument(f"{name!r} is not a name of a table here.", "give 'table' or 'schema.table'.")
+    return ".".join(map(quoted, name.split(".")))
 
 
 class DuckDB(sql.SQLite):
@@ -83,16 +147,14 @@ class DuckDB(sql.SQLite):
 
     _BEGIN = "begin"
 
+    def __init__(self, path: str | os.PathLike[str], schema: str = "", *, timeout_s: float = sql.TIMEOUT_S) -> None:
+        super().__init__(path, schema, timeout_s=timeout_s)
+        self._lock = _locks_of(self.path).transactions
+
     def _connect(self) -> Any:
-        try:
+        with _locks_of(self.path).opening, _opened(self.path):
             connection = duckdb_module().connect(self.path)
             connection.execute(sql.TABLE + ";" + self.schema)
-        except duckdb_module().IOException as error:
-            raise CheckpointError(
-                f"The database {self.path} cannot be opened: {str(error).splitlines()[0]}",
-                "end the other process that has it open: DuckDB allows one process at a time.",
-                where=self.path,
-            ) from error
         return connection
 
     def _failures(self) -> tuple[type[Exception], ...]:
@@ -106,6 +168,50 @@ class DuckDB(sql.SQLite):
         except duckdb_module().TransactionException:  # a statement failed: the transaction waits for its rollback
             return True
         return bool(first == second)
+
+
+class _Locks(NamedTuple):
+    """The locks of one DuckDB file in this process, which are of all objects that use the file."""
+
+    transactions: Any
+    """Held by each transaction of a sink: DuckDB refuses two that change one table, or create one, at the same time."""
+    opening: Any
+    """Held while the file is opened for writing, and while it is read: it is not opened for both at the same time."""
+
+
+_locks: Final[dict[str, _Locks]] = {}
+
+
+def _locks_of(path: str) -> _Locks:
+    return _locks.setdefault(os.path.realpath(path), _Locks(threading.RLock(), threading.RLock()))
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[None]:
+    try:
+        yield
+    except duckdb_module().IOException as error:
+        raise CheckpointError(
+            f"The database {path} cannot be opened: {str(error).splitlines()[0]}",
+            "end the other process that has it open: DuckDB allows one process that writes, or several that read.",
+            where=path,
+        ) from error
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[Any]:
+    """Open a DuckDB file for queries, so that other processes can read it too."""
+    duckdb = duckdb_module()
+    with _locks_of(path).opening:
+        with _opened(path):
+            try:
+                connection = duckdb.connect(path, read_only=True)
+            except duckdb.ConnectionException:  # this process has it open for writing, which a sink of it does
+                connection = duckdb.connect(path)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
 
 class Connection:
@@ -201,11 +307,8 @@ class Reader:
         if isinstance(self._target, DuckDB):
             if not os.path.exists(self._target.path):
                 raise InvalidArgument(f"There is no database {self._target.path}.", "give the path of a DuckDB file.")
-            connection = duckdb_module().connect(self._target.path)
-            try:
-                yield Connection(connection)
-            finally:
-                connection.close()
+            with _reading(self._target.path) as raw:
+                yield Connection(raw)
             return
         with self._engine.connect() as connection:
             yield Connection(connection)
@@ -219,7 +322,8 @@ class Reader:
             return target
         if target.get_backend_name() == "sqlite" and not os.path.exists(target.database or ""):
             raise InvalidArgument(f"There is no database {target.database}.", "give the path of a SQLite file.")
-        return sa.create_engine(target, pool_pre_ping=True)
+        waits = {"timeout": self._target.timeout_s} if target.get_backend_name() == "sqlite" else {}
+        return sa.create_engine(target, pool_pre_ping=True, connect_args=waits)
 
     def close(self) -> None:
         """Close the connections."""

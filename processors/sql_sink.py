@@ -89,10 +89,13 @@ class Table:
                 f"mode={mode!r} with key={self.key} and the columns {list(self.types)} do not fit.",
                 "give columns; for 'upsert' and 'delete' a key= of these columns, for 'append' none.",
             )
-        for name in (table, *self.types):
+        databases.quoted_table(table)
+        for name in self.types:
             databases.quoted(name)
         self.target = databases.target_of(target)
         self._ready_in = 0
+        self._digits: dict[str, tuple[int, int]] = {}
+        """The digits of decimal columns of the table in the database, and those after the point, once it is ready."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready_in": 0}
@@ -147,16 +150,18 @@ class Writer(databases.Connection):
         table = self._table
         names = table.key if table.mode == "delete" else list(table.types)
         rows = [[self._value(name, message[name]) for name in names] for message in map(self._checked, messages)]
+        places = [names.index(name) for name in table.key]
         if table.mode == "upsert":  # one statement must not change a row twice
-            places = [names.index(name) for name in table.key]
             rows = list({tuple(row[place] for place in places): row for row in rows}.values())
+        if places:  # two transactions that lock the same rows lock them in one order
+            rows.sort(key=lambda row: repr([row[place] for place in places]))
         at_once = max(1, _PARAMETERS_MAX // len(names))
         for start in range(0, len(rows), at_once):
             chunk = rows[start : start + at_once]
             self.run(self._statement(names, len(chunk)), [value for row in chunk for value in row])
 
     def _statement(self, names: list[str], count: int) -> str:
-        table, name = self._table, databases.quoted(self._table.table)
+        table, name = self._table, databases.quoted_table(self._table.table)
         if table.mode == "delete":
             same = " and ".join(f"{databases.quoted(column)} = {self.mark}" for column in names)
             return f"delete from {name} where {' or '.join([f'({same})'] * count)}"
@@ -181,6 +186,12 @@ class Writer(databases.Connection):
                 f"The message does not fit the table {table.table!r}: missing {missing}, without a column {extra}, NULL"
                 f" in the key {nulls}. Try: a stream before the sink that returns the fields {names}."
             )
+        for name, (digits, scale) in table._digits.items():
+            if not databases.holds_digits(message.get(name), digits, scale):
+                raise ValueError(
+                    f"The column {name!r} of {table.table!r} holds {digits} digits, {scale} of them after the point,"
+                    f" and {message[name]} has more. Try: a wider column; or round it in a stream before the sink."
+                )
         return message
 
     def _value(self, name: str, value: Any) -> Any:
@@ -202,19 +213,10 @@ class Writer(databases.Connection):
         table = self._table
         there = self.columns(table.table)
         if not there:
-            if not all(table.types.values()):
-                raise CheckpointError(
-                    f"The table {table.table!r} is not in {table.where}.",
-                    "create it; or give the types of the columns, so that the sink creates it.",
-                    where=table.where,
-                )
-            listed = [
-                f"{databases.quoted(name)} {databases.ddl_of(type, self.dialect)}" for name, type in table.types.items()
-            ]
-            if table.key:
-                listed.append(f"primary key ({', '.join(map(databases.quoted, table.key))})")
-            self.run(f"create table if not exists {databases.quoted(table.table)} ({', '.join(listed)})")
-            return
+            self._make()
+            there = self.columns(table.table)
+        digits = {name: databases.digits_of(there[name].type) for name in table.types if name in there}
+        table._digits = {name: found for name, found in digits.items() if found is not None}
         wrong = [
             f"{name} {type or 'of any type'} expected, {there[name].type if name in there else 'no such column'} found"
             for name, type in table.types.items()
@@ -232,6 +234,21 @@ class Writer(databases.Connection):
                 f"create unique index on {table.table} ({', '.join(table.key)}).",
                 where=table.where,
             )
+
+    def _make(self) -> None:
+        table = self._table
+        if not all(table.types.values()):
+            raise CheckpointError(
+                f"The table {table.table!r} is not in {table.where}.",
+                "create it; or give the types of the columns, so that the sink creates it.",
+                where=table.where,
+            )
+        listed = [
+            f"{databases.quoted(name)} {databases.ddl_of(type, self.dialect)}" for name, type in table.types.items()
+        ]
+        if table.key:
+            listed.append(f"primary key ({', '.join(map(databases.quoted, table.key))})")
+        self.run(f"create table if not exists {databases.quoted_table(table.table)} ({', '.join(listed)})")
 
 
 def _holds(found: str, wanted: str, dialect: str) -> bool:

@@ -29,12 +29,11 @@ range) is a failed message that names the column; give a view that casts it.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from cues.errors import Diverged, InvalidArgument
@@ -44,6 +43,20 @@ _VERSION: Final = 1
 _PLAIN: Final = (bool, int, float, str, bytes, Decimal, UUID, datetime, date, time, timedelta, type(None))
 
 Position = list[Any]
+
+
+class _Layout(NamedTuple):
+    """The columns of a round: as the position has them (``name type``), the names in messages, the types of all."""
+
+    described: list[str]
+    names: list[str]
+    types: dict[str, str]
+
+
+class _Row(NamedTuple):
+    key: list[Any]
+    message: Any
+    """A dict, or the error that stands for it."""
 
 
 @takes(SOURCE)
@@ -88,7 +101,8 @@ class Rows:
         self.columns = None if columns is None else list(columns)
         self.follow, self.poll_s, self.lag_s, self.page_rows, self.changes = follow, poll_s, lag_s, page_rows, changes
         self.__name__ = "rows"
-        for name in (table, *self.cursor, *(self.columns or [])):
+        databases.quoted_table(table)
+        for name in (*self.cursor, *(self.columns or [])):
             databases.quoted(name)
         if not self.cursor:
             raise InvalidArgument("cursor= has no column.", "give the columns of a unique key.")
@@ -107,19 +121,17 @@ class Rows:
         try:
             while True:
                 with reader.begin() as connection:
-                    described, names = self._described(connection, described)
-                    top = self._page(connection, self.cursor, None, None, 1, "desc")
+                    layout = self._layout(connection, described)
+                    described = layout.described
+                    top = self._top(connection, layout)
                 if top and not waits.pause(process, self.lag_s):
                     return
                 while top:
-                    with reader.begin() as connection:
-                        rows = self._page(connection, [*self.cursor, *names], key, top[0], self.page_rows + 1, "asc")
-                    keys = [list(row[: len(self.cursor)]) for row in rows]
-                    self._check_unique(keys)
-                    for key, row in zip(keys[: self.page_rows], rows):
-                        values = row[len(self.cursor) :]
-                        yield [_VERSION, described, key], _message(names, values, self.table, self.may)
-                    if len(rows) <= self.page_rows:
+                    rows = self._page(reader, layout, key, top, self.page_rows)
+                    for row in rows:
+                        key = row.key
+                        yield [_VERSION, described, key], row.message
+                    if len(rows) < self.page_rows:
                         break
                 if not self.follow or not waits.pause(process, self.poll_s):
                     return
@@ -142,8 +154,8 @@ class Rows:
             )
         return position[1], position[2]
 
-    def _described(self, connection: databases.Connection, before: list[str] | None) -> tuple[list[str], list[str]]:
-        """Return the columns as the position has them (``name type``), and the names of those of the messages."""
+    def _layout(self, connection: databases.Connection, before: list[str] | None) -> _Layout:
+        """Check the columns of the table; ``before`` are those of the position."""
         there = connection.columns(self.table)
         names = list(there) if self.columns is None else self.columns
         missing = [name for name in (*self.cursor, *names) if name not in there]
@@ -163,30 +175,127 @@ class Rows:
                 "give columns=[…] with the names from before if only columns were added; or changes='accept'.",
             )
         for name in self.cursor:
-            if there[name].nullable and connection.rows(
-                f"select 1 from {databases.quoted(self.table)} where {databases.quoted(name)} is null limit 1"
-            ):
-                raise InvalidArgument(
-                    f"The column {name!r} of {self.table!r} is NULL in some row, which has no place in the order.",
-                    "use a column that is NOT NULL, or a view without these rows.",
-                )
-        return described, names
+            self._check_cursor(connection, name, there[name])
+        return _Layout(described, names, {name: column.type for name, column in there.items()})
+
+    def _check_cursor(self, connection: databases.Connection, name: str, column: databases.Column) -> None:
+        if databases.is_coarse(column.type, connection.dialect):
+            raise InvalidArgument(
+                f"The column {name!r} of {self.table!r} is {column.type}, whose values the driver makes coarser: the"
+                " rows after a value could not be found again.",
+                "use another column; or a view that casts it to a bigint or text with the same order.",
+            )
+        if column.nullable and connection.rows(
+            f"select 1 from {databases.quoted_table(self.table)} where {databases.quoted(name)} is null limit 1"
+        ):
+            raise InvalidArgument(
+                f"The column {name!r} of {self.table!r} is NULL in some row, which has no place in the order.",
+                "use a column that is NOT NULL, or a view without these rows.",
+            )
+
+    def _top(self, connection: databases.Connection, layout: _Layout) -> list[Any]:
+        """Return the highest key; empty if the table has no row."""
+        try:
+            rows = self._rows(connection, layout._replace(names=[]), None, None, 1, "desc")
+        except Exception as error:
+            if not databases.is_unreadable(error):
+                raise
+            raise InvalidArgument(
+                f"The highest key of {self.table!r} has a value that Python cannot hold: {str(error).splitlines()[0]}.",
+                f"use a view without the rows that have it in {', '.join(self.cursor)}.",
+            ) from error
+        return rows[0].key if rows else []
 
     def _page(
-        self, connection: databases.Connection, names: list[str], after: Any, top: Any, limit: int, order: str
-    ) -> list[tuple[Any, ...]]:
+        self, reader: databases.Reader, layout: _Layout, after: list[Any] | None, top: list[Any], count: int
+    ) -> list[_Row]:
+        """Return up to ``count`` rows after a key. A row that the driver cannot read has an error as its message."""
+        try:
+            with reader.begin() as connection:
+                return self._rows(connection, layout, after, top, count)
+        except Exception as error:
+            if not databases.is_unreadable(error):
+                raise
+            unreadable = error
+        with reader.begin() as connection:  # it also finds ties between the halves
+            keys = self._rows(connection, layout._replace(names=[]), after, top, count)
+        if not keys:
+            return []
+        if len(keys) > 1:
+            half = len(keys) // 2
+            first = self._page(reader, layout, after, keys[half - 1].key, half)
+            return first + self._page(reader, layout, keys[half - 1].key, keys[-1].key, len(keys) - half)
+        if len(layout.names) == 1:
+            return [_Row(keys[0].key, self._refused(layout.names, keys[0].key, str(unreadable).splitlines()[0]))]
+        for name in layout.names:
+            row = self._page(reader, layout._replace(names=[name]), after, top, 1)[0]
+            if isinstance(row.message, Exception):
+                return [row]
+        raise unreadable
+
+    def _rows(
+        self,
+        connection: databases.Connection,
+        layout: _Layout,
+        after: list[Any] | None,
+        top: list[Any] | None,
+        limit: int,
+        order: str = "asc",
+    ) -> list[_Row]:
+        """Return rows in the order of the key. Raises :class:`InvalidArgument` for two with one key.
+
+        The database compares the keys: under a collation, keys that differ in Python may be equal.
+        """
+        names, width = [*self.cursor, *layout.names], len(self.cursor)
+        where, values = self._between(connection.mark, after, top)
+        ordered = ", ".join(f"{databases.quoted(name)} {order}" for name in self.cursor)
+        unread = {
+            n: databases.unread(databases.quoted(name), layout.types[name], connection.dialect)
+            for n, name in enumerate(names)
+        }
+        flags = {n: f"case when {condition} then 1 else 0 end" for n, condition in unread.items() if condition}
+        listed = [f"{databases.quoted(name)} as c{n}" for n, name in enumerate(names)]
+        listed += [f"{flag} as f{n}" for n, flag in flags.items()]
+        again = ", ".join(f"c{n} {order}" for n in range(width))
+        tie = " and ".join(f"c{n} = lag(c{n}) over (order by {again})" for n in range(width))
+        found = connection.rows(
+            f"select page.*, case when {tie} then 1 else 0 end from (select {', '.join(listed)} from"
+            f" {databases.quoted_table(self.table)}{where} order by {ordered} limit {limit + 1}) page order by {again}",
+            values,
+        )
+        rows = []
+        for *row, tied in found:
+            key, changed = row[:width], [names[n] for n, flag in zip(flags, row[len(names) :]) if flag]
+            self._check_key(key, tied, changed)
+            message = _message(layout.names, row[width : len(names)], self.table, self.may)
+            rows.append(_Row(key, self._refused(changed, key, "the driver would change it") if changed else message))
+        return rows[:limit]
+
+    def _refused(self, names: list[str], key: list[Any], reason: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"The row {dict(zip(self.cursor, key))} of {self.table!r} has a value in {', '.join(names)} that Python"
+            f" cannot hold: {reason}.",
+            "correct the value, or read a view that casts it to text.",
+        )
+
+    def _check_key(self, key: list[Any], tied: int, changed: list[str]) -> None:
+        if set(changed) & set(self.cursor):
+            raise self._refused([name for name in changed if name in self.cursor], key, "it has no place in the order")
+        if tied:
+            raise InvalidArgument(
+                f"Two rows of {self.table!r} have {dict(zip(self.cursor, key))}, as the database compares: the cursor"
+                " is not unique, and a position between them cannot be named.",
+                "add a column to the cursor that makes it unique, such as the primary key.",
+            )
+
+    def _between(self, mark: str, after: list[Any] | None, top: list[Any] | None) -> tuple[str, list[Any]]:
         conditions, values = [], []
         for key, operator in ((after, ">"), (top, "<")):
             if key is not None:
-                text, more = self._compared(connection.mark, key, operator, or_equal=operator == "<")
+                text, more = self._compared(mark, key, operator, or_equal=operator == "<")
                 conditions.append(text)
                 values += more
-        where = f" where {' and '.join(conditions)}" if conditions else ""
-        ordered = ", ".join(f"{databases.quoted(name)} {order}" for name in self.cursor)
-        listed = ", ".join(map(databases.quoted, names))
-        return connection.rows(
-            f"select {listed} from {databases.quoted(self.table)}{where} order by {ordered} limit {limit}", values
-        )
+        return f" where {' and '.join(conditions)}" if conditions else "", values
 
     def _compared(self, mark: str, key: Sequence[Any], operator: str, or_equal: bool) -> tuple[str, list[Any]]:
         """Return ``cursor > key`` in the order of the key, without row values, which DuckDB does not compare."""
@@ -201,15 +310,6 @@ class Rows:
                 text = f"({name} {operator}= {mark} and ({name} {operator} {mark} or {text}))"
                 values = [key[number], key[number], *values]
         return text, values
-
-    def _check_unique(self, keys: list[list[Any]]) -> None:
-        for key, following in itertools.pairwise(keys):
-            if key == following:
-                raise InvalidArgument(
-                    f"Two rows of {self.table!r} have {dict(zip(self.cursor, key))}: the cursor is not unique, and a"
-                    " position between them cannot be named.",
-                    "add a column to the cursor that makes it unique, such as the primary key.",
-                )
 
 
 def _message(names: list[str], values: Sequence[Any], table: str, may: frozenset[str]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from contracts_sinks import POSTGRES, database
+from postgres import Postgres
 from sets import slow_except
 from test_processors_sql import Presented
 
@@ -146,6 +147,95 @@ def test_changed_columns_are_refused_or_accepted(target: str) -> None:
     assert messages_of(Rows(target, "t", "id", changes="accept"), position) == [{"id": 2, "s": "x"}]
 
 
+def test_keys_that_are_equal_for_the_database_are_refused_also_between_two_pages(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.db")
+    change(path, "create table t (k text not null collate nocase)", "insert into t values ('a'), ('zz'), ('ZZ'), ('b')")
+    read = []
+    with pytest.raises(InvalidArgument, match="as the database compares: the cursor is not unique"):
+        for _, message in Rows(path, "t", "k", page_rows=3)(None):
+            read.append(message["k"])
+    assert read == []
+
+
+@pytest.mark.parametrize("type", ["timestamp_ns", "timestamptz_ns", "time_ns", "interval", "real", "float"])
+def test_a_cursor_that_the_driver_makes_coarser_is_refused_by_name(type: str, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    path = str(tmp_path / "t.duckdb")
+    change(path, f"create table t (c {type} not null)")
+    with pytest.raises(InvalidArgument, match=r"The column 'c' of 't' is .*coarser.*Try: use another column"):
+        messages_of(Rows(path, "t", "c"))
+
+
+def refused_rows(target: str, values: dict[int, str], type: str) -> list[int]:
+    """Read 20 rows of which some have these values; return the keys of those that were refused by row and column."""
+    inserts = [f"insert into t values ({n}, {values.get(n, 'null')}, {n})" for n in range(20)]
+    change(target, f"create table t (id integer primary key, due {type}, n integer)", *inserts)
+    read = messages_of(Rows(target, "t", "id", page_rows=16))
+    assert [m["id"] for m in read if isinstance(m, dict)] == [n for n in range(20) if n not in values]
+    return [n for n in values if any(f"The row {{'id': {n}}} of 't' has a value in due" in str(m) for m in read)]
+
+
+@pytest.mark.parametrize(
+    ("type", "values"),
+    [
+        ("timestamp", ["'infinity'", "'-infinity'", "'0044-03-15 (BC) 00:00:00'", "'12000-01-01'"]),
+        ("timestamptz", ["'infinity'", "'12000-01-01'"]),
+        ("date", ["'infinity'", "'0044-03-15 (BC)'"]),
+        ("time", ["'24:00:00'"]),
+        ("timestamp_ns", ["'2026-01-31 00:00:00.123456789'"]),
+        ("interval", ["'1 month'", "'1 year'"]),
+    ],
+)
+def test_values_that_duckdb_would_change_are_refused_by_row_and_column(
+    type: str, values: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("duckdb")
+    bad = dict(enumerate(values, 7))
+    assert refused_rows(str(tmp_path / "t.duckdb"), bad, type) == list(bad)
+
+
+@pytest.mark.slow
+def test_values_that_postgresql_has_and_python_has_not_are_refused_by_row_and_column(postgres: Postgres) -> None:
+    cases = {
+        "timestamptz": ["'infinity'", "'0044-03-15 BC'"],
+        "date[]": ["'{infinity}'"],
+        "time": ["'24:00'"],
+        "interval": ["'1 month'"],
+    }
+    for type, values in cases.items():
+        bad = dict(enumerate(values, 7))
+        assert refused_rows(postgres.database(), bad, type) == list(bad)
+
+
+def test_text_of_sqlite_that_is_not_utf_8_is_refused_by_row_and_column(tmp_path: Path) -> None:
+    assert refused_rows(str(tmp_path / "t.db"), {3: "cast(x'ff' as text)", 15: "cast(x'fe' as text)"}, "text") == [
+        3,
+        15,
+    ]
+
+
+def test_a_duckdb_file_that_others_read_or_this_process_writes_is_read(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    path = str(tmp_path / "t.duckdb")
+    change(path, "create table t (id integer primary key)", "insert into t values (1)")
+    for read_only in (True, False):
+        with duckdb.connect(path, read_only=read_only):
+            assert messages_of(Rows(path, "t", "id")) == [{"id": 1}]
+
+
+def test_a_source_of_sqlite_waits_as_long_as_a_sink(tmp_path: Path) -> None:
+    """The wait is that of the target: the default of sinks, or of the SQLCheckpoint that is given."""
+    from cues.checkpoints import SQLCheckpoint
+
+    path = tmp_path / "t.db"
+    change(str(path), "create table t (id integer primary key)")
+    for target, milliseconds in ((str(path), 30_000), (SQLCheckpoint(path, timeout_s=7), 7_000)):
+        reader = Reader(target)  # type: ignore[arg-type]
+        with reader.begin() as connection:
+            assert connection.rows("pragma busy_timeout") == [(milliseconds,)]
+        reader.close()
+
+
 def test_positions_of_others_are_refused(tmp_path: Path) -> None:
     for position in ([9, [], []], [1, [], [1, 2]], "x"):
         with pytest.raises(Diverged, match="Try:"):
@@ -207,6 +297,32 @@ def test_messages_that_do_not_fit_go_to_the_error_queue(target: str, store: cues
     pour(Table(target, "t", {"id": "integer", "n": "integer"}), store, [*good[0], *bad, *good[1]], batch_size=1)
     assert change(target, "select * from t order by id") == [(1, 1), (6, 6)]
     assert len(testing.messages(store, "errors")) == 4
+
+
+def test_a_decimal_that_the_column_would_round_fails(store: cues.Store, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    path, given = str(tmp_path / "t.duckdb"), ["0.123456789012", "1E-10", "1E+29", "1.5", "-0.123456789"]
+    table = Table(path, "t", {"id": "integer", "price": "decimal"})
+    pour(table, store, [{"id": n, "price": Decimal(text)} for n, text in enumerate(given)])
+    assert change(path, "select * from t order by id") == [(3, Decimal("1.5")), (4, Decimal("-0.123456789"))]
+    assert len(testing.messages(store, "errors")) == 3
+
+
+def test_the_name_of_a_column_may_have_dots(target: str, store: cues.Store) -> None:
+    table = Table(target, "t", {"user.id": "integer", "1.00": "text"}, mode="upsert", key="user.id")
+    pour(table, store, [{"user.id": 1, "1.00": "a"}, {"user.id": 1, "1.00": "b"}], errors=None)
+    assert messages_of(Rows(target, "t", "user.id")) == [{"user.id": 1, "1.00": "b"}]
+
+
+def test_rows_of_one_statement_are_in_the_order_of_the_key(tmp_path: Path, store: cues.Store) -> None:
+    """So two transactions lock the rows in one order, and cannot wait for each other."""
+    path = str(tmp_path / "t.db")
+    pour(
+        Table(path, "t", {"id": "text", "n": "integer"}, mode="upsert", key="id"),
+        store,
+        [{"id": id, "n": 0} for id in "cab"],
+    )
+    assert change(path, "select id from t order by rowid") == [("a",), ("b",), ("c",)]
 
 
 def test_a_table_that_does_not_fit_stops_the_sink_and_changes_nothing(target: str, store: cues.Store) -> None:
