@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import cues
-from cues import Graph, Stream, testing
+from cues import Graph, Source, Stream, testing
 from cues.errors import ProcessorStopped
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 
 import spark_graphs
 import terminal
+from spark_cluster import until
 from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, left, run, template, without_times
 
 from cues.spark import backfill
+from cues.spark.backfill import Turn
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +91,62 @@ def test_what_goes_to_a_queue_with_partitions_is_placed_as_the_embedded_engine_p
             assert len(running.messages("errors")) == 6
     assert found["spark"] == found["embedded"]
     assert all(found["spark"])
+
+
+def test_two_processors_with_a_bounded_queue_between_them_take_turns_to_the_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first finds it full again and again."""
+    streams = [
+        Stream(lambda m: m, "in", "middle", id="first"),
+        Stream(lambda m: {"n": 2 * m["n"]}, "middle", "out", id="second"),
+    ]
+    made = Graph("g", streams, queues={"middle": cues.QueueOptions(max_lag=10)}, durability="process")
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(45)])
+    with made.start(store=tmp_path / "store", engine="spark", spark=spark, backfill=True) as running:
+        assert running.wait_done()
+        assert [m["n"] for m in running.messages("out")] == [2 * n for n in range(45)]
+
+
+def test_a_processor_that_waits_for_another_program_neither_ends_nor_spins(spark: SparkSession, tmp_path: Path) -> None:
+    """It makes steps again as soon as the reader, which is no processor of the graph, goes on."""
+    made = Graph("g", [Stream(lambda m: m, "in", "out", id="same")], queues={"out": cues.QueueOptions(max_lag=10)})
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(45)])
+        reader = store.queue("out", max_lag=10).tailer("reader")
+        reader.to_start()
+        with made.start(store=store, engine="spark", spark=spark, backfill=True) as running:
+            turns: list[Turn | None] = []
+            rounds = running.engine.rounds
+            take_turn, rounds.take_turn = rounds.take_turn, lambda *given: told(take_turn(*given))
+
+            def told(turn: Turn | None) -> Turn | None:
+                turns.append(turn)
+                return turn
+
+            until(lambda: turns.count(Turn(worked=False, waits=True)) == 2)
+            assert not rounds.over
+            found: list[int] = []
+            while len(found) < 45:
+                found += [m["n"] for m in reader]
+            assert running.wait_done()
+    assert found == list(range(45))
+
+
+def test_no_source_is_called(spark: SparkSession, tmp_path: Path) -> None:
+    called = []
+
+    def numbers(position: int | None) -> Iterator[Any]:
+        called.append(position)
+        yield from ((n + 1, {"n": n}) for n in range(position or 0, 20))
+
+    made = Graph("g", [Source("in", numbers), Stream(lambda m: m, "in", "out", id="same")], durability="process")
+    for before in ([], [None]):  # on an empty store, and after a run
+        with made.start(store=tmp_path / "store", engine="spark", spark=spark, backfill=True) as running:
+            assert running.wait_done()
+        assert called == before
+        run(made, tmp_path / "store")
 
 
 def exact(store: Path, expected: list[int]) -> None:

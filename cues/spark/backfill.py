@@ -28,7 +28,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues import faults
 from cues.engine.engine import Host
@@ -289,6 +289,15 @@ def _steps(runs: list[CommitRun], batch: bool) -> Iterator[list[CommitRun]]:
 # --- one after another --------------------------------------------------------------------------
 
 
+class Turn(NamedTuple):
+    """The result of the turn of a unit."""
+
+    worked: bool
+    """True if it made a step."""
+    waits: bool
+    """True if it has messages left, and cannot make a step with them now: a queue has its bound, or it is paused."""
+
+
 class Rounds:
     """Turns of the processors, one after another, until a whole round finds nothing to do."""
 
@@ -298,17 +307,19 @@ class Rounds:
         self._idle: set[str] = set()
         """The units that found nothing to do since the last unit that did something."""
 
-    def take_turn(self, who: str, work: Callable[[], bool]) -> None:
-        """Call ``work`` if it soon becomes the turn of ``who``. ``work`` returns whether there was anything to do."""
+    def take_turn(self, who: str, work: Callable[[], Turn]) -> Turn | None:
+        """Call ``work`` if it soon becomes the turn of ``who``, and return its result; else None."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.over or self._order[0] == who, LOOK_S) or self.over:
-                return
-        did = work()
+                return None
+        turn = work()
         with self._changed:
-            self._idle = set() if did else self._idle
-            self._idle.add(who)
+            self._idle = set() if turn.worked else self._idle - {who}
+            if not turn.waits:
+                self._idle.add(who)
             self._order.append(self._order.pop(0))
             self._changed.notify_all()
+        return turn
 
     def leave(self, who: str) -> None:
         with self._changed:
@@ -337,17 +348,20 @@ class Turns(Worker):
         return isinstance(self.delivery, SourceStepper) or self.engine.rounds.over
 
     def _turn(self) -> bool:
-        self.engine.rounds.take_turn(self.id, self._work)
+        turn = self.engine.rounds.take_turn(self.id, self._work)
+        if turn is not None and turn.waits and not turn.worked:
+            self.running.pause(LOOK_S)  # after its turn, so that the processor that it waits for can work
         return True  # the thread has waited for the turn, and must not sleep besides
 
-    def _work(self) -> bool:
-        """Step until nothing is left. Return whether there was anything to do."""
+    def _work(self) -> Turn:
+        """Step until nothing is left, or until a step is not possible."""
         steps = self.delivery.counters.steps
         self.engine.settle()
-        while not self.running.halted and self._any_left():
-            super()._turn()
+        moves = True
+        while moves and not self.running.halted and self._any_left():
+            moves = super()._turn()
         self.busy = False
-        return self.delivery.counters.steps != steps
+        return Turn(self.delivery.counters.steps != steps, waits=not moves)
 
     def _any_left(self) -> bool:
         delivery = self.delivery
@@ -357,7 +371,7 @@ class Turns(Worker):
         some = any if delivery.node.mode == "alts" else all
         return some(delivery.left(read, self.engine.ends.get(read.log.id)) > 0 for read in delivery.inputs)
 
-    def _pull(self) -> None:
+    def pull(self) -> None:
         """Do nothing: sources do not run."""
 
 
