@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cues.graphs.schedules import cron, every
     from cues.queues.appender import Appender
     from cues.queues.delays import delayed
-    from cues.queues.options import QueueOptions, Retention
+    from cues.queues.options import QueueOptions, Retention, duration_of
     from cues.queues.queue import Queue
     from cues.queues.store import Store
     from cues.queues.store import Store as open
@@ -57,9 +57,9 @@ __all__ = [
     "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
-    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "error_context", "errors",
-    "every", "faults", "groups", "list_errors", "merge", "open", "pause", "processors", "redrive", "replay", "resume",
-    "schemas", "testing", "txn",
+    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "duration_of",
+    "error_context", "errors", "every", "faults", "groups", "list_errors", "merge", "open", "pause", "processors",
+    "redrive", "replay", "resume", "schemas", "testing", "txn",
 ]
 # fmt: on
 
@@ -76,7 +76,7 @@ _MODULES = {
     "graphs.declaration": "AllOf AnyOf Sink Source Stream",
     "queues.appender": "Appender",
     "queues.delays": "delayed",
-    "queues.options": "QueueOptions Retention",
+    "queues.options": "QueueOptions Retention duration_of",
     "queues.queue": "Queue",
     "queues.store": "Store",
     "queues.tailer": "Envelope Tailer alts",

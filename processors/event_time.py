@@ -52,7 +52,6 @@ Duration = str | float | timedelta
 WATERMARK: Final = "q.type.time/watermark"
 """The type of the messages of :func:`watermark`."""
 
-_UNITS_US: Final = {"ms": 1_000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US: Final = 10**6
 _FIRST_US: Final = -62_135_596_800 * _SECOND_US
@@ -106,21 +105,13 @@ def moment(microseconds: int) -> datetime:
 
 def duration(value: Duration, name: str, least: int = 1) -> int:
     """Return a duration as microseconds. Raises :class:`cues.errors.GraphError` if it is wrong or too short."""
-    result: float | None = None
-    if isinstance(value, timedelta):
-        result = value // timedelta(microseconds=1)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        result = value * _SECOND_US
-    elif isinstance(value, str):
-        number = value.rstrip("mshd")
-        try:
-            result = float(number) * _UNITS_US[value[len(number) :]]
-        except (ValueError, KeyError):
-            result = None
-    if result is None or not least <= result < END_US:
-        more = "0" if least == 0 else "more than 0"
-        raise GraphError(f"{name}={value!r} is not a duration of {more}.", "give '90s', '1m', '1.5h' or seconds.")
-    return round(result)
+    try:
+        result = round(cues.duration_of(value, f"{name}=", zero=least == 0) * _SECOND_US)
+    except InvalidArgument as error:
+        raise GraphError(error.message, error.hint) from None
+    if result < least:
+        raise GraphError(f"{name}= is {value!r}, less than a microsecond.", "give a longer duration.")
+    return result
 
 
 def watermark(until: Any) -> dict[str, Any]:
@@ -166,9 +157,10 @@ class KeyOf:
     def __init__(self, key: Key, *, joins: bool = False) -> None:
         """``joins``: a function must not return None, because messages without a key would belong together."""
         self._joins = joins
-        self._several = None if key is None or isinstance(key, str) or callable(key) else tuple(key)
-        if self._several is not None and not all(isinstance(name, str) for name in self._several):
+        plain = key is None or isinstance(key, str) or callable(key)
+        if not plain and not (isinstance(key, (list, tuple)) and all(isinstance(name, str) for name in key)):
             raise GraphError(f"key={key!r} is not a list of names of fields.", "give key=['carrier', 'origin'].")
+        self._several = None if plain else tuple(key)  # type: ignore[arg-type]
         self._key: Any = key
         self.names = self._several or ((key if isinstance(key, str) else "key",) if key is not None else ())
         """The fields of a result that hold the key."""
@@ -455,7 +447,7 @@ def stream(
     function: Any, inputs: Any, outputs: Mapping[str, str], id: str | None, options: Mapping[str, Any]
 ) -> cues.Stream:
     """Return the stream of a function of this module; its id is the name of its first output if None is given."""
-    if len(set(outputs.values())) < len(outputs):
+    if isinstance(outputs.get("late"), str) and len(set(map(str, outputs.values()))) < len(outputs):
         raise GraphError(
             f"Results and late messages would both be on the queue {outputs['late']!r}.",
             "give late= the name of a queue of its own.",

@@ -27,13 +27,13 @@ _OWN_KINDS: Final = "q.type."
 
 def allowed(reserved: Iterable[str]) -> frozenset[str]:
     """Return ``reserved=`` of a source as a set. Raises :class:`InvalidArgument` for a key that none may allow."""
-    keys = None if isinstance(reserved, str) else frozenset(reserved)
-    if keys is None or not keys <= set(MAY_BE_ALLOWED):
+    keys = reserved if isinstance(reserved, Iterable) and not isinstance(reserved, str) else (None,)
+    if not all(key in MAY_BE_ALLOWED for key in keys):
         raise InvalidArgument(
             f"reserved={reserved!r}: expected a list of {' and '.join(map(repr, MAY_BE_ALLOWED))}.",
             "name the keys that strangers may set, such as reserved=['q/type']. For others, set them in a stream.",
         )
-    return keys
+    return frozenset(reserved)
 
 
 def check_keys(keys: Iterable[Any], may: frozenset[str] = frozenset()) -> None:

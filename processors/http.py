@@ -169,13 +169,11 @@ class Terms(NamedTuple):
     retry_after_s_max: float
 
     def check(self) -> Terms:
-        """Raise :class:`InvalidArgument` for a value that is too small."""
-        if self.timeout_s <= 0 or self.redirects < 0 or self.body_bytes_max < 1 or self.retry_after_s_max < 0:
-            raise InvalidArgument(
-                f"timeout_s={self.timeout_s}, redirects={self.redirects}, body_bytes_max={self.body_bytes_max},"
-                f" retry_after_s_max={self.retry_after_s_max}: one of them is too small.",
-                "use the defaults.",
-            )
+        """Raise :class:`InvalidArgument` for a value that is too small, or no number."""
+        check_number("timeout_s", self.timeout_s, 0.001)
+        check_number("redirects", self.redirects, 0, whole=True)
+        check_number("body_bytes_max", self.body_bytes_max, 1, whole=True)
+        check_number("retry_after_s_max", self.retry_after_s_max, 0)
         return self
 
     def client(self) -> Any:
@@ -229,10 +227,18 @@ async def exchange(client: Any, request: Any, terms: Terms, *, whole: bool = Tru
 
 def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:
     """Return statuses as a set. Raises :class:`InvalidArgument` for a value that is none."""
-    wrong = [s for s in statuses if isinstance(s, bool) or not isinstance(s, int) or not 200 <= s <= 599]
-    if wrong:
-        raise InvalidArgument(f"{name}= has {wrong[0]!r}.", "give statuses from 200 to 599, such as (429, 503).")
+    fits = isinstance(statuses, Collection) and all(type(status) is int and 200 <= status <= 599 for status in statuses)
+    if not fits:
+        raise InvalidArgument(f"{name}={statuses!r:.60}.", "give statuses from 200 to 599, such as (429, 503).")
     return frozenset(statuses)
+
+
+def check_number(name: str, value: Any, least: float, most: float = 1 << 62, *, whole: bool = False) -> None:
+    """Raise :class:`InvalidArgument` for a value that is not a number from ``least`` to ``most``."""
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds or not least <= value <= most:
+        kind = "an integer" if whole else "a number"
+        raise InvalidArgument(f"{name}={value!r:.60}.", f"give {kind} from {least:,} to {most:,}.")
 
 
 class Rate:
@@ -363,14 +369,20 @@ class Signature:
         header: str | None = None,
         tolerance_s: float = 300.0,
     ) -> None:
-        if form not in _SCHEMES:
+        if header is not None and not (isinstance(header, str) and header.isascii()):
+            raise InvalidArgument(f"header={header!r:.60}.", "give the name of a header, or None.")
+        check_number("tolerance_s", tolerance_s, 0)
+        if not isinstance(form, str) or form not in _SCHEMES:
             raise InvalidArgument(f"form={form!r} is unknown.", f"use one of {', '.join(_SCHEMES)}.")
         scheme = _SCHEMES[form]
         secrets: list[Any] = list(secret) if isinstance(secret, (list, tuple)) else [secret]
         if not secrets or not all(isinstance(part, (str, bytes)) for part in secrets):
             kind = type(secret).__name__
             raise InvalidArgument(f"The secret of a signature is a {kind}.", "give text, bytes, or a list of these.")
-        self._keys: list[bytes] = [scheme.key(part) if isinstance(part, str) else part for part in secrets]
+        try:
+            self._keys: list[bytes] = [scheme.key(part) if isinstance(part, str) else part for part in secrets]
+        except UnicodeEncodeError:
+            raise InvalidArgument("The secret of a signature has half a surrogate pair.", "give bytes.") from None
         if not all(self._keys):
             raise InvalidArgument("The secret of a signature is empty.", "give the text that both sides know.")
         self.form, self.header, self.tolerance_s = form, header or scheme.names[0], tolerance_s

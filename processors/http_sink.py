@@ -124,8 +124,7 @@ class Requests:
         self._clients: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
         if json is not None and body is not None:
             raise InvalidArgument("json= and body= are both given.", "give one of them.")
-        if attempts < 1:
-            raise InvalidArgument(f"attempts={attempts}.", "give 1 or more.")
+        http.check_number("attempts", attempts, 1, whole=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_clients"}

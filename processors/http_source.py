@@ -120,10 +120,10 @@ class Poll:
             timeout_s, redirects, body_bytes_max, not_modified, statuses, retry_after_s_max
         ).check()
         self.__name__ = "poll"
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise InvalidArgument(f"{http.shown_url(url)!r} is not the URL of a resource.", "give https://host/path.")
-        if interval_s is not None and interval_s < 0:
-            raise InvalidArgument(f"interval_s={interval_s}.", "give seconds from 0, or None for one round.")
+        if interval_s is not None:
+            http.check_number("interval_s", interval_s, 0)
         if id is not None and next is not None:
             raise InvalidArgument("id= and next= are both given.", "give id= for a list, next= for pages.")
         http.package("httpx")

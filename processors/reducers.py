@@ -283,7 +283,7 @@ def quantiles(field: Field, at: Sequence[float] = (0.5, 0.9, 0.99), *, exact: in
     """
     if isinstance(at, (int, float)):
         at = (at,)
-    if not at or not all(isinstance(q, (int, float)) and 0 <= q <= 1 for q in at):
+    if not isinstance(at, (list, tuple)) or not at or not all(type(q) in (int, float) and 0 <= q <= 1 for q in at):
         raise GraphError(f"at={at!r} are not quantiles.", "give numbers from 0 to 1: at=(0.5, 0.99).")
     _check_exact(exact)
     return _Quantiles(field, at, exact)
@@ -410,10 +410,10 @@ def top(field: Field, k: int = 10, *, capacity: int | None = None) -> Reducer:
     window. Above, it is the Space-Saving summary: a count is at most n / capacity too high for n messages, and each
     value that occurs more often than that is kept. Values are compared one by one, so a large ``capacity`` is slow.
     """
-    if not isinstance(k, int) or k < 1:
+    if type(k) is not int or k < 1:
         raise GraphError(f"k={k!r} is not a number of values.", "give a count from 1.")
     capacity = builtins.max(100, 10 * k) if capacity is None else capacity
-    if not isinstance(capacity, int) or capacity < k:
+    if type(capacity) is not int or capacity < k:
         raise GraphError(f"capacity={capacity!r} is less than k={k}.", "give a count of at least k.")
     return _Top(field, k, capacity)
 

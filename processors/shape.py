@@ -21,7 +21,6 @@ Not guaranteed: that a message leaves :func:`merge` while another input is silen
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -39,7 +38,6 @@ Stream = Callable[..., Any]
 MERGE_MESSAGES_MAX: Final = 10_000
 """Messages that :func:`merge` holds by default: at 1 KB each they are 10 MB of state."""
 
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SWEPT: Final = 2
 """Expired entries that each message removes: more than the one that it adds, so the state shrinks to its bound."""
 
@@ -68,8 +66,9 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
     Guarantee: exactly once: a passed message is passed once, also after kill -9
     Mechanism: state of the processor, committed with the step
     """
-    within_s = _seconds(within)
-    of = key if callable(key) else _field(key)
+    within_s = cues.duration_of(within, "within")
+    of = _of("dedupe(key", key)
+    _check_field("dedupe(time", time)
 
     @takes(STREAM)
     def dedupe(message: Message, process: cues.Process) -> Message | None:
@@ -142,8 +141,9 @@ def debounce(
     Guarantee: exactly once: of each quiet time one message, the last one, also after kill -9
     Mechanism: state and a durable timer of the key, committed with the step
     """
-    quiet_s = _seconds(quiet, "quiet")
-    longest_s = None if longest is None else _seconds(longest, "longest")
+    _check_field("debounce(count", count)
+    quiet_s = cues.duration_of(quiet, "quiet")
+    longest_s = None if longest is None else cues.duration_of(longest, "longest")
 
     def passed(timer: Message, process: cues.Process) -> Message:
         message, held, _ = process.state.pop("held")
@@ -173,6 +173,8 @@ def flat_map(of: str | Callable[[Message], Iterable[Message] | None]) -> Stream:
     Guarantee: exactly once
     Mechanism: a function without state
     """
+    if not callable(of):
+        _of("flat_map(of", of)
 
     @takes(FREE)
     def flat_map(message: Message) -> list[Message]:
@@ -204,7 +206,14 @@ def split(
     Guarantee: exactly once
     Mechanism: a function without state
     """
+    if not isinstance(branches, (Mapping, type(None))):
+        raise InvalidArgument(f"split({branches!r:.60}).", "pass a dict: the predicate by output binding.")
     asked = {**(branches or {}), **named}
+    for binding, passes in asked.items():
+        if not callable(passes):
+            raise InvalidArgument(f"split({binding}={passes!r:.60}).", "pass a function of a message.")
+    if not isinstance(other, (str, type(None))):
+        raise InvalidArgument(f"split(other={other!r:.60}).", "pass the binding of an output, or None.")
     if not asked:
         raise InvalidArgument("split() has no branch.", "pass split(big=lambda m: m['total'] > 99, other='rest').")
 
@@ -235,7 +244,7 @@ def sample(share: float, by: str | Callable[[Message], Any] | None = None) -> St
     """
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise InvalidArgument(f"sample({share!r}).", "pass a share from 0 to 1, such as 0.01.")
-    of = by if by is None or callable(by) else _field(by)
+    of = None if by is None else _of("sample(by", by)
     limit = int(share * 2**64)
 
     @takes(FREE)
@@ -264,7 +273,8 @@ def merge(time: str, *inputs: str, most: int = MERGE_MESSAGES_MAX) -> Stream:
     Guarantee: exactly once, in the order of time
     Mechanism: state of the processor, committed with the step
     """
-    if len(inputs) < 2 or len(set(inputs)) < len(inputs):
+    _check_field("merge(time", time)
+    if len(inputs) < 2 or not all(isinstance(name, str) for name in inputs) or len(set(inputs)) < len(inputs):
         raise InvalidArgument(f"merge() of the inputs {inputs!r}.", "pass the bindings of two inputs or more.")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InvalidArgument(f"merge(most={most!r}).", "pass a number of messages, 1 or more.")
@@ -312,6 +322,20 @@ def merge(time: str, *inputs: str, most: int = MERGE_MESSAGES_MAX) -> Stream:
     return merge
 
 
+def _of(argument: str, field: Any) -> Callable[[Message], Any]:
+    """Return the function that reads a field, or the function given. Raises :class:`InvalidArgument`."""
+    if isinstance(field, str):
+        return _field(field)
+    if callable(field):
+        return field  # type: ignore[no-any-return]
+    raise InvalidArgument(f"{argument}={field!r:.60}).", "pass the name of a field, or a function of a message.")
+
+
+def _check_field(argument: str, field: Any) -> None:
+    if not isinstance(field, (str, type(None))):
+        raise InvalidArgument(f"{argument}={field!r:.60}).", "pass the name of a field.")
+
+
 def _field(name: str) -> Callable[[Message], Any]:
     def field(message: Message) -> Any:
         if message.get(name) is None:
@@ -328,13 +352,3 @@ def _time_of(message: Message, field: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
         return float(value)
     raise TypeError(f"$.{field}: expected seconds or an aware datetime, found {value!r:.60}")
-
-
-def _seconds(within: float | str | timedelta, name: str = "within") -> float:
-    seconds: Any = within.total_seconds() if isinstance(within, timedelta) else within
-    if isinstance(within, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", within)
-        seconds = float(match[1]) * _UNITS_S[match[2]] if match else None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise InvalidArgument(f"{name}={within!r}.", "pass seconds, or '90s', '15m', '12h', '1d', '2w'.")
-    return float(seconds)

@@ -147,24 +147,22 @@ class Webhook:
         reserved: Sequence[str] = (),
     ) -> None:
         self.may = foreign.allowed(reserved)
-        self.port, self.path, self.host, self.methods = port, path, host, tuple(methods)
+        self.port, self.path, self.host = port, path, host
+        self.methods = tuple(methods) if isinstance(methods, Sequence) else ()
         self.id, self.message, self.verify = id, message, verify
         self.remember, self.pending_max, self.body_bytes_max = remember, pending_max, body_bytes_max
         self.body_s, self.answer_s = body_s, answer_s
         self.__name__ = "webhook"
         self._serving: _Serving | None = None
-        if not path.startswith("/") or not self.methods:
+        named = self.methods and all(isinstance(method, str) for method in self.methods)
+        if not isinstance(path, str) or not path.startswith("/") or not named:
             raise InvalidArgument(f"path={path!r}, methods={methods!r}.", "give a path such as '/hooks', and methods.")
-        if not 0 <= remember <= REMEMBER_MAX or not 0 <= port <= 65_535:
-            raise InvalidArgument(
-                f"remember={remember}, port={port}.", f"give 0 to {REMEMBER_MAX} ids, and a port up to 65535."
-            )
-        if pending_max < 1 or body_bytes_max < 1 or body_s <= 0 or answer_s <= 0:
-            raise InvalidArgument(
-                f"pending_max={pending_max}, body_bytes_max={body_bytes_max}, body_s={body_s}, answer_s={answer_s}: one"
-                " of them is too small.",
-                "use the defaults.",
-            )
+        http.check_number("remember", remember, 0, REMEMBER_MAX, whole=True)
+        http.check_number("port", port, 0, 65_535, whole=True)
+        http.check_number("pending_max", pending_max, 1, whole=True)
+        http.check_number("body_bytes_max", body_bytes_max, 1, whole=True)
+        http.check_number("body_s", body_s, 0.001)
+        http.check_number("answer_s", answer_s, 0.001)
         for name in ("starlette", "uvicorn"):
             http.package(name)
 

@@ -272,7 +272,6 @@ WRONG: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
     ("an unknown strategy", lambda: Sink(price, "a", strategy="once"), ("price", "'once'", "'exactly-once'")),
     ("negative retries", lambda: Sink(price, "a", retries=-1), ("price", "-1")),
     ("retries that are no count", lambda: Sink(price, "a", retries=True), ("price", "True")),
-    ("no attempt", lambda: Sink(price, "a", retries=Retry(0)), ("price", "0 attempts")),
     (
         "retries at most once",
         lambda: Sink(price, "a", strategy="at-most-once", retries=1),

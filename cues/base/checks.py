@@ -15,7 +15,8 @@ def is_count(value: Any, least: int = 1, most: float = math.inf) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return whether ``value`` is a finite number; a bool is not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # A comparison, because no float is as large as some integers.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def nearest(name: object, known: Iterable[str], form: str, otherwise: str) -> str:

@@ -9,8 +9,7 @@ from cues.cli.options import WrongUsage
 from cues.errors import InvalidArgument
 from cues.queues.base import index_of
 from cues.queues.log import Log
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+from cues.queues.options import duration_of
 
 HELP = "start, end, an index (7), a time (2026-01-31T12:00Z), or a time ago (15m, 2h, 1d)"
 
@@ -26,8 +25,11 @@ def parse(text: str, option: str) -> Place:
         if index < 1:
             raise WrongUsage(f"{option} {text}: the first index is 1.", f"give {option} start, or {option} 1")
         return index
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+    if re.fullmatch(r"[\d._]+\s*[a-zA-Z]+", text):
+        try:
+            return datetime.now(UTC) - timedelta(seconds=duration_of(text, option, zero=True))
+        except InvalidArgument as error:
+            raise WrongUsage(error.message, f"give {option} {HELP}.") from None
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

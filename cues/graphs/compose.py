@@ -38,12 +38,11 @@ def broadcast(
             "give a queue name, or cues.AnyOf('a', 'b').",
             processor=str(options.get("id") or ""),
         )
-    if isinstance(outputs, str):
-        outputs = AllOf(outputs)
-    elif isinstance(outputs, Mapping):
-        outputs = AllOf(**outputs)
-    elif not isinstance(outputs, AllOf):
-        outputs = AllOf(*outputs)
+    if not isinstance(outputs, AllOf):
+        names = [outputs] if isinstance(outputs, str) else list(outputs) if isinstance(outputs, Iterable) else [outputs]
+        if not all(isinstance(name, str) for name in names):
+            raise GraphError(f"The outputs of a broadcast are {outputs!r:.60}.", "give a list of names of queues.")
+        outputs = AllOf(**outputs) if isinstance(outputs, Mapping) else AllOf(*names)
     if options.get("id") is None:
         options["id"] = "-".join(["broadcast", *bindings(inputs).values()])
     return Stream(unchanged, inputs, outputs, **options)

@@ -47,6 +47,11 @@ class _Bound:
     """Queues by binding; positional queue names are bound under their own names."""
 
     def __init__(self, *queues: str, **bindings: str) -> None:
+        for queue in (*queues, *bindings.values()):
+            if not isinstance(queue, str):
+                raise GraphError(
+                    f"{type(self).__name__} has {queue!r:.60}, a {type(queue).__name__}.", "give names of queues."
+                )
         for queue in queues:
             if queue in bindings or queues.count(queue) > 1:
                 raise GraphError(
@@ -93,9 +98,9 @@ class Processor:
     def _wrong(self, message: str, hint: str) -> GraphError:
         return GraphError(message, hint, processor=self.id)
 
-    def _check_name(self, kind: str, name: str, where: str) -> None:
+    def _check_name(self, kind: str, name: str, where: str) -> str:
         try:
-            names.check(kind, name)
+            return names.check(kind, name)
         except InvalidName as error:
             raise self._wrong(f"{where}: {error.message}", error.hint) from None
 
@@ -117,6 +122,7 @@ class Processor:
             if not fits:
                 raise self._wrong(f"{where} has {name}={getattr(given, name)!r}.", hint)
 
+        need(isinstance(given.side_effects, bool), "side_effects", "give True or False.")
         need(given.strategy in (None, *STRATEGIES), "strategy", f"give {' or '.join(map(repr, STRATEGIES))}.")
         retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
         need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
@@ -159,10 +165,6 @@ class Processor:
                     " failure.",
                     "leave one of the two out.",
                 )
-        if given.retry.attempts < 1:
-            raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
-        if not (is_number(given.retry.jitter) and 0 <= given.retry.jitter <= 1):
-            raise self._wrong(f"{where} has retries with jitter={given.retry.jitter!r}.", "give a share from 0 to 1.")
         check_retries(self.id, self.kind, given.strategy, given)
         if linger_s and batch in (False, FRAME):
             manner = "is a frame" if batch else "is called for one message at a time"
@@ -445,7 +447,7 @@ def _outputs(processor: Processor, outputs: Any) -> str | AllOf | dict[str, str]
     elif isinstance(outputs, Mapping):
         ports = dict(outputs)
     elif isinstance(outputs, (list, tuple)):
-        ports = {queue: queue for queue in outputs}
+        ports = {processor._check_name("queue", queue, repr(processor.id)): queue for queue in outputs}
     else:
         raise processor._wrong(
             f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
@@ -472,7 +474,7 @@ def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str]
     if isinstance(value, str):
         value = [value]
     if isinstance(value, (list, tuple)):
-        pairs = [(queue, queue) for queue in value]
+        pairs = [(processor._check_name("queue", queue, f"{option}= of {processor.id!r}"), queue) for queue in value]
     elif isinstance(value, Mapping):
         pairs = list(value.items())
     else:
@@ -728,7 +730,7 @@ def _check_filters(processor: Processor) -> None:
                 if not callable(each):
                     raise processor._wrong(f"{here} is {each!r}.", "give a function of a message.")
                 _check_plain(processor, name, each)
-            elif not isinstance(each, (str, list, tuple, set, frozenset)):
+            elif not isinstance(each, (str, list, tuple, set, frozenset)) or not all(isinstance(e, str) for e in each):
                 raise processor._wrong(f"{here} is {each!r}.", f"give {name}='a', or {name}={{'a', 'b'}}.")
     _check_plain(processor, "key", processor.options.key)
 

@@ -112,6 +112,12 @@ class Graph(Shown):
         self.system = system
         self.default_source = source
         self.queues: dict[str, QueueOptions] = {}
+        for what, value, kind in (("queues", queues or {}, Mapping), ("processors", processors, Iterable)):
+            if not isinstance(value, kind):
+                raise GraphError(
+                    f"The {what} of the graph {id!r} are {value!r:.60}.",
+                    "give queues={name: cues.QueueOptions(…)}, and a list of processors.",
+                )
         for name, options in (queues or {}).items():
             if name != REST:
                 names.check("queue", name)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
 
+from cues.base.checks import is_count, is_number
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.queues.options import duration_of
@@ -74,6 +75,19 @@ class Retry:
     max_s: float = 30.0
     on: type[BaseException] | tuple[type[BaseException], ...] = Exception
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        of_errors = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+        for name, fits, hint in (
+            ("attempts", is_count(self.attempts), "give the count of all calls, from 1."),
+            ("backoff_s", is_number(self.backoff_s) and self.backoff_s >= 0, "give a number of seconds from 0."),
+            ("max_s", is_number(self.max_s) and self.max_s >= 0, "give a number of seconds from 0."),
+            ("on", of_errors, "give a class of exceptions, or a tuple of them: (ConnectionError, TimeoutError)."),
+            ("jitter", is_number(self.jitter) and 0 <= self.jitter <= 1, "give a share from 0 to 1."),
+        ):
+            if not fits:
+                raise InvalidArgument(f"Retry({name}={getattr(self, name)!r:.60}).", hint)
 
     def wait_s(self, failures: int, error: BaseException | None = None) -> float:
         """Seconds to wait after so many failures, the last of them ``error``."""

@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cues.base import clock, names
-from cues.base.checks import is_number
 from cues.errors import InvalidArgument
-from cues.queues.options import seconds_of
+from cues.queues.options import duration_of
 from cues.records.batch import not_a_dict
 
 At = datetime | float | None
@@ -42,7 +41,5 @@ def _time_ns(deliver_at: At, delay: Delay) -> int:
         )
     if deliver_at is not None:
         return clock.instant_ns(deliver_at, "deliver_at")
-    seconds = seconds_of(delay) if isinstance(delay, (str, timedelta)) else delay
-    if not is_number(seconds) or not 0 <= seconds < 1 << 34:  # type: ignore[operator]
-        raise InvalidArgument(f"delay is {delay!r}.", "give a time from 0 on: seconds, a timedelta, or '90s' or '10m'.")
-    return clock.instant_ns(clock.now_ns() / 1e9 + seconds, "The time after the delay")  # type: ignore[operator]
+    seconds = duration_of(delay, "delay", zero=True)  # type: ignore[arg-type]
+    return clock.instant_ns(clock.now_ns() / 1e9 + seconds, "The time after the delay")

@@ -26,7 +26,7 @@ FUNCTIONS: Final = ("key", "partitioner")
 _PLACING: Final = ("partitions", *FUNCTIONS)
 """Options that decide the partition of a message."""
 
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
@@ -275,9 +275,10 @@ def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
     if isinstance(value, bool):
         return value and frozenset({"t", "time"})
     hint = "pass a set of 't', 'time' and 'tx', or True, or False."
-    if not isinstance(value, Iterable):
-        raise InvalidArgument(f"metadata is {value!r}.", hint)
-    fields = frozenset((value,) if isinstance(value, str) else value)
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"metadata is {value!r:.60}.", hint)
+    fields = frozenset(names)
     unknown = fields - METADATA
     if unknown:
         raise InvalidArgument(f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.", hint)
@@ -297,7 +298,7 @@ def _partitioner(value: object, key: object) -> object:
     return value
 
 
-def _measured(value: str, units: dict[str, int], what: str, hint: str) -> float:
+def _measured(value: str, units: Mapping[str, float], what: str, hint: str) -> float:
     """Return the value of a number with its unit."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)", value, re.ASCII)
     unit = units.get(match[2], units.get(match[2].upper())) if match else None
@@ -312,18 +313,20 @@ def seconds_of(value: float | str | timedelta | None) -> float | None:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def duration_of(value: float | str | timedelta, name: str) -> float:
-    """Return the seconds of a duration: seconds, a timedelta, or a text such as ``"90s"``; more than 0.
+def duration_of(value: float | str | timedelta, name: str, *, zero: bool = False) -> float:
+    """Return the seconds of a duration: of seconds, a timedelta, or a text such as ``"250ms"``, ``"90s"`` or ``"2w"``.
 
-    ``name`` begins the error. Raises :class:`InvalidArgument`.
+    It is more than 0 (with ``zero`` it may be 0), and less than 2³³ seconds, which are 272 years. ``name`` begins the
+    error. Raises :class:`InvalidArgument` for everything else.
     """
-    hint = "pass seconds, a timedelta, or a text such as '90s', '15m', '12h', '10d' or '2w'."
+    hint = "pass seconds, a timedelta, or a text such as '250ms', '90s', '15m', '12h', '10d' or '2w'."
     try:
         seconds = seconds_of(value)
     except InvalidArgument:
         seconds = None
-    if not is_number(seconds) or not 0 < seconds < 1 << 33:  # type: ignore[operator]
-        raise InvalidArgument(f"{name} is {value!r}, not a duration above 0.", hint)
+    if not is_number(seconds) or not 0 <= seconds < 1 << 33 or (seconds == 0 and not zero):  # type: ignore[operator]
+        least = "from 0 on" if zero else "above 0"
+        raise InvalidArgument(f"{name} is {value!r:.60}, not a duration {least}.", hint)
     return float(seconds)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from datetime import date, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -134,7 +134,7 @@ def _shown(kind: Any, inside: tuple[Any, ...]) -> str:
     """A type as text. Raises :class:`_Unknown`."""
     if isinstance(kind, str):
         return shown(parse(kind))
-    if kind in _CLASSES:
+    if isinstance(kind, Hashable) and kind in _CLASSES:
         return _CLASSES[kind]
     if type(kind).__module__.startswith("pyarrow"):
         return _of_arrow(kind)

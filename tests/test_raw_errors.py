@@ -1,0 +1,150 @@
+"""A wrong value in a declaration is refused in words: a :class:`CuesError`, never an error of Python.
+
+Each parameter of each declaration gets each of some strange values, the others being right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cues
+from cues import CuesError
+from cues.graphs.options import OPTION_NAMES
+from cues.processors import http, joins, reducers, shape, windows
+from cues.processors.event_time import KeyOf, watermark
+from cues.processors.http_sink import Requests
+from cues.processors.http_source import Poll
+from cues.processors.reducers import count
+from cues.processors.webhook import Webhook
+
+INF = float("inf")
+STRANGE: list[Any] = [
+    5, -1, 1.5, 10**400, INF, -INF, float("nan"), True, None, "", "no", "9999999999999d", "\ud800", b"x", [], [[]], [5],
+    (), {}, {"a": 5}, {5: "a"}, {"a": []}, object(), object, timedelta(days=-1), timedelta.max, Exception,
+]  # fmt: skip
+
+
+def function(message: Any) -> Any:
+    return message
+
+
+EVENT_TIME: dict[str, Any] = {"time": "t", "late": "late", "key": "k", "delay": 0, "idle": "1m", "id": "x"}
+WINDOW = {**EVENT_TIME, "inputs": "a", "output": "out", "reduce": {"n": count()}}
+JOIN = {**EVENT_TIME, "inputs": {"l": "a", "r": "b"}, "output": "out", "how": "left", "combine": None}
+
+HTTP: dict[str, Any] = {"timeout_s": 5, "retry_on": (500,), "retry_after_s_max": 5, "redirects": 1, "body_bytes_max": 5}
+
+DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "AnyOf": (cues.AnyOf, {"a": "a"}),
+    "AnyOf()": (lambda queue: cues.AnyOf(queue), {"queue": "a"}),
+    "AllOf": (cues.AllOf, {"a": "a"}),
+    "Retry": (cues.Retry, {"attempts": 1, "backoff_s": 1, "max_s": 1, "on": Exception, "jitter": 0}),
+    "Retention": (cues.Retention, {"count": 1, "age": 1, "bytes": 1, "read": True}),
+    "Source": (cues.Source, {"id": "a", "fn": lambda position: None}),
+    "Stream": (cues.Stream, {"fn": function, "inputs": "a", "outputs": "b"}),
+    "Sink": (cues.Sink, {"fn": function, "inputs": "a"}),
+    "broadcast": (cues.broadcast, {"inputs": "a", "outputs": ["b"]}),
+    "Graph": (cues.Graph, {"id": "g", "processors": [], "errors": None, "strategy": "exactly-once", "queues": None}),
+    "every": (cues.every, {"interval": 1, "missed": "all", "follow": True}),
+    "cron": (cues.cron, {"expression": "* * * * *", "timezone": "UTC", "missed": "all"}),
+    "KeyOf": (KeyOf, {"key": "k"}),
+    "watermark": (watermark, {"until": 5}),
+    "tumbling": (windows.tumbling, {**WINDOW, "size": "1m", "offset": 0}),
+    "hopping": (windows.hopping, {**WINDOW, "size": "1m", "every": "10s"}),
+    "sessions": (windows.sessions, {**WINDOW, "gap": "1m"}),
+    "counted": (windows.counted, {**{k: v for k, v in WINDOW.items() if k != "late"}, "count": 2, "within": "1m"}),
+    "interval": (joins.interval, {**JOIN, "before": 0, "after": 0}),
+    "as_of": (joins.as_of, {**JOIN, "tolerance": "1m"}),
+    "lookup": (joins.lookup, {**{k: JOIN[k] for k in ("inputs", "output", "key", "how", "combine")}, "delete": None}),
+    "dedupe": (shape.dedupe, {"key": "k", "within": "1d", "time": "t"}),
+    "debounce": (shape.debounce, {"input": "a", "output": "b", "key": "k", "quiet": 1, "longest": 2, "count": "n"}),
+    "flat_map": (shape.flat_map, {"of": "items"}),
+    "split": (shape.split, {"branches": {"a": function}, "other": "b", "big": function}),
+    "sample": (shape.sample, {"share": 0.5, "by": "k"}),
+    "merge": (lambda time, a, most: shape.merge(time, a, "b", most=most), {"time": "t", "a": "a", "most": 5}),
+    **{name: (getattr(reducers, name), {"field": "v"}) for name in ("count", "sum", "mean", "min", "max")},
+    "quantiles": (reducers.quantiles, {"field": "v", "at": (0.5,), "exact": 5}),
+    "distinct": (reducers.distinct, {"field": "v", "exact": 5}),
+    "top": (reducers.top, {"field": "v", "k": 5, "capacity": 50}),
+    "Rate": (http.Rate, {"rate": "10/s"}),
+    "Signature": (http.Signature, {"secret": "s", "form": "github", "header": "X", "tolerance_s": 5}),
+    "Requests": (Requests, {"url": "http://a", "method": "GET", **HTTP, "accept": (409,), "attempts": 2, "rate": 5}),
+    "Poll": (Poll, {"url": "http://a", "items": "a", "id": "b", "interval_s": 5, **HTTP}),
+    "Webhook": (
+        Webhook,
+        {"port": 8080, "path": "/", "methods": ("POST",), "remember": 5, "pending_max": 5, "body_bytes_max": 5}
+        | {"body_s": 5, "answer_s": 5, "reserved": (), "id": "a", "verify": None, "host": "127.0.0.1"},
+    ),
+    "QueueOptions": (
+        cues.QueueOptions,
+        {"partitions": 2, "key": "k", "partitioner": None, "max_lag": 5, "max_bytes": 500, "retention": "10d"}
+        | {"metadata": True, "max_message_bytes": 5000, "path": None, "schema": None},
+    ),
+    "reducer": (reducers.reducer, {"start": dict, "add": function, "merge": function, "result": function}),
+}
+OPTIONS = {"Source": {"id"}, "Stream": set[str](), "Sink": set[str]()}
+
+
+def cases() -> list[tuple[str, str]]:
+    own = [(name, parameter) for name, (_, given) in DECLARATIONS.items() for parameter in given]
+    return own + [(name, option) for name, taken in OPTIONS.items() for option in OPTION_NAMES if option not in taken]
+
+
+@pytest.mark.parametrize(("name", "parameter"), cases())
+def test_a_strange_value_is_refused_in_words(name: str, parameter: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, given = DECLARATIONS[name]
+    make(**given)
+    raw = []
+    for value in STRANGE:
+        try:
+            made = make(**{**given, parameter: value})
+            if isinstance(made, (cues.Source, cues.Stream, cues.Sink)):
+                cues.Graph("g", [made]).plan()
+        except CuesError:
+            pass
+        except Exception as error:
+            raw.append(f"{parameter}={value!r:.60}: {type(error).__name__}: {error!s:.100}")
+    assert not raw
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"attempts": 0}, r"Retry\(attempts=0\)"),
+        ({"attempts": 1.5}, r"Retry\(attempts=1.5\)"),
+        ({"on": [ConnectionError]}, r"Retry\(on=\[.*a tuple of them"),
+        ({"on": (ConnectionError, "TimeoutError")}, r"Retry\(on="),
+        ({"backoff_s": "1s"}, r"Retry\(backoff_s='1s'\)"),
+        ({"max_s": None}, r"Retry\(max_s=None\)"),
+        ({"jitter": 2}, r"Retry\(jitter=2\)"),
+    ],
+)
+def test_a_retry_is_checked_field_by_field_when_it_is_made(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(cues.errors.InvalidArgument, match=text):
+        cues.Retry(**given)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("250ms", 0.25), ("90s", 90), ("1.5h", 5400), ("2w", 1_209_600), (5, 5), (0.5, 0.5), (timedelta(minutes=1), 60)],
+)
+def test_a_duration_is_read_in_one_way_everywhere(value: Any, seconds: float) -> None:
+    assert cues.duration_of(value, "x") == seconds
+    cues.Source("a", cues.every(value))
+    assert cues.Stream(function, "a", "b", ttl=value).options.ttl == value
+    windows.tumbling(**{**WINDOW, "size": value, "idle": value, "delay": value})
+    shape.dedupe("k", within=value)
+    assert cues.delayed({"n": 1}, delay=value)
+
+
+def test_a_duration_has_bounds() -> None:
+    assert cues.duration_of(0, "x", zero=True) == 0
+    for value in (0, -1, 10**400, float("inf"), float("nan"), "9999999999999d", "5", "5 parsecs", timedelta.max, None):
+        with pytest.raises(cues.errors.InvalidArgument, match=r"x is .*not a duration above 0.*Try: "):
+            cues.duration_of(value, "x")
