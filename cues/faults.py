@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 
 STORE_POINTS: dict[str, str] = {
+    "open.marked": "the first write of a process: its boot is noted in the store, nothing else",
+    "copy.begun": "the timelines of a clean copy begun, its files not noted",
     "append.before": "encoded, no transaction yet",
     "append.inside": "written, not committed",
     "append.after": "committed, no reader woken",

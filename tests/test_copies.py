@@ -14,7 +14,7 @@ from children import Child
 import cues
 from cues.cli.app import run as cli
 from cues.errors import StoreCopied, StoreDamaged
-from cues.storage import timeline
+from cues.storage import environment, timeline
 
 DURABILITIES = ("disk", "process")
 
@@ -165,3 +165,20 @@ with cues.open(sys.argv[1], durability=sys.argv[2]) as store:
                     store.queue("q").appender().write({"n": -1})
             shutil.rmtree(copy)
         child.kill()
+
+
+@pytest.mark.parametrize("fault", ["open.marked", "copy.begun"])
+def test_a_clean_copy_is_opened_beside_and_after_a_process_that_opens_it_first(fault: str, tmp_path: Path) -> None:
+    """The first process stops, and is killed, between the files "open" and "mark" of the copy."""
+    with cues.open(tmp_path / "s", "process", 1 << 24) as store:
+        send(store, 1, 2)
+    copy = cp(tmp_path / "s", tmp_path / "copy")
+    write = "import sys, cues; cues.open(sys.argv[1]).queue('q').appender().write({'n': 3})"
+    with Child(write, copy, CUES_FAULT=f"{fault}:1:stop") as first:
+        os.waitpid(first.pid, os.WUNTRACED)
+        assert (copy / "open").exists()
+        assert not environment.is_refused(copy)
+    assert numbers(copy) == [1, 2]
+    with cues.open(copy, readonly=True) as store, store._view() as txn:
+        assert len(timeline.read(txn, "q")) == 1
+    assert numbers(copy) == [1, 2]

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import lmdb
 
+from cues import faults
 from cues.base import names
 from cues.base.events import log
 from cues.errors import (
@@ -128,6 +129,7 @@ class Environment:
             self.allocation.forget()  # the shared word may be from another boot
         try:
             open_mark.write(self.path, durable=self.durability == "process")
+            faults.point("open.marked")
         except OSError as error:
             raise translate(error, str(self.path)) from error
 
@@ -352,7 +354,7 @@ def _open_environment(
 
 def is_refused(path: Path) -> bool:
     """Return whether a store is a copy that was made while its original was written."""
-    return open_mark.exists(path) and timeline.is_copy(path)
+    return open_mark.of_copy(path)
 
 
 def refuse_copy(path: Path, readonly: bool) -> None:
@@ -391,6 +393,7 @@ def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
     if suspect or not same():
         if not is_new:
             shared.writer_lock.transact(datafile.COMMIT_PAGES, begin)
+            faults.point("copy.begun")
         timeline.mark(shared.path)
 
 

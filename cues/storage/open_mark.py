@@ -1,8 +1,11 @@
-"""The file ``open``: the boot under which a store is being written.
+"""The file ``open``: the boot under which a store is being written, and the inodes of its files.
 
-It tells two things. A copy of the directory that has it was made while the store was written, or after its processes
-were killed (timeline.py); a clean close of the last writer deletes it. And a ``"process"`` store whose file names
-another boot may be damaged:
+    boot id, inode of "locks", inode of "data.mdb", separated by blanks
+
+It tells two things. A directory whose ``open`` names other files is a copy that was made while the store was written,
+or after its processes were killed; a clean close of the last writer deletes the file. So the first process that opens
+a clean copy does not make it look like another copy to the processes that open it at the same moment. And a
+``"process"`` store whose file names another boot may be damaged:
 
 Such a store survives the death of every process, but a power cut may damage it. So the first writer of a boot notes
 the boot's id in this file before it writes, and a clean close of the last writer deletes the file. A store whose file
@@ -15,6 +18,7 @@ import os
 from pathlib import Path
 
 from cues.base import clock
+from cues.storage import timeline
 from cues.storage.datafile import sync_directory
 
 _FILE = "open"
@@ -23,9 +27,21 @@ _FILE = "open"
 def is_suspect(path: Path) -> bool:
     """Return whether the machine stopped while this store was being written with durability ``"process"``."""
     try:
-        return (path / _FILE).read_text() != clock.boot_id()
+        return (path / _FILE).read_text().split()[:1] != [clock.boot_id()]
     except FileNotFoundError:
         return False
+
+
+def of_copy(path: Path) -> bool:
+    """Return whether the file is there and was copied with the store: it names other files than those of the store."""
+    try:
+        noted = (path / _FILE).read_text().split()[1:]
+        now = timeline.inodes(path)
+    except FileNotFoundError:
+        return False
+    if len(noted) == len(now):
+        return all(was != is_now for was, is_now in zip(noted, now))
+    return timeline.is_copy(path)  # an earlier version wrote the boot alone
 
 
 def write(path: Path, durable: bool) -> None:
@@ -35,7 +51,7 @@ def write(path: Path, durable: bool) -> None:
         return
     new = path / f"{_FILE}.{os.getpid()}"  # renamed when it is whole: an empty mark would be that of another boot
     with new.open("w") as file:
-        file.write(clock.boot_id())
+        file.write(" ".join((clock.boot_id(), *timeline.inodes(path))))
         file.flush()
         if durable:
             os.fsync(file.fileno())

@@ -60,10 +60,10 @@ def is_copy(directory: Path) -> bool:
     """
     try:
         noted = (directory / FILE).read_text().split()
-        now = _files(directory).split()
+        locks, data = inodes(directory)
     except (FileNotFoundError, UnicodeDecodeError):
         return False
-    return len(noted) == 3 and noted[0] != now[0] and noted[2] != now[2]
+    return len(noted) == 3 and noted[0] != locks and noted[2] != data
 
 
 def mark(directory: Path) -> None:
@@ -100,6 +100,11 @@ def identity(line: Line, queue: bytes, index: int) -> bytes:
         if first <= index:
             return xxhash.xxh3_64_digest(queue + id)
     return queue
+
+
+def inodes(directory: Path) -> tuple[str, str]:
+    """Return the inodes of the files ``locks`` and ``data.mdb``. Raises FileNotFoundError."""
+    return str((directory / "locks").stat().st_ino), str((directory / "data.mdb").stat().st_ino)
 
 
 def _files(directory: Path) -> str:
