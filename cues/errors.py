@@ -118,7 +118,10 @@ class Forked(CuesError):
 
 
 class ConcurrentUse(CuesError):
-    """Raised when two threads use one tailer at the same time; the second gets the error."""
+    """Raised when two threads use one tailer at the same time; the second gets the error.
+
+    Also when a signal handler, or a ``__del__``, uses a store that its own thread is using at that moment.
+    """
 
 
 class CodecError(CuesError):

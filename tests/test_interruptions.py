@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
@@ -37,9 +38,21 @@ class World:
         assert not held.mine(locks.WRITER), "the writer's lock is held"
         assert not held.mine(locks.REGISTER), "the register is held"
         writer_lock = self.store._shared.writer_lock
-        assert writer_lock is not None and not writer_lock.mutex.locked(), "the writer's mutex is held"
+        assert writer_lock is not None and not writer_lock.inside, "a call has not ended"
+        assert in_a_thread(lambda: writer_lock.mutex.acquire(blocking=False) and not writer_lock.mutex.release()), (
+            "the writer's mutex is held"
+        )
         other = self.store.queue("other").appender()
         other.write({"n": 0})
+
+
+def in_a_thread(call: Callable[[], bool]) -> bool:
+    """What the call returns in another thread: a mutex may be taken again in the thread that holds it."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join(30)
+    return found == [True]
 
 
 def worlds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-_guard = threading.Lock()
+_guard = threading.RLock()
 
 
 class Lifetime:

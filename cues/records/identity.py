@@ -82,7 +82,7 @@ class Clock:
 
     def __init__(self, value: int = 0) -> None:
         self._value = _clock_bits(value)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __int__(self) -> int:
         return self._value
@@ -103,9 +103,12 @@ class Clock:
     def advance(self, ticks: int) -> int:
         """Make several ticks at once; returns the value after the first. The others follow at steps of 160."""
         with self._lock:
-            first = self._value + TICK
-            self._value = _clock_bits(self._value + ticks * TICK)
-        return first
+            while True:
+                before = self._value
+                after = _clock_bits(before + ticks * TICK)
+                if self._value == before:  # else a signal handler of this thread has made ticks meanwhile
+                    self._value = after
+                    return before + TICK
 
     def __repr__(self) -> str:
         return f"Clock({self._value:#x})"

@@ -40,6 +40,7 @@ from cues.storage.format_record import record_of
 from cues.storage.lmdb_errors import described, translate
 from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, refuse_written
 from cues.storage.transaction import StoreTransaction
+from cues.storage.writer_lock import reentered
 
 R = TypeVar("R")
 S = TypeVar("S", bound="BaseStore")
@@ -417,6 +418,8 @@ class BaseStore(Closing):
         """Close this handle; blocked reads through it end with :class:`Closed`. Closing again does nothing."""
         if self._closed:
             return
+        if self._shared.state == "open" and environment.is_inside(self._shared):
+            raise reentered(self.path)
         self._closed = True
         self._transact = self._refuse
         for call in self._on_close:
@@ -490,6 +493,8 @@ class ReadView:
             map_bytes = shared.map_bytes
             try:
                 with shared.gate:
+                    if shared.remapping:  # by this thread: others wait for the gate
+                        raise reentered(store.path)
                     self._txn = shared.env.begin()
                 return self._txn
             except lmdb.Error as error:

@@ -75,8 +75,10 @@ class Environment:
         self.env: Any = None
         self.map_bytes = 0
         """The size of the map of this process."""
-        self.gate = threading.Lock()
+        self.gate = threading.RLock()
         """Held where a transaction of a reader begins, and while the map changes (map_growth.py)."""
+        self.remapping = False
+        """Whether the map changes now; a signal handler of that thread, which has the gate, must not read."""
         self.calls = 0
         """Calls of LMDB under way that use the map outside of our transactions. Changed while holding the gate."""
         self.timeout_s = timeout_s
@@ -185,7 +187,10 @@ def acquire(
 
 
 def release(shared: Environment) -> None:
-    """Give up one use of an environment, and close it after its last user."""
+    """Give up one use of an environment, and close it after its last user.
+
+    The caller has tested :func:`is_inside`.
+    """
     with opening_lock:
         shared.users -= 1
         if shared.users == 0:
@@ -193,6 +198,16 @@ def release(shared: Environment) -> None:
                 del _environments[shared.key]
             with contextlib.nullcontext() if shared.writer_lock is None else shared.writer_lock.mutex:
                 shared.close(clean=True)
+
+
+def is_inside(shared: Environment) -> bool:
+    """Return whether this thread is in the middle of a write: a signal handler or a ``__del__`` asks."""
+    lock = shared.writer_lock
+    if lock is None or not lock.mutex.acquire(blocking=False):
+        return shared.remapping and lock is None
+    inside = lock.inside
+    lock.mutex.release()
+    return inside
 
 
 def environment_of(key: tuple[int, int]) -> Environment | None:
@@ -446,7 +461,7 @@ def _before_fork() -> None:
     pid = str(os.getpid())
     for shared in _environments.values():
         slots = [line.split() for line in shared.env.readers().splitlines()]
-        writing = shared.writer_lock is not None and shared.writer_lock.mutex.locked()
+        writing = shared.writer_lock is not None and shared.writer_lock.inside
         shared.quiet = not writing and not any(slot[:1] == [pid] for slot in slots)
 
 
@@ -459,7 +474,7 @@ def _after_fork_in_child() -> None:
         # A thread of the parent, which the child does not have, may have held any of these locks.
         shared.group = GroupCommit()
         if shared.writer_lock is not None:
-            shared.writer_lock.mutex = threading.Lock()
+            shared.writer_lock.mutex = threading.RLock()
             shared.writer_lock = None
         if shared.doorbells is not None:
             shared.doorbells.forget_in_child()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cues.storage.transaction import StoreTransaction
-from cues.storage.writer_lock import WriterLock
+from cues.storage.writer_lock import WriterLock, reentered
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +43,12 @@ class GroupCommit:
     """The commits of one environment that wait for the disk. Safe from any thread."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
         """Protects :attr:`waiting`."""
-        self.leading = threading.Lock()
+        self.leading = threading.RLock()
         """Held by the thread that commits for all members."""
+        self._leader = 0
+        """The thread that holds :attr:`leading`; a signal handler in it must not wait for it, nor join its members."""
         self.waiting: list[_Member] = []
         self._txnid = 0
         """Number of the transaction that the leading thread has begun for all members; 0 before."""
@@ -58,34 +60,46 @@ class GroupCommit:
 
         ``begin`` is LMDB's function that begins a transaction, here the child of one.
         """
+        own = threading.get_ident()
+        if self._leader == own:
+            raise reentered(writer_lock.path)
         me = _Member(work, args, pages)
         with self.guard:
             self.waiting.append(me)
         with self.leading:
-            if not me.done:
-                with self.guard:
-                    members, self.waiting = self.waiting, []
-                self._txnid = 0
-                try:
-                    writer_lock.transact(sum(member.pages for member in members), self._run, begin, members)
-                except Exception as error:
-                    for member in members:
-                        member.error = member.error or error
-                except BaseException as error:
-                    # A Ctrl-C reached this thread, most likely while it waited for the disk: the signal handler runs
-                    # after the commit. The other members commit again only if this commit did not happen.
-                    if self._txnid and getattr(error, "last_txnid", self._txnid) >= self._txnid:
-                        for member in members:
-                            member.done = True
-                        raise
-                    with self.guard:
-                        self.waiting[:0] = [member.reset() for member in members if member is not me]
-                    raise
-                for member in members:
-                    member.done = True
+            self._leader = own
+            try:
+                self._lead(me, writer_lock, begin)
+            finally:
+                self._leader = 0
         if me.error is not None:
             raise me.error
         return me.result
+
+    def _lead(self, me: _Member, writer_lock: WriterLock, begin: Callable[..., Any]) -> None:
+        """Commit for all members that wait, unless another leader has committed for this one."""
+        if me.done:
+            return
+        with self.guard:
+            members, self.waiting = self.waiting, []
+        self._txnid = 0
+        try:
+            writer_lock.transact(sum(member.pages for member in members), self._run, begin, members)
+        except Exception as error:
+            for member in members:
+                member.error = member.error or error
+        except BaseException as error:
+            # A Ctrl-C reached this thread, most likely while it waited for the disk: the signal handler runs
+            # after the commit. The other members commit again only if this commit did not happen.
+            if self._txnid and getattr(error, "last_txnid", self._txnid) >= self._txnid:
+                for member in members:
+                    member.done = True
+                raise
+            with self.guard:
+                self.waiting[:0] = [member.reset() for member in members if member is not me]
+            raise
+        for member in members:
+            member.done = True
 
     def _run(self, txn: StoreTransaction, begin: Callable[..., Any], members: list[_Member]) -> None:
         self._txnid = txn.id()

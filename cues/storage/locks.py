@@ -46,7 +46,8 @@ _NAMED: Final = 1 << 40
 _FLOCK: Final = struct.Struct("qqihh") if sys.platform == "darwin" else struct.Struct("hhqqi4x")
 
 _registry: dict[tuple[int, int], LockFile] = {}
-_registry_lock = threading.Lock()
+_registry_lock = threading.RLock()
+"""This lock and the guard of a file may be taken again by a signal handler: what they protect changes at once."""
 
 
 def offset_of(name: str) -> int:
@@ -62,7 +63,7 @@ class LockFile:
         self._key = key
         self._users = 0
         self._mine: set[int] = set()
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
 
     def try_lock(self, offset: int) -> bool:
         """Take the lock at ``offset`` unless a process, also this one, holds it. Never waits."""
@@ -161,9 +162,9 @@ def _forget_in_child() -> None:
     """Empty the registry in a forked child, which inherits no lock."""
     global _registry_lock
     for inherited in _registry.values():
-        inherited._guard = threading.Lock()  # another thread of the parent may have held it
+        inherited._guard = threading.RLock()  # another thread of the parent may have held it
     _registry.clear()
-    _registry_lock = threading.Lock()
+    _registry_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

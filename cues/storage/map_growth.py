@@ -52,7 +52,8 @@ class MappedStore(Protocol):
     state: str
     env: Any
     map_bytes: int
-    gate: threading.Lock
+    gate: Any
+    remapping: bool
     calls: int
     timeout_s: float
     locks: locks.LockFile | None
@@ -135,15 +136,18 @@ def size_of_others(shared: MappedStore) -> int:
 @contextlib.contextmanager
 def _alone(shared: MappedStore) -> Iterator[None]:
     """Wait until this process has no transaction, and keep it so."""
-    mutex = contextlib.nullcontext() if shared.writer_lock is None else shared.writer_lock.mutex
     deadline = time.monotonic() + shared.timeout_s
     while True:
-        with mutex, shared.gate:
+        with contextlib.nullcontext() if shared.writer_lock is None else shared.writer_lock.exclusive(), shared.gate:
             if shared.state != "open":
                 raise Closed(f"The store {shared.path} is closed.", "use it before close(), or inside its block.")
             reading = _reading(shared)
             if not reading and not shared.calls:
-                yield
+                shared.remapping = True
+                try:
+                    yield
+                finally:
+                    shared.remapping = False
                 return
         # Both locks are given back meanwhile: a thread that reads may wait for the writers' mutex.
         if threading.get_ident() in reading or time.monotonic() > deadline:

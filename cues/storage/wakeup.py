@@ -122,7 +122,7 @@ class Doorbells:
         finally:
             os.close(fd)
         self.words = memoryview(self.mapping).cast("Q")
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._idle: list[Bell] = []
         self._all: dict[int, Bell] = {}
         self._writers: dict[int, int] = {}
@@ -215,7 +215,7 @@ class Doorbells:
 
     def forget_in_child(self) -> None:
         """Drop the slots in a forked child: they belong to the parent, and so may the guard."""
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._closed = True
         for bell in self._all.values():
             os.close(bell.fd)

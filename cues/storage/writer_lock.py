@@ -21,18 +21,20 @@ that moment it sets SHARED_WRITERS and holds locks.REGISTER, so that no process 
 restores the word. So a single writer stays single. Every process that may write holds another byte
 (locks.OPENED + pid), for processes that delete or replace the store.
 
-A plain mutex separates the threads of one process.
+A mutex separates the threads of one process. A signal handler or a ``__del__`` that runs in the middle of a call of its
+own thread gets ConcurrentUse: it would wait for ever. So the mutex may be taken again, and a flag is looked at then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cues.errors import WriterStuck
+from cues.errors import ConcurrentUse, WriterStuck
 from cues.storage import locks
 from cues.storage.transaction import StoreTransaction
 from cues.storage.wakeup import BUSY_WRITER, COMMITTED, ROOM, SHARED_WRITERS, Doorbells
@@ -59,7 +61,7 @@ class WriterLock:
     ) -> None:
         """``on_join(first)`` is called once, before the first write, while no other process joins or leaves;
         ``first``: no other process is a writer. ``env`` is LMDB's environment."""
-        self._path = path
+        self.path = path
         self._env = env
         self._begin = env.begin
         self._allocate = allocate
@@ -73,7 +75,9 @@ class WriterLock:
         """Locks that are given back within the call that takes them. A lock that a call finds here was left by a call
         that a signal handler ended: a lock is noted before it is taken, and removed after it is given back."""
         self._looked = 0.0
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()
+        self.inside = False
+        """Whether a thread is inside of a call. With the mutex, it is the thread that holds it."""
         try:
             self._take(locks.REGISTER)  # held by a process that deletes or replaces the whole store
             self._locks.try_lock(locks.OPENED + self._pid)
@@ -92,6 +96,9 @@ class WriterLock:
         """
         words = self._words
         with self.mutex:
+            if self.inside:
+                raise reentered(self.path)
+            self.inside = True
             txn = None
             try:
                 if self._held:
@@ -127,22 +134,25 @@ class WriterLock:
                         txn.abort()
                 raise
             finally:
-                if self._held:
-                    try:
-                        self._give_back()
-                        self._look_again()
-                    except BaseException:
-                        self._give_back()  # again: a Ctrl-C interrupted it
-                        raise
-                else:
-                    words[BUSY_WRITER] = 0
+                try:
+                    if self._held:
+                        try:
+                            self._give_back()
+                            self._look_again()
+                        except BaseException:
+                            self._give_back()  # again: a Ctrl-C interrupted it
+                            raise
+                    else:
+                        words[BUSY_WRITER] = 0
+                finally:
+                    self.inside = False
 
     def visit(self, look: Callable[[StoreTransaction], Any]) -> Any:
         """Run ``look(txn)``, which writes nothing, in a write transaction. The process does not become a writer.
 
         Raises :class:`WriterStuck` at the deadline.
         """
-        with self.mutex:
+        with self.exclusive():
             if self._held:
                 self._give_back()
             if not self._joined:
@@ -155,6 +165,18 @@ class WriterLock:
                         self._give_back()
                         raise
         return self.transact(0, look)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other threads of this process out. Raises :class:`ConcurrentUse` inside of a call of this thread."""
+        with self.mutex:
+            if self.inside:
+                raise reentered(self.path)
+            self.inside = True
+            try:
+                yield
+            finally:
+                self.inside = False
 
     def _look_as_guest(self, look: Callable[[StoreTransaction], Any]) -> Any:
         words = self._words
@@ -256,16 +278,25 @@ class WriterLock:
                 pid = holder() or 0
                 state = locks.process_state(pid) if pid else "unknown"
                 raise WriterStuck(
-                    f"Waited {waited:.1f} s to write to {self._path}: "
+                    f"Waited {waited:.1f} s to write to {self.path}: "
                     + (f"process {pid} ({state})" if pid else "a process with an unknown number")
                     + " is writing and does not finish.",
                     f"kill -CONT {pid} if it was stopped, kill {pid} if it hangs."
                     if pid
-                    else f"run fuser {self._path}/locks where all processes are visible (outside of the container), and"
+                    else f"run fuser {self.path}/locks where all processes are visible (outside of the container), and"
                     " end the one that hangs.",
-                    path=self._path,
+                    path=self.path,
                     pid=pid,
                     state=state,
                     waited_s=waited,
                 )
             time.sleep(_NAP_S)
+
+
+def reentered(path: str) -> ConcurrentUse:
+    """Return the error of a call of a store in the middle of another call of the same thread."""
+    return ConcurrentUse(
+        f"The store {path} is in use by this thread: a signal handler or a __del__ has called it in the middle of"
+        " another call. Nothing was written.",
+        "note in the handler what is to be done, and do it where the program writes otherwise.",
+    )
