@@ -498,7 +498,8 @@ def _find(value: Any) -> tuple[str, Any]:
                     _local.pack = _new_packer()
                     return _path(way), part
             else:
-                parts += [((way, kind, key), child, levels + 1, nested) for kind, key, child in reversed(children)]
+                for kind, key, child in children[::-1]:
+                    parts.append(((way, kind, key), child, levels + 1, nested))
         return "", value
     finally:
         _local.depth = outer

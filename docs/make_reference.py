@@ -42,6 +42,7 @@ MODULES = {
     "cues.processors.sql": "a sink into SQLite",
     "cues.processors.sql_source": "a source of the rows of a table",
     "cues.processors.sql_sink": "sinks into tables",
+    "cues.processors.columns": "types of the columns of tables in files",
     "cues.processors.foreign": "reserved keys that messages from outside may not set",
     "cues.processors.kafka_source": "a source of the records of a Kafka topic",
     "cues.processors.kafka_sink": "a sink into a Kafka topic",

@@ -21,6 +21,7 @@ says so, and loads it on first use.
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time
     event_time.py    watermarks and late messages, the base of windows and joins
+    columns.py       the types of the columns of tables in files
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 
 Processors are found by the entry points of the group ``cues.processors``, ours and those of other distributions alike
@@ -47,7 +48,7 @@ READING: Final = ANY | dict.fromkeys(
 SOURCE: Final = {**ANY, "schema": ...}
 STREAM: Final = {**READING, "across": ...}
 FREE: Final = {**STREAM, **dict.fromkeys(("key", "concurrency", "timeout_s"), ...)}
-SINK: Final = {**READING, "bisect": ..., "linger_s": ..., "batch": True, "checkpoint": ...}
+SINK: Final = {**READING, "bisect": ..., "linger_s": ..., "batch": bool, "checkpoint": ...}
 """The options that ready-made processors take: all; those that read; sources; streams with state, and without; sinks.
 
 A processor has them in its attribute ``takes``: the names, each with the value that the processor needs, or ``...``. A

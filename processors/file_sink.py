@@ -90,8 +90,9 @@ class FileSink:
     ``roll_s``       finish it so many seconds after its first row; None: never by time
     ``durability``   ``"disk"``: a commit survives a power cut; ``"process"``: it survives ``kill -9``; no sync
     ``compression``  of finished files of lines: ``"gzip"``, ``"bz2"``, ``"xz"``, ``"zstd"``
-    ``columns``      of CSV; None: those of the first step of each file. A row with others begins a new file
-    ``schema``       of a table, a ``pyarrow.Schema``; None: inferred, and rows that do not fit begin a new file
+    ``columns``      of CSV; None: those of the rows. A row with new ones begins a new file, with all columns so far
+    ``schema``       of a table, a ``pyarrow.Schema``; None: inferred and widened (:mod:`cues.processors.columns`). A
+                     row that does not fit fails its message
     ``timeout_s``    seconds to wait for another transaction of the same processor
 
     In an object store each step is one object, and ``roll_bytes``, ``roll_s`` and ``durability`` have no effect.
@@ -223,9 +224,9 @@ class Writer:
         self._state = state
         self._row: Row | None = None
         """The row after this transaction."""
-        self._layout = state["open"]["layout"] if state["open"] else None
-        self._parts: list[tuple[bool, Any, bytes]] = []
-        """What is appended: whether it begins a new file, its layout, its bytes."""
+        self._layout = state["open"]["layout"] if state["open"] else state.get("layout")
+        self._parts: list[formats.Added] = []
+        """What is appended."""
 
     def write(self, rows: Any) -> None:
         """Write one row or a list of rows, which are dicts. They are encoded at once.
@@ -236,11 +237,9 @@ class Writer:
         if not rows:
             return
         begun = bool(self._parts) or self._state["open"] is not None
-        new = not begun or not self._encoding.fits(self._layout, rows)
-        layout = self._encoding.layout(rows) if new else self._layout
-        data = self._encoding.encode(layout, rows)
-        self._parts.append((new, layout, (self._encoding.begin(layout) if new else b"") + data))
-        self._layout = layout
+        added = self._encoding.add(begun, self._layout, rows)
+        self._parts.append(added)
+        self._layout = added.layout
 
 
 class _OfFunction(Exception):
@@ -328,6 +327,7 @@ class _Directory:
                 self._end(state)
                 self._begin(state, layout)
             self._append(state["open"], data)
+            state["open"]["layout"] = state["layout"] = layout
         if state["open"] is not None and self._sink._is_due(state["open"]):
             self._end(state)
         faults.point("files.appended")
@@ -392,7 +392,7 @@ class _Directory:
             else:
                 following = source.with_suffix(".next")
                 with open(source, "rb") as read, open(following, "wb") as written:
-                    self._encoding.finish(read, written)
+                    self._encoding.finish(read, written, finished["layout"])
                     written.flush()
                     if self._sink.durability == "disk":
                         os.fsync(written.fileno())
@@ -506,6 +506,7 @@ class _Objects:
         if columns == state["row"] and not writer._parts:
             return
         objects = self._built(writer)
+        state["layout"] = writer._layout
         if objects:
             number, hash = state["next"], self._delivery.hash[:16]
             names = [
@@ -526,16 +527,14 @@ class _Objects:
 
     def _built(self, writer: Writer) -> list[bytes]:
         """The objects of a transaction in their finished form: one, or more if rows do not fit one layout."""
-        whole: list[bytes] = []
-        for new, _, data in writer._parts:
-            if new or not whole:
-                whole.append(data)
-            else:
-                whole[-1] += data
+        whole: list[tuple[bytes, Any]] = []
+        for new, layout, data in writer._parts:
+            before = b"" if new or not whole else whole.pop()[0]
+            whole.append((before + data, layout))
         built = []
-        for data in whole:
+        for data, layout in whole:
             out = io.BytesIO()
-            self._encoding.finish(cast(IO[bytes], io.BytesIO(data)), out)
+            self._encoding.finish(cast(IO[bytes], io.BytesIO(data)), out, layout)
             built.append(out.getvalue())
         return built
 

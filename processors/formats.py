@@ -9,26 +9,34 @@ be appended to, and cut at the end of any commit; when the file is finished it g
     parquet             a stream of record batches    a Parquet file
 
 A *layout* is what all rows of one file have in common: the columns of CSV, the schema of a table. It is JSON, and is
-kept with the open file. Rows that do not fit the layout of a file begin a new file.
+kept with the open file and for the next one. A row with new columns begins a new file of CSV. In a table columns are
+widened (columns.py): the open file has a stream of batches for each of its schemas, and the finished one the widest.
 """
 
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, time
 from decimal import Decimal
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 from cues.errors import InvalidArgument
-from cues.processors import places
+from cues.processors import columns, places
 
 Row = dict[str, Any]
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
+
+
+class Added(NamedTuple):
+    """What rows add to the files: ``data`` are bytes for the open file, or with ``new`` for another one."""
+
+    new: bool
+    layout: Any
+    data: bytes
 
 
 class Format(Protocol):
@@ -38,20 +46,14 @@ class Format(Protocol):
     is_plain: bool
     """Whether a finished file has the bytes of the open one."""
 
-    def layout(self, rows: Sequence[Row]) -> Any:
-        """Return the layout of a new file that begins with these rows; None if the format has none."""
+    def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
+        """Return what a file gets for the rows. Raises ValueError or TypeError for a row that the format cannot hold.
 
-    def fits(self, layout: Any, rows: Sequence[Row]) -> bool:
-        """Return whether a file with this layout can take the rows."""
+        ``begun``: there is an open file, with this layout. Without one, the layout is that of the last file, or None.
+        """
 
-    def begin(self, layout: Any) -> bytes:
-        """Return the bytes with which a file begins."""
-
-    def encode(self, layout: Any, rows: Sequence[Row]) -> bytes:
-        """Return the bytes of the rows. Raises ValueError or TypeError for a row that the format cannot hold."""
-
-    def finish(self, source: IO[bytes], target: IO[bytes]) -> None:
-        """Write the finished form of an open file."""
+    def finish(self, source: IO[bytes], target: IO[bytes], layout: Any) -> None:
+        """Write the finished form of an open file, whose layout is the one of its last rows."""
 
 
 def make(name: str, compression: str | None, columns: Sequence[str] | None, schema: Any, delimiter: str) -> Format:
@@ -82,7 +84,7 @@ class _Plain:
         self.is_plain = compression is None
         self._name, self._compression = name, compression
 
-    def finish(self, source: IO[bytes], target: IO[bytes]) -> None:
+    def finish(self, source: IO[bytes], target: IO[bytes], layout: Any) -> None:
         with places.compressing(target, self._compression) as out:
             while piece := source.read(1 << 20):
                 out.write(piece)
@@ -91,17 +93,9 @@ class _Plain:
 class _Lines(_Plain):
     """Text and JSON lines."""
 
-    def layout(self, rows: Sequence[Row]) -> Any:
-        return None
-
-    def fits(self, layout: Any, rows: Sequence[Row]) -> bool:
-        return True
-
-    def begin(self, layout: Any) -> bytes:
-        return b""
-
-    def encode(self, layout: Any, rows: Sequence[Row]) -> bytes:
-        return "".join(map(self._text if self._name == "text" else _json, rows)).encode()
+    def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
+        lines = "".join(map(self._text if self._name == "text" else _json, rows))
+        return Added(not begun, None, lines.encode())
 
     @staticmethod
     def _text(row: Row) -> str:
@@ -115,29 +109,34 @@ class _CSV(_Plain):
     def __init__(self, compression: str | None, columns: Sequence[str] | None, delimiter: str) -> None:
         super().__init__("csv", compression)
         self._columns, self._delimiter = list(columns) if columns is not None else None, delimiter
+        self._special = frozenset(f'{delimiter}"\n\r')
 
-    def layout(self, rows: Sequence[Row]) -> Any:
-        return self._columns or list(dict.fromkeys(key for row in rows for key in row))
-
-    def fits(self, layout: Any, rows: Sequence[Row]) -> bool:
-        known = set(layout)
-        return self._columns is not None or all(known.issuperset(row) for row in rows)
-
-    def begin(self, layout: Any) -> bytes:
-        return self._line(layout)
-
-    def encode(self, layout: Any, rows: Sequence[Row]) -> bytes:
-        known, lines = set(layout), []
-        for row in rows:
-            if not known.issuperset(row):
-                raise ValueError(f"the row has {sorted(set(row) - known)}, which are not among columns={layout}")
-            lines.append(self._line([_cell(name, row.get(name)) for name in layout]))
-        return b"".join(lines)
+    def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
+        known = self._columns or layout or []
+        new = dict.fromkeys(key for row in rows for key in row if key not in known)
+        if self._columns is not None and new:
+            raise ValueError(f"the row has {sorted(map(str, new))}, which are not among columns={known}")
+        # A file more for each new column, with all that were there before: not one for each row of another kind.
+        begins = not begun or bool(new)
+        names = [*known, *new]
+        if not names:
+            raise ValueError("the row has no column, so there is no line for it")
+        for name in new:
+            if not isinstance(name, str) or "\n" in name or "\r" in name:
+                raise ValueError(f"the column {name!r} has no name of one line")
+        lines = [self._line([_cell(name, row.get(name)) for name in names]) for row in rows]
+        return Added(begins, names, b"".join([self._line(names)] * begins + lines))
 
     def _line(self, cells: Sequence[Any]) -> bytes:
-        out = io.StringIO()
-        csv.writer(out, delimiter=self._delimiter, lineterminator="\n").writerow(cells)
-        return out.getvalue().encode()
+        texts = ["" if cell is None else str(cell) for cell in cells]
+        if texts == [""]:
+            return b'""\n'  # an empty line is no row
+        return (self._delimiter.join(map(self._quoted, texts)) + "\n").encode()
+
+    def _quoted(self, text: str) -> str:
+        if self._special.isdisjoint(text):
+            return text
+        return '"' + text.replace('"', '""') + '"'
 
 
 class _Table:
@@ -149,54 +148,114 @@ class _Table:
         self.ending = f".{name}"
         self._pa: Any = places.arrow()
         self._name, self._schema = name, schema
+        if schema is not None:
+            try:
+                self._check(schema)
+            except ValueError as error:
+                raise InvalidArgument(f"schema=: {error}.", "use other types.") from None
 
-    def layout(self, rows: Sequence[Row]) -> Any:
-        schema = self._schema if self._schema is not None else self._inferred(rows).schema
-        return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-    def fits(self, layout: Any, rows: Sequence[Row]) -> bool:
-        if self._schema is not None:
-            return True
-        schema = self._parsed(layout)
-        if not set(schema.names).issuperset(key for row in rows for key in row):
-            return False
-        return all(
-            field.type == schema.field(field.name).type or self._pa.types.is_null(field.type)
-            for field in self._inferred(rows).schema
+    def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
+        before, wide = self._parsed(layout)
+        given = self._schema is not None
+        if isinstance(layout, dict) and layout["given"] != given:  # schema= came or went: rows of both fit in no file
+            begun, before, wide = False, None, set()
+        schema = self._schema if self._schema is not None else self._widened(before, wide, rows)
+        unknown = [key for row in rows for key in row if schema.get_field_index(key) < 0]
+        if unknown:
+            raise ValueError(f"the row has {unknown[0]!r}, which is not in schema=: {', '.join(schema.names)}")
+        arrays = [self._array(field, rows) for field in schema]
+        changed = before is None or not schema.equals(before)
+        if changed:
+            self._check(schema)
+        batch = self._pa.RecordBatch.from_arrays(arrays, schema=schema)
+        head = schema.serialize().to_pybytes() if changed or not begun else b""
+        begins = not begun or (given and changed)
+        if not begins and changed:
+            head = _END_OF_STREAM + head
+        kept = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        return Added(
+            begins, {"schema": kept, "wide": sorted(wide), "given": given}, head + batch.serialize().to_pybytes()
         )
 
-    def begin(self, layout: Any) -> bytes:
-        return base64.b64decode(layout)
+    def _widened(self, before: Any, wide: set[str], rows: Sequence[Row]) -> Any:
+        types = {} if before is None else {field.name: field.type for field in before}
+        for row in rows:
+            if not row:
+                raise ValueError("the row has no column, and a table has no row without one")
+            for name, value in row.items():
+                if not isinstance(name, str):
+                    raise ValueError(f"the row has the key {name!r}, and the columns of a table are named by text")
+                known = types.get(name, self._pa.null())
+                types[name] = columns.widened(known, columns.type_of(value, name, wide), name, wide)
+        return self._pa.schema(types)
 
-    def encode(self, layout: Any, rows: Sequence[Row]) -> bytes:
-        schema = self._parsed(layout)
-        unknown = {key for row in rows for key in row} - set(schema.names)
-        if unknown:
-            raise ValueError(f"the row has {sorted(unknown)}, which are not in schema=: {', '.join(schema.names)}")
-        batch = self._pa.RecordBatch.from_pylist(list(rows), schema=schema)
-        return bytes(batch.serialize().to_pybytes())
+    def _array(self, field: Any, rows: Sequence[Row]) -> Any:
+        values = [columns.fitted(row.get(field.name), field, field.name) for row in rows]
+        try:
+            return self._pa.array(values, field.type)
+        except (self._pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the column {field.name!r} is {field.type}, and does not take the row: {error}") from None
 
-    def finish(self, source: IO[bytes], target: IO[bytes]) -> None:
-        with self._pa.ipc.open_stream(source) as reader:
+    def _check(self, schema: Any) -> None:
+        """Raise ValueError for a schema that a finished file cannot have."""
+        for field in schema:
+            if self._pa.types.is_dictionary(field.type):
+                raise ValueError(f"the column {field.name!r} is {field.type}; use the type of its values")
+        try:
+            self._writer(io.BytesIO(), schema).close()
+        except self._pa.ArrowException as error:
+            raise ValueError(f"a file of the format {self._name!r} cannot have these columns: {error}") from None
+
+    def _writer(self, target: IO[bytes], schema: Any) -> Any:
+        if self._name == "arrow":
+            return self._pa.ipc.new_file(target, schema)
+        import pyarrow.parquet as pq
+
+        return pq.ParquetWriter(target, schema)
+
+    def finish(self, source: IO[bytes], target: IO[bytes], layout: Any) -> None:
+        schema, _ = self._parsed(layout)
+        with self._writer(target, schema) as writer:
+            batches = (self._as(schema, batch) for batch in self._batches(source))
             if self._name == "arrow":
-                with self._pa.ipc.new_file(target, reader.schema) as out:
-                    for batch in reader:
-                        out.write_batch(batch)
+                for batch in batches:
+                    writer.write_batch(batch)
                 return
-            import pyarrow.parquet as pq
+            # Row groups of a useful size, whatever the size of the commits.
+            for group in _grouped(batches):
+                writer.write_table(self._pa.Table.from_batches(group, schema))
 
-            with pq.ParquetWriter(target, reader.schema) as writer:
-                # Row groups of a useful size, whatever the size of the commits.
-                for rows in _grouped(reader):
-                    writer.write_table(self._pa.Table.from_batches(rows, reader.schema))
+    def _batches(self, source: IO[bytes]) -> Iterator[Any]:
+        """Yield the batches of an open file: a stream for each widening of its columns."""
+        while head := source.read(1):
+            source.seek(-len(head), io.SEEK_CUR)
+            with self._pa.ipc.open_stream(source) as reader:
+                yield from reader
 
-    def _inferred(self, rows: Sequence[Row]) -> Any:
-        names = list(dict.fromkeys(key for row in rows for key in row))
-        return self._pa.RecordBatch.from_pydict({name: [row.get(name) for row in rows] for name in names})
+    def _as(self, schema: Any, batch: Any) -> Any:
+        """Return a batch with the columns of a wider schema."""
+        if batch.schema.equals(schema):
+            return batch
+        values = [batch.column(field.name) if field.name in batch.schema.names else None for field in schema]
+        arrays = [
+            self._pa.nulls(batch.num_rows, field.type)
+            if column is None
+            else column
+            if column.type.equals(field.type)
+            else self._pa.array([columns.fitted(item, field, field.name) for item in column.to_pylist()], field.type)
+            for field, column in zip(schema, values, strict=True)
+        ]
+        return self._pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _parsed(self, layout: Any) -> Any:
-        return self._pa.ipc.read_schema(self._pa.py_buffer(base64.b64decode(layout)))
+    def _parsed(self, layout: Any) -> tuple[Any, set[str]]:
+        """The schema and the columns with large integers; an earlier version noted the schema alone."""
+        if layout is None:
+            return None, set()
+        text, wide = (layout["schema"], layout["wide"]) if isinstance(layout, dict) else (layout, [columns.ANY_WIDE])
+        return self._pa.ipc.read_schema(self._pa.py_buffer(base64.b64decode(text))), set(wide)
 
+
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 _GROUP_ROWS: Final = 100_000
 """Rows of a row group of a Parquet file. All of them are in memory when the file is finished."""

@@ -262,14 +262,15 @@ def test_bytes_that_were_not_committed_are_cut_and_missing_ones_are_refused(stor
         out.finish()
 
 
-def test_rows_with_other_columns_begin_a_new_file(tmp_path: Path) -> None:
+def test_rows_with_other_columns_begin_a_new_file_of_csv_and_widen_a_table(tmp_path: Path) -> None:
     for format in ("csv", *(["parquet"] if importlib.util.find_spec("pyarrow") else [])):
         out = FileSink(tmp_path / format, format, durability="process")
         graph = cues.Graph("g", [cues.Source("q", None), out.sink("q", batch_size=1)])
         with testing.temporary_store() as store:
             store.queue("q").appender().write_many([{"n": 1}, {"n": 2}, {"n": 3, "s": "x"}, {"n": 4}])
             testing.run_until_idle(graph, store)
-        assert file_numbers(out) == [1, 2, 3, 4] and len(out.finished()) == 2
+        out.finish()
+        assert file_numbers(out) == [1, 2, 3, 4] and len(out.finished()) == (2 if format == "csv" else 1)
 
 
 @pytest.mark.parametrize(

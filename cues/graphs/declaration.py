@@ -214,7 +214,8 @@ class Processor:
                 continue
             here = f"The ready-made function of the {self.kind} {self.id!r}"
             if name in takes:
-                raise self._wrong(f"{here} needs {name}={need!r}, and was given {value!r}.", f"leave {name}= out.")
+                shown = "True or False" if need is bool else getattr(need, "__name__", repr(need))
+                raise self._wrong(f"{here} needs {name}={shown}, and was given {value!r}.", f"leave {name}= out.")
             raise self._wrong(
                 f"{here} takes no option {name!r}; it takes {', '.join(sorted(takes))}.",
                 f"leave {name}= out; a stream of your own before it or after it can have it.",

@@ -1,0 +1,281 @@
+"""Columns of tables in files: one Arrow type for each, found from its values, and widened by later ones.
+
+    type_of    the type of one value: None, bool, int, float, text, bytes, dates and times, Decimal, UUID, lists, dicts
+    widened    the type that holds two: null → any, int → float, decimals grow, lists and dicts by their parts
+    fitted     a value as a column of a type takes it: the same value, or an error that names the column
+
+So what a value becomes does not depend on the other rows of a step, and nothing is rounded, cut or cast without a word.
+A UUID becomes text. Aware datetimes keep their instant: with their offset if all of a column have one, else in UTC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+from cues.processors import places
+
+_EXACT_MAX: Final = 1 << 53
+"""The largest integer up to which a float has every one."""
+ANY_WIDE: Final = "*"
+"""In place of the columns with integers beyond :data:`_EXACT_MAX`: they are not known."""
+
+
+def _misfit(path: str, text: str) -> ValueError:
+    return ValueError(f"the column {path!r} {text}")
+
+
+def plain(value: Any) -> Any:
+    """Return a scalar or an array of numpy as a value of Python; another value as it is."""
+    if type(value).__module__ != "numpy":
+        return value
+    if value.dtype.kind in "mM" and value.dtype.str[3:] not in ("[D]", "[h]", "[m]", "[s]", "[ms]", "[us]"):
+        raise ValueError(f"a numpy {value.dtype} has parts that datetime does not have; convert it to [us]")
+    return value.tolist()
+
+
+def type_of(value: Any, path: str, wide: set[str]) -> Any:
+    """Return the Arrow type of one value, and note in ``wide`` where integers are larger than a float holds."""
+    pa, value = places.arrow(), plain(value)
+    match value:
+        case None:
+            return pa.null()
+        case bool():
+            return pa.bool_()
+        case int():
+            if not -(1 << 63) <= value < 1 << 63:
+                hint = "send it as a Decimal or as text, or give schema= with uint64 or a decimal"
+                raise _misfit(path, f"has the integer {value}, which has more than 63 bits: {hint}")
+            if abs(value) > _EXACT_MAX:
+                wide.add(path)
+            return pa.int64()
+        case float():
+            return pa.float64()
+        case str() | UUID():
+            return pa.string()
+        case bytes() | bytearray():
+            return pa.binary()
+        case datetime():
+            return pa.timestamp("us", _zone(value))
+        case date():
+            return pa.date32()
+        case time():
+            return pa.time64("us")
+        case timedelta():
+            return pa.duration("us")
+        case Decimal():
+            return _decimal(value, path)
+        case list() | tuple():
+            inner = pa.null()
+            for item in value:
+                inner = widened(inner, type_of(item, f"{path}[]", wide), f"{path}[]", wide)
+            return pa.list_(inner)
+        case dict():
+            if not value:
+                raise _misfit(path, "is an empty dict, and a table has no column for it")
+            return pa.struct({_name(key, path): type_of(item, f"{path}.{key}", wide) for key, item in value.items()})
+    raise _misfit(path, f"has a {type(value).__name__}, for which a table has no type")
+
+
+def _zone(value: datetime) -> str | None:
+    """The zone of a column for an instant: its offset, if that has whole minutes."""
+    offset = value.utcoffset()
+    if offset is None:
+        return None
+    minutes, rest = divmod(offset, timedelta(minutes=1))
+    return (
+        "UTC" if rest or not minutes else f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+    )
+
+
+def _name(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise _misfit(path, f"is a dict with the key {key!r}, and the fields of a table are named by text")
+    return key
+
+
+def _decimal(value: Decimal, path: str) -> Any:
+    pa, exponent = places.arrow(), value.as_tuple().exponent
+    if not isinstance(exponent, int):
+        raise _misfit(path, f"has the decimal {value}, which is no number")
+    scale = max(0, -exponent)
+    return _decimal_of(max(1, value.adjusted() + 1 + scale, scale), scale, path, pa)
+
+
+def _decimal_of(digits: int, scale: int, path: str, pa: Any) -> Any:
+    if digits > 76:
+        raise _misfit(path, f"needs {digits} digits; a decimal of a table has at most 76")
+    return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
+
+
+def widened(old: Any, new: Any, path: str, wide: set[str]) -> Any:
+    """Return the narrowest type that holds the values of both, exactly. Raises ValueError if there is none."""
+    pa = places.arrow()
+    kinds = pa.types
+    if old.equals(new) or kinds.is_null(new):
+        return old
+    if kinds.is_null(old):
+        return new
+    if {old, new} == {pa.int64(), pa.float64()} and not {path, ANY_WIDE} & wide:
+        return pa.float64()
+    numbers = [_as_decimal(each, pa) for each in (old, new)]
+    if all(numbers):
+        (whole, scale), (others, other) = numbers
+        most = max(scale, other)
+        return _decimal_of(max(whole - scale, others - other) + most, most, path, pa)
+    if kinds.is_timestamp(old) and kinds.is_timestamp(new) and old.tz and new.tz:
+        return pa.timestamp("us", "UTC")  # the same instants, of several offsets
+    if kinds.is_list(old) and kinds.is_list(new):
+        return pa.list_(widened(old.value_type, new.value_type, f"{path}[]", wide))
+    if kinds.is_struct(old) and kinds.is_struct(new):
+        fields = {field.name: field.type for field in old}
+        for field in new:
+            before = fields.get(field.name, pa.null())
+            fields[field.name] = widened(before, field.type, f"{path}.{field.name}", wide)
+        return pa.struct(fields)
+    raise _misfit(path, f"is {new}, and it is {old} in other rows: give schema=, or send one type")
+
+
+def _as_decimal(kind: Any, pa: Any) -> Any:
+    if pa.types.is_decimal(kind):
+        return kind.precision, kind.scale
+    return (19, 0) if kind == pa.int64() else None
+
+
+# --- values in columns --------------------------------------------------------------------------
+
+
+def fitted(value: Any, field: Any, path: str) -> Any:
+    """Return a value as ``pyarrow.array`` takes it. Raises ValueError if the field cannot hold it exactly."""
+    value = plain(value)
+    if value is None:
+        if not field.nullable:
+            raise _misfit(path, "is None or missing, and the schema says that it is never null")
+        return None
+    fit = _fits(field.type)
+    kept = fit(value, field.type, path)
+    if kept is _WRONG:
+        raise _misfit(path, f"is {field.type}, and the row has {type(value).__name__} {value!r:.60}")
+    return kept
+
+
+_WRONG: Final = object()
+
+
+def _fits(kind: Any) -> Callable[[Any, Any, str], Any]:
+    kinds = places.arrow().types
+    for test, fit in _TABLE:
+        if any(getattr(kinds, f"is_{name}")(kind) for name in test.split()):
+            return fit
+    return _by_round_trip
+
+
+def _integer(value: Any, kind: Any, path: str) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return _WRONG
+    bits = kind.bit_width
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if str(kind)[0] == "i" else (0, 1 << bits)
+    return value if low <= value < high else _WRONG
+
+
+def _floating(value: Any, kind: Any, path: str) -> Any:
+    """A shorter float takes the nearest one, which is what its schema asks for."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return _WRONG
+    try:
+        found = float(value)
+    except OverflowError:
+        return _WRONG
+    if found != value and value == value:
+        return _WRONG
+    largest = {16: 65_504.0, 32: 3.4028235677973366e38}.get(kind.bit_width, math.inf)
+    return found if abs(found) <= largest or not math.isfinite(found) else _WRONG
+
+
+def _text(value: Any, kind: Any, path: str) -> Any:
+    return str(value) if isinstance(value, (str, UUID)) else _WRONG
+
+
+def _instant(value: Any, kind: Any, path: str) -> Any:
+    if not isinstance(value, datetime) or (value.tzinfo is None) != (kind.tz is None):
+        return _WRONG
+    return _in_units(value if value.tzinfo is None else value.astimezone(UTC), kind, value.microsecond)
+
+
+def _day(value: Any, kind: Any, path: str) -> Any:
+    return value if isinstance(value, date) and not isinstance(value, datetime) else _WRONG
+
+
+def _clock(value: Any, kind: Any, path: str) -> Any:
+    if not isinstance(value, time) or value.tzinfo is not None or value.fold:
+        return _WRONG
+    return _in_units(value, kind, value.microsecond)
+
+
+def _span(value: Any, kind: Any, path: str) -> Any:
+    return _in_units(value, kind, value.microseconds) if isinstance(value, timedelta) else _WRONG
+
+
+def _in_units(value: Any, kind: Any, microseconds: int) -> Any:
+    return _WRONG if microseconds % {"s": 1_000_000, "ms": 1_000}.get(kind.unit, 1) else value
+
+
+def _number(value: Any, kind: Any, path: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return _WRONG
+    return Decimal(value) if _exact(Decimal(value), kind) else _WRONG
+
+
+def _items(value: Any, kind: Any, path: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return _WRONG
+    return [fitted(item, kind.value_field, f"{path}[]") for item in value]
+
+
+def _fields(value: Any, kind: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        return _WRONG
+    unknown = [key for key in value if not isinstance(key, str) or kind.get_field_index(key) < 0]
+    if unknown:
+        raise _misfit(path, f"is {kind}, which has no field {unknown[0]!r}")
+    return {field.name: fitted(value.get(field.name), field, f"{path}.{field.name}") for field in kind}
+
+
+def _only(*types: type) -> Callable[[Any, Any, str], Any]:
+    return lambda value, kind, path: value if type(value) in types else _WRONG
+
+
+def _exact(value: Any, kind: Any) -> bool:
+    pa = places.arrow()
+    try:
+        return bool(pa.scalar(value, kind).as_py() == value)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return False
+
+
+def _by_round_trip(value: Any, kind: Any, path: str) -> Any:
+    return value if _exact(value, kind) else _WRONG
+
+
+_TABLE: Final[tuple[tuple[str, Callable[[Any, Any, str], Any]], ...]] = (
+    ("null", lambda value, kind, path: _WRONG),
+    ("boolean", _only(bool)),
+    ("integer", _integer),
+    ("floating", _floating),
+    ("string large_string", _text),
+    ("binary large_binary fixed_size_binary", _only(bytes, bytearray)),
+    ("timestamp", _instant),
+    ("date", _day),
+    ("time", _clock),
+    ("duration", _span),
+    ("decimal", _number),
+    ("list large_list fixed_size_list", _items),
+    ("struct", _fields),
+)
+"""The kinds of Arrow types, as ``pyarrow.types`` tests them, and what each takes. Others: what comes back equal."""
