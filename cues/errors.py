@@ -391,10 +391,12 @@ class CheckpointError(CuesError):
 
     It is unknown whether the commit took place: call ``restore()``, which returns the last checkpoint. The
     message is not the cause, so a sink stops and writes nothing to the error queue. ``where`` is the
-    database or file.
+    database or file. ``again``: the database undid the transaction because of another one, and asks to repeat it; a
+    sink repeats the step, and stops after many repetitions.
     """
 
     where: str
+    again: bool = False
 
 
 class ProcessorStopped(CuesError):

@@ -159,7 +159,10 @@ class DuckDB(sql.SQLite):
 
     def _failures(self) -> tuple[type[Exception], ...]:
         duckdb = duckdb_module()
-        return (duckdb.OperationalError, duckdb.InternalError)
+        return (duckdb.OperationalError, duckdb.InternalError, duckdb.CatalogException, duckdb.ConnectionException)
+
+    def _asks_to_repeat(self, error: Exception) -> bool:
+        return isinstance(error, duckdb_module().TransactionException) and "conflict" in str(error).lower()
 
     def _is_open(self, connection: Any) -> bool:
         # The driver has no such question, but a transaction keeps its number, and each statement outside has its own.
@@ -289,7 +292,7 @@ def target_of(target: Any) -> SQLCheckpoint | DuckDB:
         return SQLCheckpoint(target)
     if isinstance(target, sql.SQLite) and not isinstance(target, DuckDB):
         raise InvalidArgument(f"{target!r} is a target of plain statements.", f"give the path, {target.path!r}.")
-    if not hasattr(target, "transaction"):
+    if not hasattr(target, "set_up"):
         raise InvalidArgument(f"{target!r} is not a database.", "give a URL, a path, a SQLCheckpoint, or a DuckDB.")
     return target  # type: ignore[no-any-return]
 
@@ -317,13 +320,14 @@ class Reader:
     def _engine(self) -> Any:
         import sqlalchemy as sa
 
+        from cues.checkpoints import new_engine
+
         target: Any = self._target.target  # type: ignore[union-attr]
         if isinstance(target, sa.Engine):
             return target
         if target.get_backend_name() == "sqlite" and not os.path.exists(target.database or ""):
             raise InvalidArgument(f"There is no database {target.database}.", "give the path of a SQLite file.")
-        waits = {"timeout": self._target.timeout_s} if target.get_backend_name() == "sqlite" else {}
-        return sa.create_engine(target, pool_pre_ping=True, connect_args=waits)
+        return new_engine(target, self._target.timeout_s)
 
     def close(self) -> None:
         """Close the connections."""

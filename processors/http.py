@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import cues
 from cues.errors import InvalidArgument, NotInstalled
@@ -100,6 +101,17 @@ def package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise NotInstalled(f"The HTTP processors need {name} ({error}).", "pip install 'cues-streams[http]'.") from None
+
+
+def check_url(url: str) -> None:
+    """Raise :class:`InvalidArgument` for a text that is not the whole URL of a resource."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.netloc:
+            return
+    except (ValueError, AttributeError):
+        pass
+    raise InvalidArgument(f"{shown_url(url)!r} is not the URL of a resource.", "give https://host/path.")
 
 
 def shown_url(url: Any) -> str:

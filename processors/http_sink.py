@@ -38,7 +38,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import cues
-from cues.errors import InvalidArgument
+from cues.errors import CheckpointError, InvalidArgument
 from cues.processors import FREE, http, takes
 
 if TYPE_CHECKING:
@@ -125,6 +125,13 @@ class Requests:
         if json is not None and body is not None:
             raise InvalidArgument("json= and body= are both given.", "give one of them.")
         http.check_number("attempts", attempts, 1, whole=True)
+        if client is None and not callable(url):
+            http.check_url(url)
+        for name, value in ({} if headers is None or callable(headers) else headers).items():
+            if not all(isinstance(text, str) and text.isascii() and text.isprintable() for text in (name, value)):
+                raise InvalidArgument(  # without the value, which may be a secret
+                    f"The header {name!r} is not text of printable ASCII characters.", "correct headers=."
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_clients"}
@@ -202,8 +209,16 @@ class Requests:
             self._clients[loop] = await anext(held), held
         return self._clients[loop][0]
 
+    def __cues_prepare__(self) -> None:
+        http.package("httpx")
+
     async def _held(self) -> AsyncGenerator[httpx.AsyncClient, None]:
-        client = (self._make_client or self._terms.client)()
+        try:
+            client = (self._make_client or self._terms.client)()
+        except Exception as error:
+            raise CheckpointError(
+                f"The HTTP client cannot be made: {type(error).__name__}: {error}", "correct client=.", where="client="
+            ) from error
         try:
             yield client
         finally:

@@ -120,8 +120,7 @@ class Poll:
             timeout_s, redirects, body_bytes_max, not_modified, statuses, retry_after_s_max
         ).check()
         self.__name__ = "poll"
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise InvalidArgument(f"{http.shown_url(url)!r} is not the URL of a resource.", "give https://host/path.")
+        http.check_url(url)
         if interval_s is not None:
             http.check_number("interval_s", interval_s, 0)
         if id is not None and next is not None:

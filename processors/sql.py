@@ -36,7 +36,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
@@ -113,6 +113,14 @@ class SQLite:
         """
         return held(_Positions(self), processors) if os.path.exists(self.path) else []
 
+    def set_up(self, fn: Callable[[Any], Any]) -> None:
+        """Call a function with the connection in a transaction of its own, to create or check tables."""
+        with _Positions(self).begin() as connection:
+            fn(connection)
+
+    def __cues_prepare__(self) -> None:
+        self.set_up(lambda connection: None)
+
     @property
     def where(self) -> str:
         """The path of the file, for error messages."""
@@ -156,6 +164,11 @@ class SQLite:
         """Return the exceptions that say that the database failed, not a statement of the user."""
         return (sqlite3.OperationalError,)
 
+    def _asks_to_repeat(self, error: Exception) -> bool:
+        """Return whether the database undid the transaction because of another one. Its other errors wait first."""
+        busy = (sqlite3.SQLITE_BUSY_RECOVERY, sqlite3.SQLITE_BUSY_SNAPSHOT)
+        return getattr(error, "sqlite_errorcode", None) in busy
+
     def _is_open(self, connection: Any) -> bool:
         return bool(connection.in_transaction)
 
@@ -188,6 +201,7 @@ class _Positions:
                     f" {database.timeout_s:g} s for another writer (timeout_s=). A statement that cannot run"
                     " fails with this error as well.",
                     where=self.where,
+                    again=database._asks_to_repeat(error),
                 ) from error
 
     def read(self, connection: Any, processor: str, *, lock: bool) -> Row | None:

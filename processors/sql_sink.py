@@ -4,7 +4,7 @@
     graph.add(orders.sink("priced"))
 
 A step is one transaction: its rows, and the position of the sink in ``cues_positions``
-(:mod:`cues.checkpoints.deliveries`). The table is created in the first transaction, or checked: each column must be
+(:mod:`cues.checkpoints.deliveries`). The table is created before the first message, or checked: each column must be
 there with a type of the same family, and an upsert needs a unique key.
 
     append    insert each message
@@ -112,11 +112,17 @@ class Table:
         Raises the errors of :meth:`cues.checkpoints.SQLCheckpoint.transaction`, and
         :class:`cues.errors.CheckpointError` if the table in the database does not fit.
         """
+        self.__cues_prepare__()
         with self.target.transaction(process) as transaction:
             opened: Any = transaction
-            opened.connection = Writer(self, databases.Connection(opened.connection))
+            opened.connection = Writer(self, opened.connection)
             yield opened
-        self._ready_in = os.getpid()
+
+    def __cues_prepare__(self) -> None:
+        """Create or check the table."""
+        if self._ready_in != os.getpid():
+            self.target.set_up(lambda raw: Writer(self, raw)._make_or_check())
+            self._ready_in = os.getpid()
 
     def holds(self, processors: Iterable[str]) -> list[str]:
         """Return those of the processors whose rows the database has: it refuses them from another store."""
@@ -138,11 +144,9 @@ takes({**SINK, "checkpoint": Table})(write)
 class Writer(databases.Connection):
     """The open transaction of a :class:`Table`. It is as safe for threads as a connection of the database: not."""
 
-    def __init__(self, table: Table, connection: databases.Connection) -> None:
-        super().__init__(connection.raw)
+    def __init__(self, table: Table, connection: Any) -> None:
+        super().__init__(connection)
         self._table = table
-        if table._ready_in != os.getpid():
-            self._make_or_check()
 
     def write(self, messages: Any) -> None:
         """Write one message or a list of messages, by the mode of the table. Raises ValueError for one that misfits."""

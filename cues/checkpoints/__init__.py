@@ -15,6 +15,8 @@ Duties of a checkpoint: after ``restore`` of one object, ``commit`` of every obj
 :class:`cues.Fenced` and writes nothing. If such a commit is under way at that moment, ``restore`` either sees its
 result or makes it fail. A commit that has returned is as durable as the database, file or store.
 
+:func:`new_engine` makes an engine of SQLAlchemy for a URL.
+
 Names load on their first use, so only users of :class:`SQLCheckpoint` need SQLAlchemy.
 
 Sinks use ``cues_positions`` instead (``deliveries.py``): :class:`PositionTable`, :func:`write_once`, :func:`held`,
@@ -31,14 +33,14 @@ if TYPE_CHECKING:
     from cues.checkpoints.deliveries import PositionTable, Row, Transaction, admit, held, write_once
     from cues.checkpoints.jsonfile import JSONFileCheckpoint
     from cues.checkpoints.lmdbstore import LMDBCheckpoint
-    from cues.checkpoints.sql import SQLCheckpoint
+    from cues.checkpoints.sql import SQLCheckpoint, new_engine
     from cues.checkpoints.sqlite_wal import enter_wal
     from cues.queues.sequencer import Checkpoint
 
 # fmt: off
 __all__ = [
     "CheckpointStore", "JSONFileCheckpoint", "LMDBCheckpoint", "PositionTable", "Row", "SQLCheckpoint", "Transaction",
-    "admit", "enter_wal", "held", "write_once",
+    "admit", "enter_wal", "held", "new_engine", "write_once",
 ]
 # fmt: on
 
@@ -60,7 +62,7 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "checkpoints.deliveries": "PositionTable Row Transaction admit held write_once",
             "checkpoints.jsonfile": "JSONFileCheckpoint",
             "checkpoints.lmdbstore": "LMDBCheckpoint",
-            "checkpoints.sql": "SQLCheckpoint",
+            "checkpoints.sql": "SQLCheckpoint new_engine",
             "checkpoints.sqlite_wal": "enter_wal",
         },
     )

@@ -53,6 +53,14 @@ except ImportError as error:
 
 TIMEOUT_S: Final = 30.0
 """The time for which a transaction waits for another transaction before it fails."""
+_SETTING_UP: Final = 0x63756573
+"""The key of the advisory lock under which tables are created in PostgreSQL, whose catalogue knows no other."""
+_CONFLICTS: Final = frozenset({"40001", "40P01"})
+_CONFLICTS_OF_MYSQL: Final = frozenset({1213})
+_CONFLICTS_OF_SQLITE: Final = frozenset({261, 262, 517})
+"""SQLITE_BUSY_RECOVERY, SQLITE_LOCKED_SHAREDCACHE and SQLITE_BUSY_SNAPSHOT, for which SQLite does not wait."""
+_NOT_OF_A_ROW: Final = frozenset({"3F000", "25006", "42501", "42703", "42P01"})
+"""No schema, read-only, no permission, no column, no table: no row can be the cause."""
 _MADE_ATTEMPTS: Final = 3
 """Two processes that create the same table at once disturb each other; the next attempt finds the table."""
 
@@ -270,12 +278,14 @@ class SQLCheckpoint(Closing):
         try:
             yield
         except exc.DBAPIError as error:
-            if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
+            of_target = isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated
+            if of_target or _state(error) in _NOT_OF_A_ROW:
                 raise CheckpointError(
                     f"The database {self.where} failed: {_told(error)}",
                     f"start again when the database can be reached; a transaction waits {self.timeout_s:g} s for"
                     " another one (timeout_s=). A statement that cannot run fails with this error as well.",
                     where=self.where,
+                    again=_asks_to_repeat(error),
                 ) from error
             if type(error) is exc.DatabaseError:  # SQLite raises it for a damaged file, or a file of another kind
                 raise CheckpointError(
@@ -301,9 +311,24 @@ class SQLCheckpoint(Closing):
                 if self._engine is not None:
                     self._engine.dispose(close=False)  # a connection does not outlive a fork
                 engine = self.target if isinstance(self.target, sa.Engine) else _engine(self.target, self.timeout_s)
-                self._retried(self._make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
+                self._retried(lambda connection: self._alone(connection, self._make), engine, exc.ProgrammingError)
                 self._engine, self._pid = engine, os.getpid()
             return self._engine
+
+    def set_up(self, fn: Callable[[sa.Connection], Any]) -> None:
+        """Call a function in a transaction of its own, to create or check tables: one process at a time does it.
+
+        It may be called again, where another transaction was first.
+        """
+        self._retried(lambda connection: self._alone(connection, fn), None, exc.ProgrammingError)
+
+    def __cues_prepare__(self) -> None:
+        self._open()
+
+    def _alone(self, connection: sa.Connection, fn: Callable[[sa.Connection], Any]) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SETTING_UP)))
+        fn(connection)
 
     def _make(self, connection: sa.Connection) -> None:
         """Create our tables and those of the user."""
@@ -440,6 +465,17 @@ _BOUNDED: Final = sa.text(
 )
 
 
+def _state(error: exc.DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", ""))
+
+
+def _asks_to_repeat(error: exc.DBAPIError) -> bool:
+    """Return whether the database undid the transaction because of another one: its repetition is the remedy."""
+    number = next(iter(getattr(error.orig, "args", ())), None)
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return _state(error) in _CONFLICTS or number in _CONFLICTS_OF_MYSQL or code in _CONFLICTS_OF_SQLITE
+
+
 def _told(error: exc.DBAPIError) -> str:
     return f"{type(error.orig).__name__}: {line(error.orig)}" if error.orig is not None else line(error)
 
@@ -465,24 +501,34 @@ def _url(target: str | os.PathLike[str] | sa.URL) -> sa.URL:
     return url
 
 
+def new_engine(url: sa.URL, timeout_s: float) -> sa.Engine:
+    """Return an engine for a URL. Raises an error that names the driver that is missing.
+
+    ``timeout_s`` is how long SQLite waits for a lock.
+    """
+    if url.get_backend_name() == "sqlite":
+        return sa.create_engine(url, connect_args={"timeout": timeout_s})
+    try:
+        return sa.create_engine(url, pool_pre_ping=True)
+    except exc.NoSuchModuleError as error:
+        raise InvalidArgument(
+            f"SQLAlchemy does not support the database {url.drivername!r} ({url.render_as_string()}).",
+            "use 'postgresql+psycopg://…', or the path of a SQLite file.",
+        ) from error
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"{url.drivername} needs {error.name}, which is not installed.",
+            f"pip install {error.name}; or use postgresql+psycopg://…, whose driver comes with cues-streams[sql].",
+        ) from error
+
+
 def _engine(url: sa.URL, timeout_s: float) -> sa.Engine:
     if url.get_backend_name() != "sqlite":
-        try:
-            return sa.create_engine(url, pool_pre_ping=True)
-        except exc.NoSuchModuleError as error:
-            raise InvalidArgument(
-                f"SQLAlchemy does not support the database {url.drivername!r} ({url.render_as_string()}).",
-                "use 'postgresql+psycopg://…', or the path of a SQLite file.",
-            ) from error
-        except ModuleNotFoundError as error:
-            raise Unsupported(
-                f"{url.drivername} needs {error.name}, which is not installed.",
-                f"pip install {error.name}; or use postgresql+psycopg://…, whose driver comes with cues-streams[sql].",
-            ) from error
+        return new_engine(url, timeout_s)
     directory = os.path.dirname(url.database or "")
     if directory:
         os.makedirs(directory, exist_ok=True)
-    engine = sa.create_engine(url, connect_args={"timeout": timeout_s})
+    engine = new_engine(url, timeout_s)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _: Any) -> None:

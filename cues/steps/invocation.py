@@ -11,13 +11,16 @@ the user's function, and the process. It is made for one of these cases, so the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from cues.errors import CheckpointError, Diverged, Fenced
 from cues.graphs.options import CheckpointTarget, Function
 from cues.graphs.processor import (
     Node,
     wants_process,
 )
+from cues.steps.failure import line
 from cues.steps.process import Process
 from cues.steps.taking import Taken
 
@@ -41,7 +44,8 @@ def _in_transaction(
 ) -> Invocation:
     def in_transaction(taken: Taken, given: list[Any], process: Process) -> Any:
         before = process._chosen
-        with target.transaction(process) as transaction:
+        with ExitStack() as opened:
+            transaction = _begun(node, target, process, opened)
             known = transaction.known
             if known:
                 if not node.options.batch:
@@ -62,6 +66,33 @@ def _in_transaction(
                 process._connection, process._chosen = None, before
 
     return in_transaction
+
+
+def _begun(node: Node, target: CheckpointTarget, process: Process, opened: ExitStack) -> Any:
+    """Begin the transaction of a target. A failure is one of the target: no message has a part in it."""
+    try:
+        return opened.enter_context(target.transaction(process))
+    except (Fenced, Diverged, CheckpointError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"The target of {node.id} cannot begin a transaction: {type(error).__name__}: {line(error)}",
+            "correct the options of the target, or install its driver, then start again.",
+            where=getattr(target, "where", ""),
+        ) from error
+
+
+def prepare(node: Node) -> None:
+    """Let the target and the function open what they need, before a message is taken.
+
+    A missing driver, a wrong URL or a wrong option is an error that no message can mend: the processor stops here, and
+    no message is charged. The hook is a method ``__cues_prepare__()`` of ``checkpoint=``, or of the function or the
+    object that the function is a method of.
+    """
+    for part in (node.options.checkpoint, getattr(node.fn, "__self__", node.fn)):
+        hook = getattr(part, "__cues_prepare__", None)
+        if hook is not None:
+            hook()
 
 
 def _plainly(node: Node, fn: Function) -> Invocation:

@@ -22,7 +22,6 @@ commits the same as with one call at a time.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -50,11 +49,12 @@ from cues.steps.invocation import invocation, waiting
 from cues.steps.outgoing import Packer
 from cues.steps.pace import Pace, Stride
 from cues.steps.process import Process
+from cues.steps.repeats import ONCE, Repeats, Wait
 from cues.steps.results import Output, Results, stops
 from cues.steps.returned import Kept, ReturnedMessages
 from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.taking import Taken
-from cues.steps.typed_calls import TypedFunction, adapted, of_input
+from cues.steps.typed_calls import TypedFunction, adapted
 
 if TYPE_CHECKING:
     from cues.steps.eventloop import EventLoop
@@ -373,10 +373,9 @@ class Runner:
 
     def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
         """Retry a message whose call failed. Return its result, or the Failure after the last attempt."""
-        for attempt in range(1, self._retry.attempts):
-            if not self._retriable(error):
-                break
-            self._wait(attempt, error)
+        repeats = Repeats(self._retry)
+        while (wait := self._next(repeats, error)) is not None:
+            self._wait(wait, error)
             try:
                 return self._call(taken, offset, taken.restored(offset))
             except _STOPS:
@@ -384,25 +383,22 @@ class Runner:
             except Exception as next_error:
                 self._discard()
                 error = next_error
-        else:
-            attempt = self._retry.attempts
-        return self._failure(error, attempt)
+        return self._failure(error, repeats.count)
 
     def _failure(self, error: Exception, attempts: int) -> Failure:
         """Return the failure of a message. Raises an error of the store, which is no fault of a message."""
         self._trouble.check(self._paths, error)
         return Failure(error, attempts)
 
-    def _retriable(self, error: Exception) -> bool:
+    def _next(self, repeats: Repeats, error: Exception) -> Wait | None:
         self._trouble.check(self._paths, error)
-        return isinstance(error, self._retry.on) and not of_input(error)
+        return repeats.after(error)
 
-    def _wait(self, attempt: int, error: Exception) -> None:
-        wait_s = self._retry.wait_s(attempt, error)
+    def _wait(self, wait: Wait, error: Exception) -> None:
         with self._counting:
             self._counters.retries += 1
-        self._emit(retry_event(self._node.id, attempt, self._retry.attempts, error, wait_s))
-        if self._pause(wait_s):
+        self._emit(retry_event(self._node.id, wait.failures, wait.attempts, error, wait.seconds))
+        if self._pause(wait.seconds):
             raise Interrupted from error
 
     # --- message functions, several calls at once ---
@@ -481,7 +477,8 @@ class Runner:
         taken = calls.taken
         messages = [s.messages[offset] for s in taken.slices]
         error: Exception
-        for attempt in itertools.count(1):
+        repeats = Repeats(self._retry)
+        while True:
             # Each attempt has its own layer: an attempt that timed out may still use its layer.
             layer = self._layer_of(calls.lanes[offset])
             process = self._process._beside(offset, layer)
@@ -507,14 +504,13 @@ class Runner:
                 error = failed
             finally:
                 process._end()
-            if attempt >= self._retry.attempts or not self._retriable(error):
-                return self._failure(error, attempt), {}
+            if (wait := self._next(repeats, error)) is None:
+                return self._failure(error, repeats.count), {}
             if self._loop is None:
-                self._wait(attempt, error)
+                self._wait(wait, error)
             else:
-                await self._loop.in_thread(self._threads, functools.partial(self._wait, attempt, error))
+                await self._loop.in_thread(self._threads, functools.partial(self._wait, wait, error))
             messages = taken.restored(offset)
-        raise AssertionError
 
     def _layer_of(self, lane: Hashable) -> Layer:
         if self._width == 1:
@@ -541,11 +537,8 @@ class Runner:
 
     def _run_batch(self, taken: Taken) -> Results:
         error: Exception
-        attempts = 1 if taken.part and taken.count > 1 else self._retry.attempts
-        for attempt in range(1, attempts + 1):
-            if attempt > 1:
-                for offset in range(taken.count):
-                    taken.restored(offset)
+        repeats = Repeats(ONCE if taken.part and taken.count > 1 else self._retry)
+        while True:
             process, layer = self._process, self._layer
             if self._limited is not None:
                 layer = self._state.apart()
@@ -568,10 +561,12 @@ class Runner:
                 layer.discard()
                 self._discard()
                 error = failed
-                if attempt == attempts or not self._retriable(error):
+                if (wait := self._next(repeats, error)) is None:
                     break
-                self._wait(attempt, error)
-        return Results({b: Output([]) for b in self._bindings}, {0: self._failure(error, attempt)})
+                self._wait(wait, error)
+                for offset in range(taken.count):
+                    taken.restored(offset)
+        return Results({b: Output([]) for b in self._bindings}, {0: self._failure(error, repeats.count)})
 
     def _call_batch(self, taken: Taken, process: Process) -> Any:
         columns: list[list[Any]] = [s.messages for s in taken.slices]

@@ -33,6 +33,7 @@ from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
 from cues.steps.held import NEVER_NS
+from cues.steps.invocation import prepare
 from cues.steps.pauses import ProcessorPause
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
@@ -96,6 +97,8 @@ class Stepper(Recovery):
         """True if the last step was one of the deliverer: they take turns."""
         self._rested = False
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
+        self._prepared = False
+        """Whether the target and the function have opened what they need."""
         self.paused = False
         """True from the step that notices a pause until the one that notices its end."""
         self._paced = self.bucket is not None or self._firer_of is not None
@@ -145,6 +148,9 @@ class Stepper(Recovery):
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
+        if not self._prepared and self._pause_row is None:
+            prepare(self.node)
+            self._prepared = True
         rested, self._rested = self._rested, True
         if rested and not self._last_look.is_current():
             self._look_around()
