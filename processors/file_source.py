@@ -47,7 +47,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import cues
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import SOURCE, files, foreign, places, takes
+from cues.processors import SOURCE, files, foreign, places, takes, waits
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 """The formats of a source."""
@@ -564,6 +564,7 @@ class _Waiting:
 
     def pause(self, at_end: bool = True) -> bool:
         """Wait for a moment; False if the source should end. ``at_end``: no known file has more to be read."""
+        waits.answered(self._process)
         limit = self._source.idle_exit_s
         if (self._process is not None and self._process.stopping) or (
             limit is not None and at_end and self.clock() - self._since >= limit

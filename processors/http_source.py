@@ -301,7 +301,7 @@ class _Asking:
                 wait_s = self._retry.wait_s(failures, error)
                 if failures == 1:
                     _log.warning("%s It is asked again until it answers.", error.message)
-                if not waits.pause(self._process, wait_s):
+                if not waits.pause(self._process, wait_s, new=False):
                     raise _Draining from error
                 continue
             if failures:

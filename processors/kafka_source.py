@@ -37,7 +37,7 @@ from typing import Any, Final
 
 from cues import CuesError, MessagesPurged
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import SOURCE, foreign, kafka, takes
+from cues.processors import SOURCE, foreign, kafka, takes, waits
 
 _VERSION: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -187,8 +187,10 @@ class _Reading:
                     yield from self._refused(partition, error)
                 elif error.fatal() or not _passes(error, self._lib.KafkaError):
                     raise self._lib.KafkaException(error)
-            if not self._source.follow and len(ended) == len(self._marks):
-                return
+            if len(ended) == len(self._marks):
+                if not self._source.follow:
+                    return
+                waits.answered(process)
             if self._source.follow and time.monotonic() - self._discovered >= self._source.discover_s:
                 self._discover()
 

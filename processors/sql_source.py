@@ -124,7 +124,7 @@ class Rows:
                     layout = self._layout(connection, described)
                     described = layout.described
                     top = self._top(connection, layout)
-                if top and not waits.pause(process, self.lag_s):
+                if top and not waits.pause(process, self.lag_s, new=False):
                     return
                 while top:
                     rows = self._page(reader, layout, key, top, self.page_rows)

@@ -9,8 +9,16 @@ LOOK_S: Final = 0.1
 """Seconds between two looks at whether the graph drains."""
 
 
-def pause(process: Any, seconds: float) -> bool:
-    """Wait; return False at once when the graph drains."""
+def answered(process: Any) -> None:
+    """Tell the engine that the source has answered, and waits for something new."""
+    if hasattr(process, "pause"):
+        process.pause(0)
+
+
+def pause(process: Any, seconds: float, *, new: bool = True) -> bool:
+    """Wait; return False at once when the graph drains. ``new``: for something new, because the source has answered."""
+    if new:
+        answered(process)
     end = time.monotonic() + seconds
     while True:
         if process is not None and process.stopping:

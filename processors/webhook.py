@@ -196,6 +196,7 @@ class Webhook:
                 if serving.ending or (process is not None and process.stopping):
                     return  # a message that is yielded now may come too late to be committed
                 if event is None:
+                    waits.answered(process)
                     serving.check()
                     continue
                 if event.identity and self.remember:

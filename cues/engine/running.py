@@ -245,7 +245,8 @@ class Running(Shown):
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do. Return False at the timeout, or when the graph was halted before.
 
-        A processor that is paused counts as idle (:meth:`pauses`). Raises :class:`ProcessorStopped`, with the user's
+        A source is not idle before it has answered: with its first message, by ``process.pause``, or by its end. A
+        processor that is paused counts as idle (:meth:`pauses`). Raises :class:`ProcessorStopped`, with the user's
         exception as its cause, when a processor stopped.
         """
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -192,7 +192,7 @@ class Worker:
             feed = delivery.feed
             if not feed.empty or feed.error is not None:
                 return False
-            return feed.ended or feed.closed or time.monotonic() - feed.pulled_at > QUIET_S
+            return feed.ended or feed.closed or (feed.answered and time.monotonic() - feed.pulled_at > QUIET_S)
         if row is None:
             return True
         if not delivery.owns(row):

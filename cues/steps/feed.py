@@ -98,6 +98,8 @@ class Feed:
         self._schema: Schema | None = None
         self._loop: EventLoop | None = None
         self.ended = False
+        self.answered = False
+        """Whether the generator has yielded, or has paused: before, nobody knows whether there is something to take."""
         self.error: BaseException | None = None
         self.closed = False
         self.pulled_at = time.monotonic()
@@ -208,6 +210,7 @@ class Feed:
                 )
             elif self._skip:
                 self._skip -= 1
+                self.answered = True
                 self.pulled_at = time.monotonic()
                 if self.closed:
                     return True
@@ -284,6 +287,7 @@ class Feed:
         afters = self._afters[: len(bodies)]
         if bodies:
             del self._bodies[: len(bodies)], self._afters[: len(bodies)]
+            self.answered = True
             self.pulled_at = time.monotonic()
             if len(bodies) + len(self._bodies) >= AHEAD_MAX:  # it may wait for room
                 with self._changed:
@@ -303,6 +307,10 @@ class Feed:
     @property
     def empty(self) -> bool:
         return not self._bodies
+
+    def note_answer(self) -> None:
+        """Note that the generator waits for something new."""
+        self.answered = True
 
     def close(self) -> None:
         """Stop pulling at the next yield; yielded messages can still be taken."""
@@ -324,6 +332,7 @@ class SourceStepper(Stepper):
         super()._made()
         self.feed = Feed(self)
         self.process._checked = lambda message: self.feed.check(message)
+        self.process._answered = lambda: self.feed.note_answer()
         self._failures = 0
 
     def close(self) -> None:

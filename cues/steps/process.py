@@ -145,6 +145,8 @@ class Process:
         """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
         self._checked: Callable[[Any], None] | None = None
         """Of a source: raises the error of a message that cannot be written."""
+        self._answered: Callable[[], None] = lambda: None
+        """Notes that the function of a source has answered: it waits for something new."""
         self._imperative = imperative
         self._inputs: Sequence[Input] = ()
         """The inputs of the unit, also in a call of its timers."""
@@ -189,9 +191,13 @@ class Process:
     def pause(self, seconds: float) -> bool:
         """Wait in the function of a source; return False at once when the graph drains, and the source should return.
 
+        A source that waits has answered: before its first message, its first pause (``pause(0)`` is one) or its end,
+        :meth:`Running.wait_idle` does not take it for idle.
+
         In :func:`cues.testing.run_until_idle` nothing waits: it returns False, because a source that waits is idle. The
         next run calls the source again, with its committed position.
         """
+        self._answered()
         end = time.monotonic() + seconds
         while self._waits and not self._stopping():
             left = end - time.monotonic()
