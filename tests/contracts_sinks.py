@@ -20,7 +20,7 @@ import cues
 from cues import testing
 from cues.processors import places, sql
 from cues.processors.databases import DuckDB, Reader
-from cues.processors.file_sink import FileSink, write
+from cues.processors.file_sink import FileSink
 from cues.processors.kafka_sink import Topic
 from cues.processors.sql_sink import Table
 
@@ -117,6 +117,11 @@ def file_numbers(sink: FileSink) -> list[int]:
     scheme = sink.path.partition("://")[0] + "://" if places.is_remote(sink.path) else ""
     rows = [row for name in names for _, row in Files(scheme + name)(None)]
     return [int(row["n"]) for row in rows if isinstance(row, dict)]
+
+
+def write(messages: Any, process: cues.Process) -> None:
+    """The function of every case: each target has a connection that takes messages."""
+    process.connection.write(messages)
 
 
 SINKS = {
