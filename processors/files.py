@@ -36,7 +36,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import cues
 from cues.errors import InvalidArgument
-from cues.processors import foreign, places
+from cues.processors import foreign, jsontext, places
 
 Row = dict[str, Any]
 Position = list[int]
@@ -168,7 +168,7 @@ def jsonl_parser(encoding: str = "utf-8", may: frozenset[str] = frozenset()) -> 
     """Return a function that returns the parser of JSON lines, for any path and no header."""
 
     def read(line: bytes) -> Row:
-        row = json.loads(line.decode(encoding))
+        row = jsontext.decode(line.decode(encoding))
         if not isinstance(row, dict):
             raise ValueError(f"a JSON {_json_type(row)}, expected an object")
         foreign.check(row, may)

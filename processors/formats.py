@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Iterator, Sequence
 from datetime import date, time
 from decimal import Decimal
 from typing import IO, Any, Final, NamedTuple, Protocol
 
 from cues.errors import InvalidArgument
-from cues.processors import columns, places
+from cues.processors import columns, jsontext, places
 
 Row = dict[str, Any]
 
@@ -273,7 +272,7 @@ def _grouped(batches: Any) -> Any:
 
 
 def _json(row: Row) -> str:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    return jsontext.encode(row) + "\n"
 
 
 def _cell(name: str, value: Any) -> Any:

@@ -18,7 +18,6 @@ import functools
 import hashlib
 import hmac
 import importlib
-import json
 import re
 import threading
 import time
@@ -30,6 +29,7 @@ from urllib.parse import urlsplit
 
 import cues
 from cues.errors import InvalidArgument, NotInstalled
+from cues.processors import jsontext
 
 RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which the same request may succeed later."""
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
     def json(self) -> Any:
         """The body as JSON. Raises :class:`RequestFailed` if it is none."""
         try:
-            return json.loads(self.body)
+            return jsontext.decode(self.body)
         except (ValueError, RecursionError) as error:
             raise failed(
                 RequestFailed, f"{shown_url(self.url)} answered {self.status} with a body that is not JSON: {error}",

@@ -29,17 +29,13 @@ before it has taken the message may lose it.
 from __future__ import annotations
 
 import asyncio
-import json as json_module
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from datetime import date, datetime, time
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import cues
 from cues.errors import CheckpointError, InvalidArgument
-from cues.processors import FREE, http, takes
+from cues.processors import FREE, http, jsontext, takes
 
 if TYPE_CHECKING:
     import httpx
@@ -232,13 +228,4 @@ def as_json(value: Any) -> bytes:
     The same value gives the same bytes: servers compare a repeated body with the first one. Raises TypeError for bytes
     and other types, and ValueError for NaN and infinity.
     """
-    text = json_module.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
-    return text.encode()
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, (Decimal, UUID)):
-        return str(value)
-    raise TypeError(f"a {type(value).__name__} has no form in JSON; give json= or body=")
+    return jsontext.encode(value, compact=True).encode()

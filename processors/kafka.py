@@ -5,7 +5,6 @@ The client is confluent-kafka (librdkafka), the extra ``kafka``. It is imported 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cues.errors import InvalidArgument, Unsupported
+from cues.processors import jsontext
 
 LOG: Final = logging.getLogger("cues.processors.kafka")
 """What librdkafka says, such as a broker that cannot be reached."""
@@ -96,7 +96,7 @@ def text_of(value: bytes | None) -> str | None:
 
 def json_of(value: bytes | None) -> Any:
     """Decode JSON; None stays None."""
-    return None if value is None else json.loads(value)
+    return None if value is None else jsontext.decode(value)
 
 
 DECODERS: Final[dict[str, Callable[[Any], Any]]] = {"bytes": lambda value: value, "text": text_of, "json": json_of}
@@ -107,4 +107,4 @@ def encoded(value: Any) -> bytes | None:
     """Return the bytes of a value or key: bytes and None as they are, text as UTF-8, all else as JSON."""
     if value is None or isinstance(value, bytes):
         return value
-    return (value if isinstance(value, str) else json.dumps(value)).encode()
+    return (value if isinstance(value, str) else jsontext.encode(value)).encode()

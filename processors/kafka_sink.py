@@ -52,7 +52,7 @@ import cues
 from cues import faults
 from cues.checkpoints import Row, Transaction, admit, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
-from cues.processors import SINK, kafka, takes
+from cues.processors import SINK, jsontext, kafka, takes
 
 _VERSION: Final = 1
 _PAUSE_S: Final = 0.05
@@ -504,7 +504,7 @@ def _row_of(topic: Topic, group: str, place: Any) -> Row | None:
 
 def _json(message: Any) -> bytes:
     try:
-        return json.dumps(message).encode()
+        return jsontext.encode(message).encode()
     except (TypeError, ValueError) as error:
         raise _misfit(f"JSON cannot hold it ({error})", "a stream before the sink that returns JSON values") from error
 

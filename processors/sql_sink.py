@@ -23,7 +23,6 @@ Not guaranteed: rows that other programs change. The table is not altered if its
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from uuid import UUID
 
 import cues
 from cues.errors import CheckpointError, InvalidArgument
-from cues.processors import SINK, databases, takes
+from cues.processors import SINK, databases, jsontext, takes
 
 MODES: Final = ("append", "upsert", "delete")
 
@@ -199,10 +198,14 @@ class Writer(databases.Connection):
         return message
 
     def _value(self, name: str, value: Any) -> Any:
+        if type(value).__module__ == "numpy" and value.dtype.kind in "biuf":  # drivers take them for blobs
+            value = value.tolist()
+        if self.dialect == "sqlite" and isinstance(value, float) and value != value:
+            raise ValueError(f"The column {name!r} has NaN, which SQLite would store as NULL. Try: None, or text.")
         if isinstance(value, (dict, list)):
-            return json.dumps(value)
+            return self._json(name, value)
         if self.dialect == "postgresql" and self._table.types[name] == "json" and value is not None:
-            return json.dumps(value)
+            return self._json(name, value)
         if self.dialect != "sqlite":
             return value
         if isinstance(value, datetime):
@@ -212,6 +215,13 @@ class Writer(databases.Connection):
         if isinstance(value, timedelta):
             return value.total_seconds()
         return str(value) if isinstance(value, (Decimal, UUID)) else value
+
+    @staticmethod
+    def _json(name: str, value: Any) -> str:
+        try:
+            return jsontext.encode(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"The column {name!r} has a value that JSON cannot hold: {error}.") from error
 
     def _make_or_check(self) -> None:
         table = self._table

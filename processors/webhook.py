@@ -37,7 +37,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json as json_module
 import logging
 import queue
 import socket
@@ -48,7 +47,7 @@ from typing import Any, Final, NamedTuple
 
 import cues
 from cues.errors import CuesError, Diverged, InvalidArgument
-from cues.processors import SOURCE, foreign, http, takes, waits
+from cues.processors import SOURCE, foreign, http, jsontext, takes, waits
 from cues.processors import serving as guards
 
 REMEMBER: Final = 200
@@ -83,7 +82,7 @@ class Hook(NamedTuple):
     def json(self) -> Any:
         """The body as JSON. Raises ValueError if it is none."""
         try:
-            return json_module.loads(self.body)
+            return jsontext.decode(self.body)
         except RecursionError:
             raise ValueError("nested too deeply") from None
 

@@ -1,0 +1,63 @@
+"""One form of JSON for all sinks, one strict reader for all sources."""
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import cues
+from cues.processors import files, formats, jsontext, kafka
+from cues.processors.http_sink import as_json
+from cues.processors.sql_sink import Table
+
+ENCODERS: dict[str, Any] = {
+    "jsonl": lambda value: formats.make("jsonl", None, None, None, ",").add(True, None, [value]).data,
+    "kafka": kafka.encoded,
+    "http": as_json,
+}
+PLAIN = [
+    (datetime(2026, 1, 31, 12, tzinfo=UTC), "2026-01-31T12:00:00+00:00"),
+    (date(2026, 1, 31), "2026-01-31"),
+    (Decimal("12.50"), "12.50"),
+    (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (1.5, 1.5),
+    ("\u00fc", "\u00fc"),
+]
+
+
+@pytest.mark.parametrize("sink", ENCODERS)
+@pytest.mark.parametrize(("value", "expected"), PLAIN)
+def test_each_sink_writes_a_value_in_the_same_form(sink: str, value: Any, expected: Any) -> None:
+    assert jsontext.decode(ENCODERS[sink]({"v": [value]})) == {"v": [expected]}
+
+
+@pytest.mark.parametrize("sink", ENCODERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), b"a", {1: "a", "1": "b"}, {True: 1, "true": 2}])
+def test_each_sink_refuses_what_json_cannot_hold(sink: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        ENCODERS[sink]({"v": value})
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
+def test_numbers_that_are_not_json_are_refused(text: str) -> None:
+    line = f'{{"v": {text}}}'.encode()
+    for read in (jsontext.decode, kafka.json_of, files.jsonl_parser()("x", b"")):
+        with pytest.raises(ValueError, match=r"is not JSON|too large"):
+            read(line)
+    assert jsontext.decode(b"[1e300, 1]") == [1e300, 1]
+
+
+@pytest.mark.parametrize("value", [{"doc": {"x": float("nan")}}, {"n": float("nan")}, {"doc": {1: 1, "1": 2}}])
+def test_a_table_names_the_column_of_a_value_that_it_would_change(value: dict[str, Any], tmp_path: Path) -> None:
+    table = Table(tmp_path / "db.sqlite", "t", {"id": "integer", "n": "float", "doc": "json"})
+    graph = cues.Graph("g", store=str(tmp_path / "s"), durability="process", errors="errors")
+    graph.source("q")
+    graph.add(table.sink("q"))
+    with graph.start() as running:
+        running.send("q", {"id": 1, "n": 1.0, "doc": {}} | value)
+        running.wait_done(idle_exit_s=0.1)
+        (error,) = running.messages("errors")
+    assert f"The column {next(iter(value))!r}" in str(error)
