@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date, time
 from decimal import Decimal
 from typing import IO, Any, Final, NamedTuple, Protocol
+from uuid import UUID
 
 from cues.errors import InvalidArgument
 from cues.processors import columns, jsontext, places
@@ -280,4 +281,6 @@ def _cell(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (date, time)):
         return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
     raise ValueError(f"the column {name!r} has a {type(value).__name__}, expected text, a number, a date or None")

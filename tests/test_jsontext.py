@@ -61,3 +61,8 @@ def test_a_table_names_the_column_of_a_value_that_it_would_change(value: dict[st
         running.wait_done(idle_exit_s=0.1)
         (error,) = running.messages("errors")
     assert f"The column {next(iter(value))!r}" in str(error)
+
+
+def test_csv_has_a_uuid_as_text() -> None:
+    added = formats.make("csv", None, None, None, ",").add(False, None, [{"id": UUID(int=1)}])
+    assert b"00000000-0000-0000-0000-000000000001" in added.data
