@@ -51,7 +51,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The waits of a source, which are noted and not made."""
     made: list[float] = []
 
-    def pause(process: Any, seconds: float) -> bool:
+    def pause(process: Any, seconds: float, *, new: bool = True) -> bool:
         made.append(seconds)
         return True
 
