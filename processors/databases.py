@@ -6,11 +6,12 @@ SQLAlchemy for DuckDB cannot list the columns of a table with DuckDB 2.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -303,6 +304,14 @@ class Reader:
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self._target = target_of(target)
         self.where = self._target.where
+        self._interrupt: Callable[[], None] | None = None
+
+    def interrupt(self) -> None:
+        """End the query that runs in another thread, which then fails."""
+        interrupt = self._interrupt
+        if interrupt is not None:
+            with contextlib.suppress(Exception):  # the connection was closed meanwhile
+                interrupt()
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -310,11 +319,19 @@ class Reader:
         if isinstance(self._target, DuckDB):
             if not os.path.exists(self._target.path):
                 raise InvalidArgument(f"There is no database {self._target.path}.", "give the path of a DuckDB file.")
-            with _reading(self._target.path) as raw:
+            with _reading(self._target.path) as raw, self._interruptible(raw):
                 yield Connection(raw)
             return
-        with self._engine.connect() as connection:
+        with self._engine.connect() as connection, self._interruptible(connection.connection.driver_connection):
             yield Connection(connection)
+
+    @contextmanager
+    def _interruptible(self, driver: Any) -> Iterator[None]:
+        self._interrupt = getattr(driver, "interrupt", None) or getattr(driver, "cancel", None)
+        try:
+            yield
+        finally:
+            self._interrupt = None
 
     @functools.cached_property
     def _engine(self) -> Any:

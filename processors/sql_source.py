@@ -101,6 +101,7 @@ class Rows:
         self.columns = None if columns is None else list(columns)
         self.follow, self.poll_s, self.lag_s, self.page_rows, self.changes = follow, poll_s, lag_s, page_rows, changes
         self.__name__ = "rows"
+        self._reader: databases.Reader | None = None
         databases.quoted_table(table)
         for name in (*self.cursor, *(self.columns or [])):
             databases.quoted(name)
@@ -114,10 +115,18 @@ class Rows:
                 "use the defaults.",
             )
 
+    def interrupt(self) -> None:
+        """End the query that runs now; the engine calls it when the source ends."""
+        if self._reader is not None:
+            self._reader.interrupt()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
         described, key = self._parts(position)
-        reader = databases.Reader(self.target)
+        self._reader = reader = databases.Reader(self.target)
         try:
             while True:
                 with reader.begin() as connection:

@@ -160,7 +160,9 @@ class Worker:
             return
         if self.running.draining:
             delivery.feed.close()
-        threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True).start()
+        thread = threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True)
+        delivery.feed.thread = thread
+        thread.start()
 
     def _adopt(self) -> None:
         adopt(self.delivery)

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 AHEAD_MAX: Final = 2_000
 """Number of messages that a generator may be ahead of the commits."""
+_JOIN_S: Final = 0.2
+"""Seconds that the end of a source waits for a generator, which may be in a call of any length."""
+_INTERRUPTED_S: Final = 5.0
+"""The same for a source that can be interrupted."""
 REPR_CHARACTERS_MAX: Final = 100_000
 """Characters of a message that cannot be written, in its error message."""
 
@@ -102,6 +106,8 @@ class Feed:
         """Whether the generator has yielded, or has paused: before, nobody knows whether there is something to take."""
         self.error: BaseException | None = None
         self.closed = False
+        self.thread: threading.Thread | None = None
+        """The thread that pulls, if it is not that of the caller."""
         self.pulled_at = time.monotonic()
         """The time at which the last message was taken or skipped, or the generator was started."""
 
@@ -318,6 +324,21 @@ class Feed:
             self.closed = self._awaited = True
             self._changed.notify_all()
 
+    def join(self) -> None:
+        """Wait for the thread, for a time: a process that ends while it is in native code, as of DuckDB, aborts.
+
+        A function with ``interrupt()`` is interrupted: the method ends its call in native code from another thread.
+        """
+        thread = self.thread
+        if thread is None or thread is threading.current_thread():
+            return
+        interrupt = getattr(self._source.node.fn, "interrupt", None)
+        end = time.monotonic() + (_JOIN_S if interrupt is None else _INTERRUPTED_S)
+        while thread.is_alive() and time.monotonic() < end:
+            if interrupt is not None:
+                interrupt()  # again and again: it may have been between two calls
+            thread.join(_JOIN_S / 4)
+
     def abandon(self) -> None:
         """Abandon a generator that may never yield again; an async one is cancelled."""
         self.close()
@@ -337,6 +358,7 @@ class SourceStepper(Stepper):
 
     def close(self) -> None:
         self.feed.abandon()
+        self.feed.join()
         super().close()
 
     def adopt(self, row: ProcessorRow) -> None:
