@@ -498,7 +498,8 @@ def _find(value: Any) -> tuple[str, Any]:
                     _local.pack = _new_packer()
                     return _path(way), part
             else:
-                for kind, key, child in children[::-1]:
+                for at in range(len(children) - 1, -1, -1):  # the compiler has no type for an iteration here
+                    kind, key, child = children[at]
                     parts.append(((way, kind, key), child, levels + 1, nested))
         return "", value
     finally:
