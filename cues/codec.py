@@ -516,12 +516,13 @@ def _children(part: Any) -> list[tuple[str, Any, Any]] | None:
 
 
 def _path(way: _Way | None) -> str:
-    steps: list[tuple[str, Any]] = []
+    steps: list[_Way] = []
     while way is not None:
-        way, kind, key = way
-        steps.append((kind, key))
+        steps.append(way)
+        way = way[0]
     path = ""
-    for kind, key in reversed(steps):
+    for at in range(len(steps) - 1, -1, -1):
+        _, kind, key = steps[at]
         if kind == "key":
             path += f"[key {key!r}]"
         elif kind == "field" and not path:

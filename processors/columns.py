@@ -10,6 +10,8 @@ A UUID becomes text. Aware datetimes keep their instant: with their offset if al
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
@@ -18,6 +20,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from cues.processors import places
+
+_log = logging.getLogger("cues.processors")
 
 _EXACT_MAX: Final = 1 << 53
 """The largest integer up to which a float has every one."""
@@ -279,3 +283,61 @@ _TABLE: Final[tuple[tuple[str, Callable[[Any, Any, str], Any]], ...]] = (
     ("struct", _fields),
 )
 """The kinds of Arrow types, as ``pyarrow.types`` tests them, and what each takes. Others: what comes back equal."""
+
+
+# --- rows of columns ------------------------------------------------------------------------------
+
+
+def rows_of(batch: Any, name: str) -> list[dict[str, Any] | ValueError]:
+    """Return the rows of a record batch as dicts; a ValueError for a row with a value that Python does not hold.
+
+    Python's years end with 9999, and its times have microseconds: nanoseconds are cut, and the log says so once a
+    column. Raises ValueError for two columns of one name.
+    """
+    names = batch.schema.names
+    twice = [each for at, each in enumerate(names) if each in names[:at]]
+    if twice:
+        raise ValueError(f"{name} has two columns {twice[0]!r}; a message has one field of a name")
+    values = [_values(name, each, batch.column(at)) for at, each in enumerate(names)]
+    rows: list[dict[str, Any] | ValueError] = []
+    for row in zip(*values, strict=True):
+        wrong = next((value for value in row if isinstance(value, ValueError)), None)
+        rows.append(dict(zip(names, row)) if wrong is None else wrong)
+    return rows
+
+
+@functools.lru_cache(1_000)
+def _say_cut(file: str, name: str, kind: str) -> None:
+    _log.warning("%s: the column %r is %s; its nanoseconds are cut to microseconds", file, name, kind)
+
+
+def _values(file: str, name: str, column: Any) -> list[Any]:
+    pa, kind = places.arrow(), _in_microseconds(column.type)
+    try:
+        if kind.equals(column.type):
+            return list(column.to_pylist())
+        cut = column.cast(kind, safe=False)
+        if not cut.cast(column.type, safe=False).equals(column):
+            _say_cut(file, name, str(column.type))
+        return list(cut.to_pylist())
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        if len(column) == 1:
+            return [ValueError(f"the column {name!r} is {column.type}, and Python has no such value: {error}")]
+    return [value for at in range(len(column)) for value in _values(file, name, column.slice(at, 1))]
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """Return a type with microseconds in the place of nanoseconds, also inside of lists and structs."""
+    pa = places.arrow()
+    kinds = pa.types
+    if kinds.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if kinds.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if kinds.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if kinds.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if kinds.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    return kind

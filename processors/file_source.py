@@ -47,7 +47,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import cues
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import SOURCE, files, foreign, places, takes, waits
+from cues.processors import SOURCE, columns, files, foreign, places, takes, waits
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 """The formats of a source."""
@@ -496,9 +496,13 @@ class _Opened:
                 if number > done:
                     self.offset = number
                     try:
+                        if isinstance(row, ValueError):
+                            raise row
                         foreign.check(row, self._source.may)
-                    except InvalidArgument as error:
-                        yield files.Record(number, number, number, None, error.message, repr(row)[:1_000])
+                    except ValueError as error:
+                        problem = error.message if isinstance(error, InvalidArgument) else str(error)
+                        shown = "" if error is row else repr(row)[:1_000]
+                        yield files.Record(number, number, number, None, problem, shown)
                     else:
                         yield files.Record(number, number, number, row, "", "")
 
@@ -619,7 +623,7 @@ def _writes_plain_line_ends(encoding: str) -> bool:
         raise InvalidArgument(f"The encoding {encoding!r} is unknown.", "use one that Python knows.") from None
 
 
-def _tables(file: IO[bytes], name: str, format: str, skip: int) -> Iterator[tuple[int, list[Row]]]:
+def _tables(file: IO[bytes], name: str, format: str, skip: int) -> Iterator[tuple[int, list[Row | ValueError]]]:
     """Yield ``(rows before, rows)`` for each batch of a Parquet or Arrow file that ends after ``skip`` rows."""
     pa = places.arrow()
     before = 0
@@ -644,7 +648,7 @@ def _tables(file: IO[bytes], name: str, format: str, skip: int) -> Iterator[tupl
             batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
             if before + batch.num_rows > skip:
-                yield before, batch.to_pylist()
+                yield before, columns.rows_of(batch, name)
             before += batch.num_rows
     except pa.ArrowInvalid as error:
         raise ValueError(f"{name}, row {before + 1}: it cannot be read as {format}: {error}") from None

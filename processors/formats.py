@@ -273,7 +273,15 @@ def _grouped(batches: Any) -> Any:
 
 
 def _json(row: Row) -> str:
-    return jsontext.encode(row) + "\n"
+    try:
+        return jsontext.encode(row) + "\n"
+    except (ValueError, TypeError) as error:
+        for name, value in row.items():  # the error of one column has its name
+            try:
+                jsontext.encode(value)
+            except (ValueError, TypeError) as own:
+                raise type(own)(f"the column {name!r}: {own}") from None
+        raise error from None
 
 
 def _cell(name: str, value: Any) -> Any:

@@ -15,6 +15,7 @@ import cues
 from cues import testing
 from cues.errors import InvalidArgument
 from cues.processors.file_sink import FileSink
+from cues.processors.file_source import Files
 
 pa = pytest.importorskip("pyarrow")
 
@@ -184,3 +185,52 @@ def test_an_open_file_of_an_earlier_version_is_continued(tmp_path: Path) -> None
     (name,) = out.finish()
     found = __import__("pyarrow.parquet").parquet.read_table(name).to_pylist()
     assert found == [{"v": 1, "w": None}, {"v": 2, "w": None}, {"v": 3, "w": 1}]
+
+
+# --- files that others have written ---------------------------------------------------------------
+
+NANOSECONDS = [
+    (pa.timestamp("ns"), 1_700_000_000_000_000_789, datetime(2023, 11, 14, 22, 13, 20), True),
+    (pa.timestamp("ns", "UTC"), 1_700_000_000_000_001_000, datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC), False),
+    (pa.duration("ns"), 1_500_000_001, timedelta(seconds=1.5), True),
+    (pa.time64("ns"), 3_600_000_000_123, time(1), True),
+    (pa.list_(pa.timestamp("ns")), [1_000], [datetime(1970, 1, 1, 0, 0, 0, 1)], False),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "read", "cut"), NANOSECONDS, ids=str)
+def test_nanoseconds_are_read_as_microseconds_and_a_cut_is_said_once(
+    kind: Any, value: Any, read: Any, cut: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "rows.parquet"
+    __import__("pyarrow.parquet").parquet.write_table(pa.table({"v": pa.array([value, None, value], kind)}), file)
+    found, errors = read_all(file)
+    assert found == [{"v": read}, {"v": None}, {"v": read}] and not errors
+    assert sum("cut to microseconds" in record.getMessage() for record in caplog.records) == cut
+
+
+def test_a_date_beyond_python_is_an_error_of_its_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    dates = pa.array([0, 10_000_000, 1], pa.int32()).cast(pa.date32())
+    __import__("pyarrow.parquet").parquet.write_table(pa.table({"v": dates}), file)
+    found, errors = read_all(file)
+    assert found == [{"v": date(1970, 1, 1)}, {"v": date(1970, 1, 2)}]
+    assert len(errors) == 1 and "the column 'v' is date32" in errors[0]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.arrow"
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["v", "v"])
+    with pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+    with pytest.raises(cues.CuesError) as caught:
+        read_all(file)
+    assert "two columns 'v'" in f"{caught.value} {caught.value.__cause__}"
+
+
+def read_all(file: Path) -> tuple[list[Any], list[str]]:
+    graph = cues.Graph("g", [cues.Source("q", Files(file))], errors="errors")
+    with testing.temporary_store() as store:
+        testing.run_until_idle(graph, store)
+        errors = [error["err/cause"][0]["message"] for error in testing.messages(store, "errors")]
+        return testing.messages(store, "q"), errors

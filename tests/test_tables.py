@@ -191,3 +191,16 @@ def test_the_same_rows_on_spark(tmp_path: Any) -> None:
     assert run.messages("c") == [row for n, row in enumerate(ROWS) if n % 4]
     causes = [record["err/cause"][0]["message"] for record in run.messages("errors")]
     assert len(causes) == 6 and all(cause.startswith("$.price: expected number, found nothing") for cause in causes)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars"])
+def test_messages_without_a_field_fail_in_words_and_are_not_lost(kind: Any) -> None:
+    graph = Graph("g", errors="errors")
+    graph.source("a")
+    graph.stream("a", "out", batch=kind, id="same")(lambda table: table)
+    with testing.temporary_store() as store:
+        store.queue("a").appender().write_many([{}, {"q/type": "x"}])
+        testing.run_until_idle(graph, store)
+        errors = testing.messages(store, "errors")
+        assert not testing.messages(store, "out") and len(errors) == 2
+        assert "a table without columns has no rows" in errors[0]["err/cause"][0]["message"]

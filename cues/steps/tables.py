@@ -41,6 +41,9 @@ def table_of(
     """
     pa = _module("pyarrow", kind)
     names = schema.names if schema is not None else _names(messages)
+    if messages and not names and not facts:
+        text = f"{len(messages)} messages have no field, and a table without columns has no rows."
+        raise SchemaError(text, "give schema=, or drop them with where=bool.", path="$", expected="a field")
     arrays = []
     for name in names:
         values = [message.get(name) for message in messages]
