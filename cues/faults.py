@@ -49,6 +49,7 @@ BACKUP_POINTS: dict[str, str] = {
     "follow.inside": "changes of one store written at the follower, not committed",
     "follow.applied": "changes of one store committed at the follower",
     "promote.retired": "one of the original stores retired, its copy not yet a store",
+    "promote.begun": "the promotion noted as begun: the originals retired or abandoned, no copy a store",
     "promote.named": "one of the copies of a follower is a store",
 }
 """Points of backups, restores and followers."""

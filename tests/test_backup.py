@@ -295,7 +295,9 @@ def test_a_follower_that_was_killed_has_one_moment_and_goes_on(root: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["", "promote.retired:1", "promote.retired:2", "promote.named:1", "promote.named:2"])
+@pytest.mark.parametrize(
+    "fault", ["", "promote.retired:1", "promote.retired:2", "promote.begun", "promote.named:1", "promote.named:2"]
+)
 def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Path, tmp_path: Path, fault: str) -> None:
     """A later opening is refused, and names the copy; so no new store is made there."""
     dest = tmp_path / "f"
@@ -311,6 +313,61 @@ def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Pat
     with cues.open(dest) as store, cues.open(done.places[1]) as other:
         assert testing.contents(store) == expected["s"][0] and testing.contents(other) == expected["o"][0]
         assert not store.check() and not other.check() and not check_others(store)
+
+
+def test_no_store_is_begun_in_a_directory_of_copies_or_backups(root: Path, tmp_path: Path) -> None:
+    """Such a store would be taken for a promotion that had begun, and the last commits would be lost."""
+    dest = tmp_path / "f"
+    with cues.open(root / "s", readonly=True) as store, follower.Follower(store, dest) as copy:
+        store.backup(tmp_path / "b")
+        copy.step()
+    for directory in (dest, dest / "others" / "o", dest / ".following", tmp_path / "b"):
+        before = sorted(directory.iterdir())
+        with pytest.raises(cues.errors.StoreForeign, match=r"has backups|copy of a follower"):
+            cues.open(directory)
+        assert sorted(directory.iterdir()) == before
+    run(root, 300, 310)
+    expected = everything(root)
+    done = follower.promote(dest)
+    assert len(done.retired) == 2
+    with cues.open(dest) as store:
+        assert testing.contents(store) == expected["s"][0]
+
+
+@pytest.mark.parametrize("with_id", ["another", "the same"])
+def test_a_store_in_the_way_of_a_promotion_is_named_and_nothing_is_retired(
+    root: Path, tmp_path: Path, with_id: str
+) -> None:
+    """A version before this one began stores in directories of copies; a backup may have been restored there."""
+    dest = tmp_path / "f"
+    with cues.open(root / "s", readonly=True) as store, follower.Follower(store, dest) as copy:
+        copy.step()
+    if with_id == "another":
+        cues.open(tmp_path / "new", durability="disk").close()
+    source = (tmp_path / "new" if with_id == "another" else root / "s") / "data.mdb"
+    subprocess.run(["cp", "--sparse=always", source, dest], check=True)  # it may be as large as its map, with holes
+    with pytest.raises(cues.errors.StoreForeign, match="not of this promotion") as caught:
+        follower.promote(dest)
+    assert "data.mdb" in caught.value.hint
+    run(root, 300, 310)  # the originals are not retired
+    (dest / "data.mdb").unlink()
+    assert len(follower.promote(dest).retired) == 2
+
+
+def test_a_follower_does_not_continue_a_copy_whose_promotion_has_begun(root: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "f"
+    with cues.open(root / "s", readonly=True) as store, follower.Follower(store, dest) as copy:
+        copy.step()
+        state = follower.Following.load(dest)
+        assert state is not None and not state.promoting
+    state.promoting = True
+    state.save(dest / "follow.json")
+    with (
+        cues.open(root / "s", readonly=True) as store,
+        pytest.raises(cues.errors.StoreError, match=r"promotion of the copy .* was begun"),
+    ):
+        follower.Follower(store, dest)
+    assert follower.promote(dest).retired == []
 
 
 HOLDER = """

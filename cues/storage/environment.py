@@ -248,6 +248,8 @@ def directory_key(path: Path, readonly: bool) -> tuple[int, int]:
         raise StoreForeign(
             f"{path} is a file; a store is a directory.", "pass another path, such as data/.", path=str(path)
         )
+    if not readonly:
+        retirement.refuse_copies(path)
     if not (path / "data.mdb").exists():
         retirement.refuse(path)
         if readonly:

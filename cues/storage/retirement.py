@@ -12,9 +12,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from cues.errors import StoreNotFound
+from cues.errors import StoreForeign, StoreNotFound
 from cues.storage.datafile import sync_directory
 
+COPY: Final = ".following"
+"""The directory in which a follower keeps a copy that is not a store yet."""
+COPY_STATE: Final = "follow.json"
+MANIFEST: Final = "manifest.json"
+"""The file of a backup that is complete."""
 _NOTE: Final = "retired"
 _DATA: Final = "data.mdb.retired"
 
@@ -35,6 +40,21 @@ def put_back(directory: Path) -> None:
     if is_retired(directory):
         (directory / _DATA).rename(directory / "data.mdb")
         (directory / _NOTE).unlink(missing_ok=True)
+
+
+def refuse_copies(directory: Path) -> None:
+    """Raise :class:`StoreForeign` if a store may not be begun, or written, in a directory: it has copies or backups."""
+    if directory.resolve().name == COPY:
+        what, hint = "is the copy of a follower", "promote the copy first (cues follow --promote)."
+    elif (directory / "data.mdb").exists():
+        return
+    elif (directory / COPY_STATE).exists() or (directory / COPY).exists():
+        what, hint = "has the copy of a follower", f"promote it first: cues follow --promote {directory}"
+    elif any(directory.glob(f"[0-9]*/{MANIFEST}")):
+        what, hint = "has backups", f"restore one first: cues restore {directory} DIR"
+    else:
+        return
+    raise StoreForeign(f"The directory {directory} {what}; it is not a store.", f"{hint}", path=str(directory))
 
 
 def refuse(directory: Path) -> None:

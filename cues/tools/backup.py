@@ -57,11 +57,11 @@ from cues.storage import locks
 from cues.storage.datafile import sync_directory
 from cues.storage.lmdb_errors import translate
 from cues.storage.replica import Replica, ReplicaWriter, put_in_place, same_moment
+from cues.storage.retirement import MANIFEST
 from cues.tools import changes, check
 from cues.tools.changes import Change, Changes, Cut
 
 FORMAT: Final = 1
-MANIFEST: Final = "manifest.json"
 UNFINISHED: Final = ".unfinished"
 RESTORING: Final = ".restoring"
 COMPLETE: Final = "complete"

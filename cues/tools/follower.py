@@ -24,7 +24,8 @@ A promotion makes stores of the copies:
    the name ``data.mdb.retired``. The locks are held a little longer than the time after which every open handle looks
    for its file. So no commit is acknowledged after the one that was copied last, and no later opening makes a new
    store there.
-2. A timeline begins, the copies are checked, and get their names, the first store's last.
+2. ``follow.json`` says that the promotion has begun: when it is called again, it continues here.
+3. A timeline begins, the copies are checked, and get their names, the first store's last.
 
 Not guaranteed: that the copy is never further behind than ``max_lag_s``; a slow disk makes it so, and it is said. If
 the originals cannot be reached, nobody can stop a process that still writes to them.
@@ -50,13 +51,14 @@ import xxhash
 from cues import codec, faults
 from cues.base import clock
 from cues.base.closing import Closing
-from cues.errors import AlreadyRunning, StoreDamaged, StoreError, StoreNotFound
+from cues.errors import AlreadyRunning, StoreDamaged, StoreError, StoreForeign, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.storage import locks, retirement
 from cues.storage.base_store import LOOK_S
 from cues.storage.datafile import sync_directory
+from cues.storage.format_record import read_format
 from cues.storage.replica import (
     Replica,
     ReplicaWriter,
@@ -69,8 +71,8 @@ from cues.storage.replica import (
 from cues.tools import backup, changes, check
 from cues.tools.changes import Changes, Cut
 
-STATE: Final = "follow.json"
-COPY: Final = ".following"
+STATE: Final = retirement.COPY_STATE
+COPY: Final = retirement.COPY
 PATTERN: Final = "follow-*.json"
 _LOCK: Final = "follow.lock"
 _REDO: Final = "redo"
@@ -102,6 +104,8 @@ class Following:
     """The moment that the copy has, in ISO 8601; empty before the first copy is whole."""
     rate: float | None = None
     """Messages that were appended in a second, over the last minute before that."""
+    promoting: bool = False
+    """True from the moment on at which the last changes are copied and the originals retired, or abandoned."""
 
     @property
     def when(self) -> datetime | None:
@@ -118,7 +122,12 @@ class Following:
         file = dest / STATE
         try:
             data = json.loads(file.read_text())
-            return Following([Followed(**store) for store in data["stores"]], data["copied"], data["rate"])
+            return Following(
+                [Followed(**store) for store in data["stores"]],
+                data["copied"],
+                data["rate"],
+                data.get("promoting", False),
+            )
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -171,7 +180,7 @@ class Follower(Closing):
                 "give another directory.",
                 path=str(dest),
             )
-        if any(self.dest.glob("[0-9]*/" + backup.MANIFEST)):
+        if any(self.dest.glob("[0-9]*/" + retirement.MANIFEST)):
             raise StoreError(f"{dest} has backups.", "give another directory.", path=str(dest))
         self.dest.mkdir(parents=True, exist_ok=True)
         self._opened = contextlib.ExitStack()
@@ -188,6 +197,12 @@ class Follower(Closing):
                 raise StoreError(
                     f"{dest} has the copy of another store ({self.state.stores[0].path}).",
                     "give each store, or each graph, a directory of its own.",
+                    path=str(dest),
+                )
+            if self.state.promoting:
+                raise StoreError(
+                    f"A promotion of the copy in {dest} was begun and did not end.",
+                    f"run it again: cues follow --promote {dest} --yes",
                     path=str(dest),
                 )
             self._recover()
@@ -460,7 +475,7 @@ def promote(dest: str | os.PathLike[str], abandon: bool = False) -> Promoted:
     """
     place = Path(dest)
     state = _state(place)
-    begun = any((place / store.copy / "data.mdb").exists() for store in state.stores)
+    begun = _is_begun(place, state)
     retired: list[str] = []
     if begun:
         retired = [store.path for store in state.stores if retirement.is_retired(Path(store.path))]
@@ -472,8 +487,34 @@ def promote(dest: str | os.PathLike[str], abandon: bool = False) -> Promoted:
         state = _state(place)
         if state.when is None:
             raise StoreNotFound(f"The first copy in {dest} was not completed.", "restore a backup.", path=str(dest))
+        state.promoting = True
+        state.save(place / STATE)
+        sync_directory(place)
+        faults.point("promote.begun")
         places = _finish(place, state)
     return Promoted(places[0], state.when, retired, None if retired else state.rate, places)
+
+
+def _is_begun(place: Path, state: Following) -> bool:
+    """Return whether a promotion has begun. Raises :class:`StoreForeign` if a store is where a copy is to be one.
+
+    An earlier version did not note it: then a store with the id of the copy is one that it has named.
+    """
+    named = False
+    for followed in state.stores:
+        directory = place / followed.copy
+        data, copy = directory / "data.mdb", directory / COPY / "data.mdb"
+        if not data.exists():
+            continue
+        record = read_format(directory, lock=False)
+        if record is None or record["id"].hex() != followed.id or (copy.exists() and not data.samefile(copy)):
+            raise StoreForeign(
+                f"There is a store in {directory}, and not of this promotion: the copy has no place to become a store.",
+                f"move its files ({data} and lock.mdb) to another directory, and promote again.",
+                path=str(directory),
+            )
+        named = True
+    return state.promoting or named
 
 
 def _state(place: Path) -> Following:
