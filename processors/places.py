@@ -4,7 +4,7 @@
     place_of("s3://bucket/in")    Remote: fsspec (extra ``files``), for every scheme that fsspec knows
 
 Names of files are paths, or URLs without their scheme. Files whose name begins with ``.`` or ``_``, or ends with
-``.tmp``, are not listed: by convention they are not complete.
+``.tmp``, are not listed: by convention they are not complete. A file that is named by its own path is read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Place(Protocol):
     remote: bool
 
     def list(self, pattern: str) -> list[str]:
-        """Return the files that a glob pattern, or a directory, names now, sorted by name."""
+        """Return the files that a path, a directory or a glob pattern names now, sorted by name. A path comes first."""
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file to read its bytes, as they are stored."""
@@ -61,6 +61,8 @@ class Local:
     remote = False
 
     def list(self, pattern: str) -> list[str]:
+        if os.path.isfile(pattern):
+            return [pattern]  # a file that is named is read, whatever its name
         if os.path.isdir(pattern):
             pattern = os.path.join(glob.escape(pattern), "*")
         # not iglob's order, which is that of the directory

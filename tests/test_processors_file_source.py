@@ -69,6 +69,13 @@ def test_files_are_read_in_the_order_of_their_names_and_compressed_ones_too(tmp_
     assert lines(Files(tmp_path / "*.log")) == ["7", "8"]
 
 
+@pytest.mark.parametrize("name", ["a[1].log", "_a.log", ".a.log", "a.log.tmp"])
+def test_a_file_that_is_named_by_its_path_is_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a1.log").write_text("another\n")
+    (tmp_path / name).write_text("named\n")
+    assert lines(Files(tmp_path / name, format="text")) == ["named"]
+
+
 def test_zstd_is_read_with_pyarrow(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     pytest.importorskip("pyarrow")
