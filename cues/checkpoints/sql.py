@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -66,6 +67,9 @@ _MADE_ATTEMPTS: Final = 3
 
 Work = Callable[[sa.Connection], Any]
 """The user's own writes in a commit. Its result is ignored."""
+
+_SECRET: Final = re.compile("pass|pwd|secret|token|credential|key$", re.IGNORECASE)
+"""The names in the query of a URL whose values are not shown."""
 
 _metadata = sa.MetaData()
 _checkpoints = sa.Table(
@@ -120,8 +124,8 @@ class SQLCheckpoint(Closing):
         """The engine that was given, or the URL."""
         self.name = name
         self.timeout_s = timeout_s
-        self.where = (target.url if isinstance(target, sa.Engine) else self.target).render_as_string()  # type: ignore[union-attr]
-        """The database's URL, without its password."""
+        self.where = _shown(self.target.url if isinstance(self.target, sa.Engine) else self.target)
+        """The database's URL, without its secrets."""
         self._schema = [schema] if isinstance(schema, str) else list(schema)
         self._lock = threading.Lock()
         self._engine: sa.Engine | None = None
@@ -135,7 +139,7 @@ class SQLCheckpoint(Closing):
         url = self.target.url if isinstance(self.target, sa.Engine) else self.target
         if url.get_backend_name() == "sqlite" and url.database:
             url = url.set(database=os.path.realpath(url.database))
-        return f"{url.render_as_string()}#{self.name}"
+        return f"{_shown(url)}#{self.name}"
 
     @property
     def fence(self) -> int:
@@ -512,7 +516,7 @@ def new_engine(url: sa.URL, timeout_s: float) -> sa.Engine:
         return sa.create_engine(url, pool_pre_ping=True)
     except exc.NoSuchModuleError as error:
         raise InvalidArgument(
-            f"SQLAlchemy does not support the database {url.drivername!r} ({url.render_as_string()}).",
+            f"SQLAlchemy does not support the database {url.drivername!r} ({_shown(url)}).",
             "use 'postgresql+psycopg://…', or the path of a SQLite file.",
         ) from error
     except ModuleNotFoundError as error:
@@ -537,3 +541,9 @@ def _engine(url: sa.URL, timeout_s: float) -> sa.Engine:
         connection.execute("pragma synchronous = full")
 
     return engine
+
+
+def _shown(url: sa.URL) -> str:
+    """Return a database's URL as it may be shown: without its password, and without the secrets of its query."""
+    hidden = {key: "***" for key in url.query if _SECRET.search(key)}
+    return url.update_query_dict(hidden).render_as_string()

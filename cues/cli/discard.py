@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cues.cli import errors as listing
 from cues.cli import target as targets
-from cues.cli.options import WrongUsage, command, confirm, option, yes_option
+from cues.cli.options import FAILED, WrongUsage, command, confirm, note, option, yes_option
 from cues.cli.output import CommandOutput, count, output_options
-from cues.cli.redrive import refuse_shared, require_choice
+from cues.cli.redrive import REFUSALS_SHOWN, refuse_shared, require_choice
 from cues.cli.where import Where
 from cues.engine import redriving
 from cues.steps import redrive as redrives
@@ -30,11 +30,11 @@ def discard(
     reason: str,
     yes: bool,
     output: CommandOutput,
-) -> None:
+) -> int:
     """Mark failed messages as done with: they leave cues status and the end of every run.
 
     Nothing is deleted. The reason, the user and the time are kept, and cues errors --all shows them. Messages whose
-    redrive was asked for stay as they are.
+    redrive was asked for stay as they are. The exit code is 1 if one that --index names is settled already.
 
     \b
       cues discard graph.py --index 12 --reason 'test order of the shop'
@@ -47,9 +47,16 @@ def discard(
     with listing.home_of(target, readonly=False) as home, listing.logs_of(target, home) as logs:
         logs.tidy()
         condition = Where(where) if where is not None else None
-        chosen = [record for record in redriving.select(logs, processor, indices, condition) if not record.settled]
+        selected = redriving.select(logs, processor, indices, condition)
+        settled = [record for record in selected if record.settled] if indices else []
+        for record in settled[:REFUSALS_SHOWN]:
+            note(f"{record.queue} {record.index} cannot be discarded: it is {record.state} already.")
+        if len(settled) > REFUSALS_SHOWN:
+            note(f"{count(len(settled) - REFUSALS_SHOWN, 'more')} cannot be discarded.")
+        chosen = [record for record in selected if not record.settled]
         if not chosen:
-            return output.say(f"{target.text}: nothing to discard", discarded=[], requested=[])
+            output.say(f"{target.text}: nothing to discard", discarded=[], requested=[])
+            return FAILED if settled else 0
         confirm(f"{count(len(chosen), 'error message')} will be marked as done with.", "Discard them?", yes)
         done = redrives.discard(home, chosen, reason)
         kept = f"; {count(len(done.already), 'redrive')} asked for, left as they are" if done.already else ""
@@ -59,3 +66,4 @@ def discard(
             requested=[{"queue": record.queue, "index": record.index} for record in done.already],
             reason=reason,
         )
+        return FAILED if settled else 0

@@ -122,6 +122,8 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
             raise WrongUsage(f"The key {key!r} is given twice.", "give one value, or a JSON list: tags='[1, 2]'")
         try:
             pairs[key] = from_json(json.loads(value))
+        except RecursionError:
+            raise WrongUsage(f"The value of {key!r} is nested too deep.", "give a flatter value.") from None
         except ValueError:
             pairs[key] = value
     return [pairs]
@@ -148,6 +150,8 @@ def _message(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is {type(value).__name__}")
     return value

@@ -105,7 +105,8 @@ def tail(
     comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and similar
     functions. Dates are printed as ISO 8601 text, bytes as {"$bytes": base64}.
 
-    The command names a damaged record batch and continues after it; the exit code is then 1.
+    The command names a damaged record batch, and a message that JSON cannot hold, and continues after it; the exit
+    code is then 1.
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
@@ -115,15 +116,15 @@ def tail(
             "leave the option out: messages come to such a directory when they are committed.",
         )
     if target.is_shared:
-        printed, damaged = _print_shared(target, condition, begin, count, follow, meta), False
+        printed, failed = _print_shared(target, condition, begin, count, follow, meta)
     else:
         with target.open() as opened:
             reader = _Reader(targets.open_queue(target, opened), condition, meta, isolation)
             reader.print(begin, count, follow)
-        printed, damaged = reader.printed, reader.damaged
+        printed, failed = reader.printed, reader.failed
     if condition is not None and not printed and (explained := condition.explain()):
         options.note(explained)
-    return options.FAILED if damaged else 0
+    return options.FAILED if failed else 0
 
 
 def _print_shared(
@@ -133,8 +134,8 @@ def _print_shared(
     count: int | str | None,
     follow: bool,
     meta: bool,
-) -> int:
-    """Print messages of a queue in a shared directory; return their number."""
+) -> tuple[int, bool]:
+    """Print messages of a queue in a shared directory; return their number, and whether one could not be printed."""
     from cues.spark.cluster.inspection import QueueReader
 
     queue = shared.queue_of(target)
@@ -145,7 +146,7 @@ def _print_shared(
     else:
         at, limit = reader.place_of(begin, "--from"), None if count is None else most
     numbers = {log.partition: number for number, log in enumerate(reader.logs)}
-    printed = 0
+    printed, failed = 0, False
     while limit is None or printed < limit:
         for read in reader.read(at):
             at[numbers[read.partition]] = read.index + 1
@@ -153,7 +154,11 @@ def _print_shared(
                 continue
             log = names.log_id(reader.directory.queue, read.partition)
             about = {names.HASH: read.hash, names.QUEUE: {log: {names.T: read.index, names.TIME: iso(read.time)}}}
-            sys.stdout.write(to_json({**read.message, names.META: about} if meta else read.message) + "\n")
+            text = _text({**read.message, names.META: about} if meta else read.message, log, read.index)
+            if text is None:
+                failed = True
+                continue
+            sys.stdout.write(text + "\n")
             printed += 1
             if printed == limit:
                 break
@@ -162,7 +167,16 @@ def _print_shared(
             break
         while printed != limit and not reader.has_more(at):
             time.sleep(_LOOK_S)
-    return printed
+    return printed, failed
+
+
+def _text(message: Any, log: str, index: int) -> str | None:
+    """Return a message as JSON; None, after an error on stderr, if JSON cannot hold it."""
+    try:
+        return to_json(message)
+    except (ValueError, RecursionError) as error:
+        options.report(f"Message {index} of {log} cannot be printed: {error}.", "read it in Python, with a tailer.")
+        return None
 
 
 class _Reader:
@@ -174,7 +188,7 @@ class _Reader:
         self.condition = condition
         self.meta = meta
         self.printed = 0
-        self.damaged = False
+        self.failed = False
 
     def print(self, begin: place.Place | None, count: int | str | None, follow: bool) -> None:
         tailer = self.queue.tailer(meta=False, isolation=self.isolation)
@@ -281,12 +295,19 @@ class _Reader:
                         self.queue.store._check_file()  # cues run --fresh deletes a store that others read
             except BatchDamaged as error:
                 options.report(error.message, f"run cues check {self.queue.store.path}.")
-                self.damaged = True
+                self.failed = True
                 self._move(tailer, error, error.last + 1)
                 continue
             if message is None or (self.condition is not None and not self.condition(message)):
                 continue
-            yield to_json({**message, names.META: self._meta(tailer)} if self.meta else message)
+            envelope = tailer.envelope
+            assert envelope is not None
+            log = names.log_id(self.queue.name, envelope.partition)
+            text = _text({**message, names.META: self._meta(tailer)} if self.meta else message, log, envelope.index)
+            if text is None:
+                self.failed = True
+            else:
+                yield text
 
     def _meta(self, tailer: Tailer) -> dict[str, Any]:
         """The metadata that the queue keeps, and always the index and time on this queue."""

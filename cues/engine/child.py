@@ -32,9 +32,10 @@ from cues.engine import wire
 from cues.engine.wire import WORDS
 
 _BOOT: Final = (
-    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep);"
-    " from cues.engine.workers import main; main(*map(int, sys.argv[1:]))"
+    "import os, sys; path = sys.argv.pop(1).split(os.pathsep); sys.path += path;"
+    " from cues.engine.workers import main; sys.path[:] = path; main(*map(int, sys.argv[1:]))"
 )
+"""The modules of the worker come first from the places of the interpreter: a graph file may be named queue.py."""
 _READ_BYTES: Final = 1 << 16
 UNITS_MAX: Final = 1 << 16
 """Most units of one worker, with those of partitions that come while it runs. Untouched memory costs nothing."""
@@ -69,7 +70,7 @@ class Child:
         arguments = [os.pathsep.join(sys.path), *map(str, (control, reports, marks, os.getpid()))]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *arguments], pass_fds=theirs, stdout=out[1], stderr=err[1]
+                [sys.executable, "-P", "-c", _BOOT, *arguments], pass_fds=theirs, stdout=out[1], stderr=err[1]
             )
         finally:
             for fd in (control, reports, marks, out[1], err[1]):

@@ -35,8 +35,10 @@ class Changes:
 
     def discard(self, queue: str, index: int, partition: int = 0, reason: str = "") -> dict[str, Any]:
         """Mark a failed message as done with."""
-        if not 0 < len(reason.strip()) <= 1000:
-            raise InvalidArgument("A discard needs a reason, of at most 1,000 characters.", "say why.")
+        if not (isinstance(reason, str) and 0 < len(reason.strip()) <= 1000 and _is_argument(reason)):
+            raise InvalidArgument(
+                "A discard needs a reason: a text of at most 1,000 characters, without NUL.", "say why."
+            )
         return self._run("discard", queue, partition, index, [f"--reason={reason.strip()}"])
 
     def _run(self, verb: str, queue: str, partition: int, index: int, more: Sequence[str]) -> dict[str, Any]:
@@ -63,3 +65,8 @@ class Changes:
             raise CuesError(safe(" ".join(said[-2:])[:2000]) or f"cues {verb} said nothing.", "")
         result: dict[str, Any] = json.loads(lines[-1])
         return result
+
+
+def _is_argument(text: str) -> bool:
+    """Return whether a process can be given a text as an argument."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

@@ -320,6 +320,10 @@ class StoreLook:
 
     def _tailer_of(self, queue: str, partition: int) -> tuple[Queue, Tailer]:
         opened = self._queue(queue)
+        if not 0 <= partition < opened.partitions:
+            raise QueueNotFound(
+                f"{queue!r} has no partition {partition}.", f"give one from 0 to {opened.partitions - 1}.", queue=queue
+            )
         view = opened.partition(partition) if opened.is_partitioned else opened
         return view, view.tailer(meta=False)
 
