@@ -26,6 +26,7 @@ before the position. A file is read once to its end; the next run reads lines th
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import os
@@ -138,8 +139,10 @@ def csv_parser(
     """Return a function that takes the path and the header line of a file, and returns the parser of its rows."""
 
     def of_file(path: str, header: bytes) -> Parser:
+        if b"\r" in header.rstrip(b"\r\n") and b'"' not in header:
+            raise ValueError(f"{path}: its lines end with CR (byte 0x0D), expected LF or CR LF")
         try:
-            columns = _fields(header.decode("utf-8-sig" if encoding == "utf-8" else encoding), delimiter)
+            columns = _fields(_without_mark(header, encoding).decode(encoding), delimiter)
         except ValueError as error:
             raise ValueError(f"{path}: the header cannot be read: {error}") from None
         if len(set(columns)) < len(columns):
@@ -229,6 +232,8 @@ def records(
         if not ended and not complete:
             file.seek(offset)
             return
+        if not offset:
+            record = _without_mark(record, encoding)
         line += lines
         offset += size
         record = record.rstrip(b"\r\n")
@@ -300,6 +305,11 @@ def _resume(file: IO[bytes], path: Path, position: Position) -> None:
         path=str(path),
         position=position,
     )
+
+
+def _without_mark(first: bytes, encoding: str) -> bytes:
+    """The first line of a file without the byte order mark that some programs write before UTF-8."""
+    return first.removeprefix(codecs.BOM_UTF8) if codecs.lookup(encoding).name == "utf-8" else first
 
 
 def _skip_line(file: IO[bytes]) -> tuple[int, bool]:

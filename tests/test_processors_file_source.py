@@ -76,6 +76,19 @@ def test_a_file_that_is_named_by_its_path_is_read(name: str, tmp_path: Path) -> 
     assert lines(Files(tmp_path / name, format="text")) == ["named"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF-8", "utf8"])
+@pytest.mark.parametrize(("name", "data"), [("a.jsonl", b'{"n": "1"}\n'), ("a.csv", b"n\n1\n")])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(name: str, data: bytes, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + data)
+    assert [row for _, row in Files(tmp_path / name, encoding=encoding)(None)] == [{"n": "1"}]
+
+
+def test_csv_whose_lines_end_with_cr_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\r1,2\r")
+    with pytest.raises(ValueError, match=r"a\.csv: its lines end with CR"):
+        list(Files(tmp_path / "a.csv")(None))
+
+
 def test_zstd_is_read_with_pyarrow(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     pytest.importorskip("pyarrow")
