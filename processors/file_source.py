@@ -111,10 +111,13 @@ class _Place(NamedTuple):
                 "give the source another id, which begins at the start; or declare the function that wrote it.",
             )
         _, floor, finished, current, offset, line = position
-        return _Place(floor, tuple(finished), _Identity(*current) if current else None, offset, line)
+        identity = _Identity(os.fsdecode(current[0]), *current[1:]) if current else None
+        return _Place(os.fsdecode(floor), tuple(map(os.fsdecode, finished)), identity, offset, line)
 
     def packed(self) -> Position:
-        return [_VERSION, self.floor, list(self.finished), list(self.current or ()), self.offset, self.line]
+        current = [_packed_name(self.current.name), *self.current[1:]] if self.current else []
+        finished = [_packed_name(name) for name in self.finished]
+        return [_VERSION, _packed_name(self.floor), finished, current, self.offset, self.line]
 
     def is_done(self, name: str) -> bool:
         return name <= self.floor or name in self.finished
@@ -576,6 +579,15 @@ class _Waiting:
             return False
         time.sleep(self._source.poll_s)
         return True
+
+
+def _packed_name(name: str) -> str | bytes:
+    """A name as a position has it: bytes if it is not UTF-8, because text of a position is."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(name)
+    return name
 
 
 def _opened(source: Files, where: places.Local, name: str, place: _Place) -> _Opened | None:

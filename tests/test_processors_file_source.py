@@ -89,6 +89,16 @@ def test_csv_whose_lines_end_with_cr_is_refused_by_name(tmp_path: Path) -> None:
         list(Files(tmp_path / "a.csv")(None))
 
 
+def test_a_name_that_is_not_utf8_is_read_and_known_again(tmp_path: Path) -> None:
+    for name in (b"a.log", b"b\xe9.log", b"c.log"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_text("1\n2\n")
+    whole = list(Files(tmp_path)(None))
+    assert [row for _, row in whole] == [{"line": "1"}, {"line": "2"}] * 3
+    for stop in range(6):
+        position = codec.unpack(codec.pack(whole[stop][0]))
+        assert list(Files(tmp_path)(position)) == whole[stop + 1 :]
+
+
 def test_zstd_is_read_with_pyarrow(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     pytest.importorskip("pyarrow")
