@@ -10,6 +10,7 @@ of the operating system leave a transaction as Cues errors. This module knows no
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import struct
@@ -410,7 +411,10 @@ class BaseStore(Closing):
         if self._shared.durability != "disk":  # there each commit is durable by itself
             with self._shared.calling() as env:
                 env.sync(True)
-            datafile.sync_names(self._shared.path)
+            if not self._shared.is_named:
+                with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
+                    datafile.sync_names(self._shared.path)
+                self._shared.is_named = True
 
     # --- end ---
 

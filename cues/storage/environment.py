@@ -77,6 +77,8 @@ class Environment:
         """The size of the map of this process."""
         self.gate = threading.RLock()
         """Held where a transaction of a reader begins, and while the map changes (map_growth.py)."""
+        self.is_named = durability == "disk"
+        """Whether the names of the store's files are durable; those of a new "process" store are not before a sync."""
         self.remapping = False
         """Whether the map changes now; a signal handler of that thread, which has the gate, must not read."""
         self.calls = 0
