@@ -193,6 +193,7 @@ def counted(message: dict[str, Any], process: Any, catch: str) -> dict[str, Any]
     return {"n": process.state["n"]}
 
 
+@pytest.mark.interpreted  # it sets a constant of the core
 @pytest.mark.parametrize("catch", ["not caught", "caught", "replaced"])
 @pytest.mark.parametrize("how", ["one", "retried", "many", "async"])
 def test_damaged_state_stops_the_processor_and_no_message_is_charged(
