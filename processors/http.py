@@ -105,6 +105,8 @@ def package(name: str) -> Any:
 
 def check_url(url: str) -> None:
     """Raise :class:`InvalidArgument` for a text that is not the whole URL of a resource."""
+    if not isinstance(url, str):
+        raise InvalidArgument(f"url={url!r:.60} is not the URL of a resource.", "give https://host/path.")
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.netloc:

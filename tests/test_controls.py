@@ -35,7 +35,7 @@ from test_ownership import COUNT, everything, feed, numbers
 import cues
 from cues import Graph, Sink, Source, Store, Stream, testing
 from cues.checkpoints import deliveries
-from cues.errors import Diverged, Fenced, ProcessorStopped
+from cues.errors import Diverged, Fenced, ProcessorStopped, StoreDamaged
 from cues.processors import sql
 from cues.queues.log import KEY, Log
 from cues.queues.processor_rows import NO_SEAL, Position
@@ -280,7 +280,10 @@ def test_an_emptied_queue_continues_and_its_reader_misses_nothing(
     for some in (range(5), range(5, 8)):
         for n in some:
             queue.appender().write({"n": n})
-        read += [message["n"] for message in queue.tailer("reader")]
+        try:
+            read += [message["n"] for message in queue.tailer("reader")]
+        except StoreDamaged:  # the position is behind the end of the queue, which is noticed
+            assert control
         queue.delete()
     history = testing.check_history(range(8), read)
     assert history.exact is not control, history

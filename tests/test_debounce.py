@@ -132,8 +132,8 @@ def test_a_message_that_comes_before_its_key_was_quiet_holds_it_back() -> None:
 @pytest.mark.parametrize(
     ("declare", "error"),
     [
-        (lambda: shape.debounce("in", "out", key="k", quiet="soon"), "quiet='soon'"),
-        (lambda: shape.debounce("in", "out", key="k", quiet=5, longest=0), "longest=0"),
+        (lambda: shape.debounce("in", "out", key="k", quiet="soon"), "quiet is 'soon'"),
+        (lambda: shape.debounce("in", "out", key="k", quiet=5, longest=0), "longest is 0"),
         (lambda: shape.debounce("in", "out", key="k", quiet=5, batch=True), "batch="),
         (lambda: shape.debounce("in", "out", key=3, quiet=5), "key=3"),  # type: ignore[arg-type]
     ],

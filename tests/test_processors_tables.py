@@ -111,7 +111,7 @@ def test_a_row_that_commits_after_a_higher_key_is_seen_within_the_lag(
     change(target, "create table t (id integer primary key)", "insert into t values (1), (3)")
     late = iter([f"insert into t values ({n})" for n in (2,)])
 
-    def wait(process: Any, seconds: float) -> bool:
+    def wait(process: Any, seconds: float, **_: Any) -> bool:
         if seconds == lag_s and lag_s:
             for statement in late:
                 change(target, statement)

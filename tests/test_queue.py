@@ -314,21 +314,21 @@ def test_an_appender_follows_options_that_change_under_it(store: cues.Store) -> 
 
 
 def test_what_a_newer_version_says_of_a_queue_is_refused(store: cues.Store) -> None:
-    from cues import codec
     from cues.base import names
+    from cues.records.sealed import seal_map, unseal_map
 
     store.queue("q")
 
     def newer(txn: Any) -> None:
-        record = codec.unpack(txn.get(names.queue_key("q")))
-        txn.put(names.queue_key("q"), codec.pack({**record, "schema": {"x": "int"}}))
+        record = unseal_map(txn.get(names.queue_key("q")), "record")
+        txn.put(names.queue_key("q"), seal_map({**record, "schema": {"x": "int"}}))
 
     store._commit(newer)
     with pytest.raises(QueueOptionsError, match="newer"):
         store.queue("q")
     store._commit(
         lambda txn: txn.put(
-            names.queue_key("q"), codec.pack({**codec.unpack(txn.get(names.queue_key("q"))), "schema": None})
+            names.queue_key("q"), seal_map({**unseal_map(txn.get(names.queue_key("q")), "record"), "schema": None})
         )
     )
 
