@@ -26,6 +26,8 @@ from cues.engine.assembly import assemble
 from cues.errors import GraphError, InvalidArgument, ProcessorStopped, Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
@@ -334,15 +336,17 @@ def test_a_schema_that_an_executor_cannot_resolve_is_refused_by_name(spark: Spar
 
 
 @pytest.fixture
-def unasked(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SparkSession:
+def unasked(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
     """The session with the workers of another Python, which nobody has asked yet."""
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\ncd /\nexec {sys.executable} -S "$@"\n')  # -S: without installed packages
     program.chmod(0o755)
-    monkeypatch.setattr(sys.modules["cues.spark.session"], "_asked", weakref.WeakSet())
-    monkeypatch.setattr(spark.sparkContext, "environment", {})
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
-    return spark
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules["cues.spark.session"], "_asked", weakref.WeakSet())
+        patched.setattr(spark.sparkContext, "environment", {})
+        patched.setattr(spark.sparkContext, "pythonExec", str(program))
+        yield spark
+    cues.spark.register(spark)  # a data source keeps the Python that it was registered with
 
 
 def test_workers_without_cues_are_refused_by_name(unasked: SparkSession, tmp_path: Path) -> None:

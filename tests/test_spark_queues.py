@@ -630,7 +630,7 @@ def test_control_without_put_if_absent_an_overtaken_driver_commits(
     """Records are written whatever is there: the claim that overtook the first one is gone."""
 
     def put(ledger: Ledger, record: LedgerRecord) -> bool:
-        ledger._files.write(ledger._name(record.number), record.to_json().encode())
+        ledger._files.write(ledger._name(record.number), record.to_json())
         ledger.last = record
         return True
 
