@@ -4,7 +4,7 @@ Each command is a file. What they have in common is in ``app.py`` (the group, er
 (graph files, stores, queues), ``options.py`` and ``output.py`` (tables for a terminal, JSON lines for a pipe).
 
 Results are printed on stdout, everything else on stderr. Exit codes: 0, 1 failed, 2 wrong usage,
-3 low disk, 4 full queue, 130 interrupted.
+3 low disk, 4 full queue, 5 output that could not be written, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cues.cli.printing import err
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     if os.name != "posix":
-        print("Cues runs on Linux and macOS; on Windows it runs inside WSL (wsl --install).", file=sys.stderr)
+        err("Cues runs on Linux and macOS; on Windows it runs inside WSL (wsl --install).")
         sys.exit(2)
     from cues.cli.app import run
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from cues.cli import options
+from cues.cli import options, printing
+from cues.cli.printing import out
 from cues.errors import CuesError, NotInstalled, QueueFull
 
 COMMANDS: Final = {
@@ -72,7 +73,8 @@ Options have variables (CUES_RUN_IDLE_EXIT) and settings in cues.toml; cues conf
 
 Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
 else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 3 the disk is
-low, 4 a bounded queue is full, 130 interrupted.
+low, 4 a bounded queue is full, 5 the output could not be written (all else was done), 130
+interrupted.
 """
 
 
@@ -81,7 +83,7 @@ def load(name: str) -> click.Command:
     return getattr(importlib.import_module(f"cues.cli.{inside}"), inside)  # type: ignore[no-any-return]
 
 
-class Commands(click.Group):
+class Commands(options.WithHelp, click.Group):
     """Loads a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -135,7 +137,7 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
         from cues import __version__
         from cues.native import implementation
 
-        click.echo(f"cues {__version__}\ncore: {implementation()}")
+        out(f"cues {__version__}\ncore: {implementation()}")
         ctx.exit()
 
 
@@ -150,11 +152,17 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
 def commands(ctx: click.Context) -> None:
     """Queues on local append logs, and processors that move messages between them exactly once."""
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        out(ctx.get_help())
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    printing.begin()
+    with printing.logs():
+        return options.finish(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     asked = os.environ.get(COMPLETE)
     if asked:
         return importlib.import_module("cues.cli.completion").complete(commands, COMPLETE, asked)  # type: ignore[no-any-return]
@@ -162,16 +170,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if arguments is None else arguments)
         with commands.make_context("cues", list(words), obj=words) as ctx:
             result: Any = commands.invoke(ctx)
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
     except (KeyboardInterrupt, click.Abort):
         return options.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has closed it. The flush of buffered output at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except click.UsageError as error:
         options.report_usage(error)
         return options.WRONG_USAGE

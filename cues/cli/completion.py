@@ -14,6 +14,7 @@ from click import shell_completion
 from click.shell_completion import CompletionItem, get_completion_class
 
 from cues.cli.options import command
+from cues.cli.printing import out
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -38,7 +39,7 @@ def completion(shell: str) -> None:
     completer = get_completion_class(shell)
     assert completer is not None
     script = completer(commands, {}, "cues", COMPLETE)
-    click.echo(script.source_template % script.source_vars())
+    out(script.source_template % script.source_vars())
 
 
 class _Bash(shell_completion.BashComplete):
@@ -80,5 +81,5 @@ def complete(commands: click.Group, variable: str, instruction: str) -> int:
         text = kind(commands, {}, "cues", variable).complete()
     except Exception:
         return 0
-    click.echo(text)
+    out(text)
     return 0

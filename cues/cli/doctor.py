@@ -10,6 +10,7 @@ from cues.cli import candidates, options
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, store_option
 from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.printing import colour, coloured, out
 from cues.tools import doctor as checks
 
 _COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
@@ -47,12 +48,10 @@ def doctor(target: str | None, store: str | None, output: CommandOutput) -> int:
     if output.json:
         output.rows([{**vars(finding), "hint": finding.hint or None} for finding in findings], ())
     for finding in () if output.json else findings:
-        colour = _COLOURS[finding.state] if options.colour() else ""
-        state = f"{finding.state:7}"
-        shown = f"\033[{colour}m{state}\033[0m" if colour else state
-        print(f"{shown}  {finding.check:{width}}  {finding.text}")
+        state = coloured(_COLOURS[finding.state] if colour() else "", f"{finding.state:7}")
+        out(state, f"  {finding.check:{width}}  {finding.text}")
         if finding.hint:
-            print(f"{'':7}  {'':{width}}  Try: {finding.hint}")
+            out(f"{'':7}  {'':{width}}  Try: {finding.hint}")
     problems = [finding.check for finding in findings if finding.state == "problem"]
     if problems:
         options.report(

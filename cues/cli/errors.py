@@ -14,6 +14,7 @@ from cues.base import clock, names
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, TableColumn, ago, count, iso, output_options, to_json
+from cues.cli.printing import out
 from cues.cli.where import Where
 from cues.engine import redriving
 from cues.queues.store import Store
@@ -99,17 +100,17 @@ def errors(
             return
         if not listed:
             what = "error message" if settled else "unresolved error message"
-            print(f"{target.text}: no {what}" + (f" of {processor}" if processor else ""))
+            out(f"{target.text}: no {what}" + (f" of {processor}" if processor else ""))
             if condition is not None and (hint := condition.explain()):
-                print(hint)
+                out(hint)
             return
         output.rows([_row(record, listed) for record in listed], _COLUMNS)
-        print()
+        out()
         for line in _totals(records(False), unresolved()):
-            print(line)
-        print(f"  {_command('errors', target)} --index {listed[0].index}   shows one whole")
+            out(line)
+        out(f"  {_command('errors', target)} --index {listed[0].index}   shows one whole")
         if not target.is_shared and any(not record.settled for record in listed):
-            print(f"  {_command('redrive', target)} --all   gives them to their processors once more")
+            out(f"  {_command('redrive', target)} --all   gives them to their processors once more")
 
 
 @contextlib.contextmanager
@@ -285,11 +286,11 @@ def _by_cause(records: Iterator[ErrorRecord], output: CommandOutput, target: tar
             }
         )
     if not rows and not output.json:
-        print(f"{target.text}: no unresolved error message")
+        out(f"{target.text}: no unresolved error message")
         return
     output.rows(rows, _GROUPS)
     if not output.json and read == COUNTED_MAX:
-        print(f"\nOf the last {COUNTED_MAX:,} error messages.")
+        out(f"\nOf the last {COUNTED_MAX:,} error messages.")
 
 
 def _show(target: targets.StoreTarget, record: ErrorRecord, output: CommandOutput) -> None:
@@ -297,38 +298,34 @@ def _show(target: targets.StoreTarget, record: ErrorRecord, output: CommandOutpu
     if output.json:
         output.rows([facts(record)], ())
         return
-    print(f"{record.queue} {record.index}: {record.processor}, {ago(record.time)} ({iso(record.time)}), {record.state}")
+    out(f"{record.queue} {record.index}: {record.processor}, {ago(record.time)} ({iso(record.time)}), {record.state}")
     calls = count(record.attempts, "call")
-    print(f"{calls}; hash {record.hash or 'unknown'}; function {record.config.get('function')}")
+    out(f"{calls}; hash {record.hash or 'unknown'}; function {record.config.get('function')}")
     for origin in record.redriven:
-        print(f"It failed before, as {origin.get('queue')} {origin.get('index')}")
+        out(f"It failed before, as {origin.get('queue')} {origin.get('index')}")
     done = record.resolution
     if done is not None:
         words = {"requested": "redrive asked for", "refused": "redrive refused"}.get(done.state, done.state)
         again = f", as {', '.join(f'{index:,}' for index in done.again)}" if done.again else ""
         reason = f": {done.reason}" if done.reason else ""
-        print(f"{words[:1].upper()}{words[1:]}{again}, {ago(done.time)}, by {done.by}{reason}")
+        out(f"{words[:1].upper()}{words[1:]}{again}, {ago(done.time)}, by {done.by}{reason}")
     for binding, messages in record.inputs.items():
-        print(f"\nInput {binding}{f' ({len(messages):,} messages)' if len(messages) > 1 else ''}:")
+        out(f"\nInput {binding}{f' ({len(messages):,} messages)' if len(messages) > 1 else ''}:")
         for message in messages:
-            print(f"  {to_json(message)}")
+            out(f"  {to_json(message)}")
     context = record.message.get(names.ERR_CONTEXT)
     if context:
-        print(f"\nContext: {to_json(context)}")
+        out(f"\nContext: {to_json(context)}")
     for number, cause in enumerate(record.causes):
-        print("\nCause:" if not number else "\nCaused by:")
+        out("\nCause:" if not number else "\nCaused by:")
         trace = str(cause.get("trace") or f"{cause.get('type')}: {cause.get('message')}")
-        print("\n".join(f"  {_printable(line)}" for line in trace.rstrip("\n").splitlines()))
+        out("\n".join(f"  {line}" for line in trace.rstrip("\n").splitlines()))
     if not record.settled and not target.is_shared:
-        print(f"\n  {_command('redrive', target)} --index {record.index}")
-        print(f"  {_command('discard', target)} --index {record.index} --reason TEXT")
+        out(f"\n  {_command('redrive', target)} --index {record.index}")
+        out(f"  {_command('discard', target)} --index {record.index} --reason TEXT")
 
 
 def _command(verb: str, target: targets.StoreTarget) -> str:
     """A command for the same error messages."""
     name = f"#{target.name}" if target.name else ""
     return f"cues {verb} {target.text}{name}" + (f" --store {target.store}" if target.store else "")
-
-
-def _printable(line: str) -> str:
-    return line if line.isprintable() else "".join(c if c.isprintable() else "�" for c in line)

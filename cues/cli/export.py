@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of, refuse_pa
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, note, option
 from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.printing import data
 from cues.txn import journals
 
 
@@ -63,8 +63,7 @@ def export(
             say(f"{queue.id}: {done:,} messages", queue=queue.id, messages=done, bytes=size)
 
         if to_stdout:
-            number = journals.take_out(queue, sys.stdout.buffer.write, form, index, committed, progress)
-            sys.stdout.buffer.flush()
+            number = journals.take_out(queue, _to_stdout, form, index, committed, progress)
         else:
             with journals.written_whole(file) as target_file:
                 number = journals.take_out(queue, target_file.write, form, index, committed, progress)
@@ -73,3 +72,8 @@ def export(
         note(text)
     else:
         output.say(f"{text} to {file}", queue=queue.id, file=str(file), exported=number)
+
+
+def _to_stdout(frame: bytes) -> None:
+    if not data(frame):
+        raise click.exceptions.Exit(0)  # what became of the output is said by the code of the command

@@ -16,6 +16,7 @@ from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, yes_option
 from cues.cli.output import CommandOutput, iso, output_options
+from cues.cli.printing import flush, out
 from cues.cli.replicate import READY
 from cues.tools import follower as followers
 from cues.tools.follower import Follower
@@ -82,7 +83,8 @@ def follow(
     with target.open() as store, Follower(store, local(dest), max_lag, options.note) as follower:
         reported = -_REPORT_S
         if with_parent:  # of --replicate: when the run has ended, the last commits are copied
-            print(READY, flush=True)
+            out(READY)
+            flush()
             threading.Thread(target=lambda: stopped.append(len(sys.stdin.read())), daemon=True).start()
         while True:
             last = once or bool(stopped)

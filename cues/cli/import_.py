@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
 from cues.base.names import UUID
+from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import CommandFailed, WrongUsage, command, option
@@ -63,6 +63,8 @@ def import_(
     """
     if stamp and unstamped:
         raise WrongUsage("--stamp and --unstamped exclude each other.", "give only --stamp.")
+    if Path("-") in files:
+        options.stdin()  # before the store is opened
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
     with opened_queue(target, create) as queue:
         refuse_partitioned(queue, target)
@@ -106,7 +108,7 @@ def form_of(path: Path, content_type: str | None, uuid_key: str, columns: str | 
 
 def _import(queue: Queue, path: Path, form: journals.Form, unstamped: bool, seen: dict[int, int]) -> tuple[int, int]:
     before = len(queue)
-    stream: BinaryIO = sys.stdin.buffer if str(path) == "-" else path.open("rb")
+    stream: BinaryIO = options.stdin() if str(path) == "-" else path.open("rb")
     with stream, slowly() as say:
         try:
             return journals.bring(

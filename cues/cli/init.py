@@ -11,6 +11,7 @@ import click
 
 from cues.cli.options import CommandFailed, command
 from cues.cli.output import CommandOutput, output_options
+from cues.cli.printing import out
 
 _GRAPH: Final = '''\
 """Orders from a file, their totals, and the sum of each customer: ``cues run graph.py``."""
@@ -154,8 +155,8 @@ def init(directory: Path, output: CommandOutput) -> None:
     if output.json:
         output.say("", directory=str(directory), name=name, files=list(FILES))
         return
-    print(f"{directory}: {', '.join(FILES)}")
-    print(f"Next: {'' if directory == Path('.') else f'cd {directory}; '}cues run graph.py; pytest")
+    out(f"{directory}: {', '.join(FILES)}")
+    out(f"Next: {'' if directory == Path('.') else f'cd {directory}; '}cues run graph.py; pytest")
 
 
 def project_name(directory: Path) -> str:

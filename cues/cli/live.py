@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO
 
 from cues.cli.output import cut, width
+from cues.cli.printing import Printable, err, escaped, is_terminal, put, uncoloured
 
 _SAY_AFTER_S: Final = 1.0
 """The time until the first progress report, and between two reports; shorter work reports none."""
@@ -28,7 +29,7 @@ def slowly() -> Iterator[Callable[..., None]]:
     A terminal shows the text, a pipe gets the facts as a JSON object a second.
     """
     reported_at = time.monotonic()
-    if sys.stderr.isatty():
+    if is_terminal("stderr"):
         with Live() as live:
             yield lambda text, **facts: live.draw([text]) if time.monotonic() - reported_at > _SAY_AFTER_S else None
         return
@@ -37,17 +38,17 @@ def slowly() -> Iterator[Callable[..., None]]:
         nonlocal reported_at
         if time.monotonic() - reported_at > _SAY_AFTER_S:
             reported_at = time.monotonic()
-            print(json.dumps({"type": "progress", **facts}), file=sys.stderr)
+            err(json.dumps({"type": "progress", **facts}))
 
     yield say
 
 
 class Live:
-    """Lines on a terminal (stderr, or ``file``). A context manager, whose end removes them."""
+    """Lines on a terminal, stderr or stdout. A context manager, whose end removes them."""
 
-    def __init__(self, file: TextIO | None = None) -> None:
-        self._file: TextIO = file or sys.stderr
-        self._lines: list[str] = []
+    def __init__(self, name: Literal["stdout", "stderr"] = "stderr") -> None:
+        self._file: TextIO = getattr(sys, name)
+        self._lines: list[Printable] = []
         self._drawn = 0
         self._midline = False
         self._lock = threading.RLock()
@@ -55,14 +56,15 @@ class Live:
 
     def __enter__(self) -> Live:
         self._kept = (sys.stdout, sys.stderr)
-        sys.stdout, sys.stderr = (_Beside(self, file) if file.isatty() else file for file in self._kept)
+        sys.stdout, sys.stderr = (
+            _Beside(self, file) if file is not None and file.isatty() else file for file in self._kept
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._erase()
             self._lines = []
-            self._file.flush()
         sys.stdout, sys.stderr = self._kept
 
     def draw(self, lines: Sequence[str]) -> None:
@@ -70,7 +72,7 @@ class Live:
         columns, rows = shutil.get_terminal_size()
         with self._lock:
             self._erase()
-            self._lines = [_fit(line, columns - 1) for line in lines[: max(1, rows - 2)]]
+            self._lines = [_fit(escaped(line), columns - 1) for line in lines[: max(1, rows - 2)]]
             self._show()
 
     def write(self, file: TextIO, text: str) -> int:
@@ -87,15 +89,18 @@ class Live:
     def _erase(self) -> None:
         if self._drawn:
             up = f"\033[{self._drawn - 1}A" if self._drawn > 1 else ""
-            self._file.write(f"\r{up}\033[J")
-            self._file.flush()
+            self._put(Printable(f"\r{up}\033[J"))
             self._drawn = 0
 
     def _show(self) -> None:
         if self._lines and not self._midline:
-            self._file.write("\n".join(self._lines))
-            self._file.flush()
+            self._put(Printable("\n".join(self._lines)))
             self._drawn = len(self._lines)
+
+    def _put(self, text: Printable) -> None:
+        put(self._file, text)
+        with contextlib.suppress(OSError):
+            self._file.flush()
 
 
 class _Beside:
@@ -115,7 +120,7 @@ class _Beside:
         return getattr(self._beside, name)
 
 
-def _fit(line: str, columns: int) -> str:
+def _fit(line: Printable, columns: int) -> Printable:
     """Cut a line to the width of the terminal; colour codes have no width."""
-    plain = line.replace("\033[2m", "").replace("\033[0m", "")
-    return line if width(plain) <= columns else cut(plain, columns)
+    plain = uncoloured(line)
+    return line if width(plain) <= columns else Printable(cut(plain, columns))

@@ -6,6 +6,7 @@ import threading
 
 from cues.cli import target as targets
 from cues.cli.options import command, note, option
+from cues.cli.printing import out
 from cues.tools import exporter
 
 
@@ -29,7 +30,7 @@ def metrics(target: targets.StoreTarget, listen: str | None) -> None:
     """
     with target.open() as store:
         if listen is None:
-            print(exporter.text(store), end="")
+            out(exporter.text(store), end="")
             return
         with exporter.serve(store, listen) as server:
             note(f"metrics: {server.url}")

@@ -7,13 +7,14 @@ Every option can also be given as an environment variable, which the help names:
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import click
 
+from cues.cli.printing import ask, err, flush, is_terminal, lost, out
+from cues.cli.printing import report as report
 from cues.errors import CuesError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,6 +25,8 @@ LOW_DISK: Final = 3
 """A run was stopped because its disk has too little free space."""
 QUEUE_FULL: Final = 4
 """A bounded queue had no room in time; the same command may succeed later."""
+OUTPUT_LOST: Final = 5
+"""The command succeeded, but its output could not be written."""
 INTERRUPTED: Final = 130
 
 CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -52,9 +55,25 @@ class CommandFailed(CuesError):
     """A command that cannot continue, for a reason without an error of the library; exit code 1."""
 
 
+class WithHelp(click.Command):
+    """A command whose ``--help`` is printed as all output is."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        help_option = super().get_help_option(ctx)
+        if help_option is not None:
+            help_option.callback = _help
+        return help_option
+
+
+def _help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        out(ctx.get_help())
+        ctx.exit()
+
+
 def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """A command of the group; its docstring is its help, with examples after a line of ``\\b``."""
-    return click.command(context_settings=CONTEXT, **settings)
+    return click.command(context_settings=CONTEXT, **{"cls": WithHelp, **settings})
 
 
 def option(*declarations: str, **settings: Any) -> Callable[[F], F]:
@@ -94,31 +113,34 @@ def confirm(what: str, question: str, yes: bool) -> None:
     note(what)
     if yes:
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (is_terminal("stdin") and is_terminal("stderr")):
         raise WrongUsage("There is no terminal to ask on.", "add --yes to confirm.")
-    if not click.confirm(question, default=False, err=True):
+    if not ask(question):
         raise CommandFailed("Nothing was changed.")
 
 
-def colour(file: Any = None) -> bool:
-    """Return whether ``file`` (default: stdout) is a terminal that may be coloured."""
-    return bool((file or sys.stdout).isatty()) and not os.environ.get("NO_COLOR")
+def stdin() -> BinaryIO:
+    """Standard input as bytes; :class:`WrongUsage` if it is closed."""
+    if sys.stdin is None:
+        raise WrongUsage("Standard input is closed, and the messages come from it.", "give it a file: < FILE.")
+    return sys.stdin.buffer
 
 
 def note(text: str) -> None:
     """Print a line on stderr."""
-    click.echo(text, err=True)
+    err(text)
 
 
-def report(message: str, hint: str, before: str = "") -> None:
-    """Print an error on stderr, with what to try."""
-    red, bold = ("\033[1;31m", "\033[1m") if colour(sys.stderr) else ("", "")
-    end = "\033[0m" if red else ""
-    if before:
-        note(before.rstrip("\n"))
-    note(f"{red}Error:{end} {message}")
-    if hint:
-        note(f"{bold}Try:{end} {hint}")
+def finish(code: int) -> int:
+    """Write what is left of the output, and return the exit code: another one if the output could not be written."""
+    complete, error = flush(), lost()
+    if not complete and not isinstance(error, BrokenPipeError):  # the reader of a pipe may take as much as it likes
+        report(
+            f"The output could not be written: {getattr(error, 'strerror', None) or error}. All else was done.",
+            "print it to another place (> FILE); what the command changed is changed.",
+        )
+        code = code or OUTPUT_LOST
+    return code
 
 
 def report_usage(error: click.UsageError) -> None:

@@ -19,6 +19,7 @@ import base64
 import functools
 import json
 import math
+import re
 import shutil
 import sys
 import unicodedata
@@ -30,7 +31,8 @@ from typing import Any
 from uuid import UUID
 
 from cues.base.histogram import Histogram
-from cues.cli.options import F, colour, option
+from cues.cli.options import F, option
+from cues.cli.printing import DIM, Printable, colour, coloured, escaped, is_terminal, is_unicode, out
 
 _SLOW_CALL_S = 0.01
 """The calls of a function are shown if one takes longer than this."""
@@ -53,16 +55,16 @@ class CommandOutput:
 
     def __init__(self, form: str | None) -> None:
         self.form = form
-        self.json = form == "json" or (form is None and not sys.stdout.isatty())
+        self.json = form == "json" or (form is None and not is_terminal("stdout"))
 
     def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[TableColumn]) -> None:
         """Print ``rows`` as one JSON object each, or as a table."""
         for line in map(to_json, rows) if self.json else table(rows, columns):
-            print(line)
+            out(line)
 
     def say(self, text: str, **facts: Any) -> None:
         """Print a sentence, or in JSON its facts."""
-        print(to_json(facts) if self.json else text)
+        out(to_json(facts) if self.json else text)
 
 
 def output_options(fn: F) -> F:
@@ -81,7 +83,7 @@ def output_options(fn: F) -> F:
 
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[TableColumn], *, colours: bool | None = None
-) -> list[str]:
+) -> list[Printable]:
     """The lines of a table; the last column is cut at the edge of the terminal."""
     shown = [[_cell(row.get(column.field)) for column in columns] for row in rows]
     kept = [place for place, column in enumerate(columns) if not column.optional or any(row[place] for row in shown)]
@@ -89,15 +91,15 @@ def table(
     cells = [[row[place] for place in kept] for row in shown]
     widths = [max(map(width, column)) for column in zip(titles, *cells)]
     on_terminal = colour() if colours is None else colours
-    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() or colours else 0
-    lines = []
+    edge = shutil.get_terminal_size().columns if is_terminal("stdout") or colours else 0
+    lines: list[Printable] = []
     for number, row in enumerate([titles, *cells]):
         parts = []
         for place, cell, size in zip(kept, row, widths):
             gap = " " * (size - width(cell))
             parts.append(gap + cell if columns[place].right else cell + gap)
         line = cut("  ".join(parts).rstrip(), edge or sys.maxsize)
-        lines.append(f"\033[2m{line}\033[0m" if on_terminal and number == 0 else line)
+        lines.append(coloured(DIM, line) if on_terminal and number == 0 else escaped(line))
     return lines
 
 
@@ -111,7 +113,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return rate(value)
     text = str(value)
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    return text if text.isprintable() else escaped(re.sub(r"[\n\r\t]", " ", text))
 
 
 def width(text: str) -> int:
@@ -201,7 +203,7 @@ def count(number: int, noun: str) -> str:
 
 def to_json(value: Any) -> str:
     """One line of JSON; the docstring of this module lists the values without a form in JSON."""
-    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    ascii_only = not is_unicode()
     try:
         return json.dumps(value, default=_default, ensure_ascii=ascii_only, allow_nan=False)
     except (TypeError, ValueError):  # a key that is not text, or a nan

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import re
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 from cues.base import events
 from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, duration, table
+from cues.cli.printing import err, is_terminal
 from cues.engine.running import Running
 from cues.engine.status import UnitStatus, processor_of
 from cues.tools import metrics
@@ -135,7 +135,7 @@ class Progress:
         self.say(message.text + repeated)
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr)
+        err(text)
 
 
 class Lines(Progress):
@@ -169,7 +169,7 @@ class Lines(Progress):
         self._write(type="event", level="info", text=text)
 
     def _write(self, **facts: Any) -> None:
-        print(json.dumps(facts), file=sys.stderr, flush=True)
+        err(json.dumps(facts))
 
 
 class ProgressTable(Progress):
@@ -221,7 +221,7 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
     """The display for this stderr: a table on a terminal, else lines."""
     if quiet:
         return Progress(graph)
-    return ProgressTable(graph, verbose) if sys.stderr.isatty() else Lines(graph, verbose)
+    return ProgressTable(graph, verbose) if is_terminal("stderr") else Lines(graph, verbose)
 
 
 def measure(running: Running) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, TableColumn, ago, kept, output_options, size
+from cues.cli.printing import out
 from cues.graphs.graph import Graph
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -59,7 +60,7 @@ def queues(target: targets.StoreTarget, everything: bool, output: CommandOutput)
             if target.file is not None:
                 rows += _elsewhere(target.file.graph)
     if not rows and not output.json:
-        print(f"The store {targets.shown(target.path)} has no queues yet.")
+        out(f"The store {targets.shown(target.path)} has no queues yet.")
         return
     output.rows([_json(row) if output.json else _shown(row) for row in rows], _COLUMNS)
 

@@ -13,6 +13,7 @@ from cues.cli import candidates, options, target
 from cues.cli import place as places
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
+from cues.cli.printing import out
 from cues.errors import StoreNotFound
 from cues.graphs import graphfile
 from cues.tools import replay as replays
@@ -125,7 +126,7 @@ def _show(report: ReplayReport, graph: str, into: str, output: CommandOutput) ->
         return
     for diff in report.queues:
         for example in diff.examples:
-            print("\n".join(_lines(diff.queue, example)))
+            out("\n".join(_lines(diff.queue, example)))
     if any(diff.basis == "multiset" and not diff.same for diff in report.queues):
         options.note("The order of a queue compared by multiset may differ, so its messages are not paired.")
     if report.whole:

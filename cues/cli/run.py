@@ -15,7 +15,6 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
@@ -30,6 +29,7 @@ from cues.cli import ui as page
 from cues.cli.backup import local
 from cues.cli.options import command, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
+from cues.cli.printing import is_terminal
 from cues.cli.progress import Progress, progress_for
 from cues.cli.replicate import Replication
 from cues.cli.show import draw_plan
@@ -256,7 +256,7 @@ def run(
         file.graph.durability = durability
     more: dict[str, Any] = {"engine": engine}
     if engine == "spark":
-        if not quiet and sys.stderr.isatty():  # a session takes longer to start than most runs of the embedded engine
+        if not quiet and is_terminal("stderr"):  # a session takes longer to start than most runs of the embedded engine
             options.note(f"{file.graph.id}: starting Spark, which takes some 10 s.")
         more |= {"master": master, "backfill": backfill}
         if queues is not None:
@@ -320,9 +320,7 @@ def run(
         code = code or options.FAILED
     if session.stuck:
         # A user's function does not return. Nothing is lost: its step did not commit.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        os._exit(options.finish(code))
     return code
 
 

@@ -11,6 +11,7 @@ from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, confirm, option, yes_option
 from cues.cli.output import CommandOutput, count, output_options, size
+from cues.cli.printing import out
 from cues.errors import StoreNotFound
 from cues.groups import operate as groups
 from cues.queues.log import Log
@@ -131,7 +132,7 @@ def _effects(plans: list[operate.SeekPlan], reset_state: bool) -> list[str]:
 
 def _show_plans(plans: list[operate.SeekPlan], reset_state: bool, output: CommandOutput) -> None:
     for line in [] if output.json else _effects(plans, reset_state) or ["nothing would change"]:
-        print(line)
+        out(line)
     for plan in plans if output.json else ():
         output.say(
             "",

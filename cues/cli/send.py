@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, option
 from cues.cli.output import CommandOutput, count, from_json, output_options
+from cues.cli.printing import is_terminal
 from cues.errors import CuesError, QueueFull, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.appender import Appender
@@ -276,7 +276,7 @@ class _Sender:
 
 
 def _send_stdin(sender: _Sender) -> None:
-    if sys.stdin.isatty():
+    if is_terminal("stdin"):
         options.note("Type JSON objects, one a line; Ctrl-D ends.")
     number = 0
     for lines in _lines():
@@ -302,7 +302,7 @@ def _send_stdin(sender: _Sender) -> None:
 def _lines() -> Iterator[list[bytes]]:
     """Yield the available whole lines until the end; the last one may lack its line feed."""
     rest = b""
-    while chunk := os.read(sys.stdin.fileno(), _READ_BYTES):
+    while chunk := os.read(options.stdin().fileno(), _READ_BYTES):
         whole, feed, after = chunk.rpartition(b"\n")
         if not feed:
             rest += after

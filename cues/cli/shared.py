@@ -9,6 +9,7 @@ from cues.base import clock
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
+from cues.cli.printing import out
 from cues.cli.target import StoreTarget
 from cues.steps.pauses import ProcessorPause
 from cues.tools import metrics
@@ -75,7 +76,7 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
             row |= {"size": size(row["bytes"]), "when": ago(row["appended"]) or "never"}
         rows.append(row)
     if not rows and not output.json:
-        print(f"{target.place} has no queues yet.")
+        out(f"{target.place} has no queues yet.")
         return
     output.rows(rows, _QUEUES)
 
@@ -121,21 +122,21 @@ def status(target: StoreTarget, output: CommandOutput) -> None:
         return
     messages = sum(figures["messages"] for figures in queues.values())
     stored = size(sum(figures["bytes"] for figures in queues.values()))
-    print(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}")
+    out(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}")
     for holder in holders:
         since = f", since {ago(holder.since)}" if holder.since else ""
         answers = f"; its last answer was {ago(holder.beat)}" if holder.state == "does not answer" else ""
-        print(f"{holder.graph}: the driver {holder.pid} on {holder.host} {holder.state}{since}{answers}")
+        out(f"{holder.graph}: the driver {holder.pid} on {holder.host} {holder.state}{since}{answers}")
     if not holders:
-        print("Not running")
-    print()
+        out("Not running")
+    out()
     output.rows([{"queue": queue, "size": size(f["bytes"])} | f for queue, f in queues.items()], _QUEUES)
     if rows:
-        print()
+        out()
         output.rows([row | {"errors": row["errors"] or None} for row in rows], _PROCESSORS)
     for processor in dict.fromkeys(row["processor"] for row in rows):
         if processor in failures:
-            print(f"\n{last_error(processor, failures[processor].last, target)}")
+            out(f"\n{last_error(processor, failures[processor].last, target)}")
 
 
 def figures(target: StoreTarget) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import click
 from cues.cli import candidates
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, output_options
+from cues.cli.printing import out
 from cues.graphs import draw, graphfile
 from cues.graphs.graph import ENGINES
 from cues.graphs.plan import Plan
@@ -59,11 +60,11 @@ def draw_plan(plan: Plan, engine: str, shared: bool, format: str, output: Comman
         output.rows(rows, ())
     else:
         # A picture is printed as text, also in a pipe.
-        print(draw.mermaid(plan) if format == "mermaid" else draw.text(plan))
+        out(draw.mermaid(plan) if format == "mermaid" else draw.text(plan))
         if places:
-            print("\nOn Spark:")
+            out("\nOn Spark:")
             for processor, where in places.items():
-                print(f"  {processor.partition('.')[2]}: {where}")
+                out(f"  {processor.partition('.')[2]}: {where}")
 
 
 def _places(plan: Plan, shared: bool) -> dict[str, str]:

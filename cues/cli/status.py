@@ -23,6 +23,7 @@ from cues.cli.output import (
     quantiles,
     size,
 )
+from cues.cli.printing import out
 from cues.cli.shared import paused
 from cues.engine import identities, record
 from cues.engine.record import RecordedFailure
@@ -142,67 +143,65 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         rows += [_group(group) for group in seen.groups]
         output.rows(rows + _consumers(seen) + [{"transaction": vars(pending)} for pending in seen.transactions], ())
         return
-    print(_headline(seen))
+    out(_headline(seen))
     if place is not None:
-        print(
-            f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}"
-        )
+        out(f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}")
     groups: dict[str, list[ProcessorMetrics]] = {}
     if processors:
-        print()
+        out()
         for processor in processors:
             groups.setdefault(processor_of(processor.processor), []).append(processor)
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not (seen.groups or seen.consumers):
-        print("No graph has run on this store.")
+        out("No graph has run on this store.")
     if seen.queues:
-        print()
+        out()
         output.rows([_queue_row(queue) for queue in seen.queues], _QUEUE_COLUMNS)
     for note in backpressure.notes(target.path):
         if note.edges:
-            print(f"\n{note.writer} waits for readers: {'; '.join(map(str, note.edges))}")
-            print(f"  If the reader is gone for good: {note.edges[0].hint}")
+            out(f"\n{note.writer} waits for readers: {'; '.join(map(str, note.edges))}")
+            out(f"  If the reader is gone for good: {note.edges[0].hint}")
     if seen.groups:
-        print()
+        out()
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
         for group in seen.groups:
             if group.idle:
-                print(f"\n{_idle(group)}\n  cues forget {target.text}#group:{group.group}")
+                out(f"\n{_idle(group)}\n  cues forget {target.text}#group:{group.group}")
     for id, units in groups.items():
         if id in map(processor_of, gone):
-            print(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
+            out(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
     _show_consumers(seen, output)
     if delayed:
-        print("\n" + "\n".join(map(str, delayed.values())))
+        out("\n" + "\n".join(map(str, delayed.values())))
     timers = [(processor.timer, processor.processor) for processor in processors if processor.timer is not None]
     if timers:
-        print()
+        out()
         for time, unit in sorted(timers):
-            print(f"The next timer of {unit} is due at {time.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
+            out(f"The next timer of {unit} is due at {time.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
     for processor in processors:
         if processor.paused is not None:
-            print(f"\n{paused(processor.paused, target.text, target.store)}")
+            out(f"\n{paused(processor.paused, target.text, target.store)}")
     for processor in processors:
         last = processor.last_error
         if last is not None:
-            print(f"\n{shared.last_error(processor.processor, last, target)}")
+            out(f"\n{shared.last_error(processor.processor, last, target)}")
     for line in [line for supervisor in seen.supervisors for line in _failures(supervisor)]:
-        print(f"\n{line}")
+        out(f"\n{line}")
     for copy in follower.seen(seen.path):
         ended = "" if copy.alive else "; its process has ended"
-        print(f"\nThe copy in {copy.dest} is {copy.lag_s:.1f} s behind (--max-lag {copy.max_lag_s:g}{ended})")
+        out(f"\nThe copy in {copy.dest} is {copy.lag_s:.1f} s behind (--max-lag {copy.max_lag_s:g}{ended})")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]
     abroad += [
         f"{reader.processor} of the store {reader.store} reads {reader.queue}, at {reader.position:,}"
         for reader in seen.readers
     ]
     if abroad:
-        print("\n" + "\n".join(abroad))
+        out("\n" + "\n".join(abroad))
     if target.file is not None:
         known = {processor.processor for processor in seen.processors}
         missing = [node.id for node in target.file.graph.plan().running if node.id not in known]
         if missing:
-            print(f"\nHas not run yet: {', '.join(missing)}")
+            out(f"\nHas not run yet: {', '.join(missing)}")
 
 
 def _orphan(units: list[ProcessorMetrics]) -> str:
@@ -461,7 +460,7 @@ def _show_consumers(seen: StoreMetrics, output: CommandOutput) -> None:
     ]
     for rows, columns in ((consumers, _CONSUMER_COLUMNS), (transactions, _TRANSACTION_COLUMNS)):
         if rows:
-            print()
+            out()
             output.rows(rows, columns)
 
 

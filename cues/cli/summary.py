@@ -12,6 +12,7 @@ from typing import Any, Literal
 from cues.base import events, names
 from cues.cli import fresh
 from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
+from cues.cli.printing import out
 from cues.cli.shared import errors_of, paused
 from cues.cli.target import shown
 from cues.engine.pausing import list_pauses
@@ -205,19 +206,19 @@ class Summary:
             return
         if not nothing_new:
             output.rows(self._rows(), _COLUMNS)
-            print()
-        print(sentence)
+            out()
+        out(sentence)
         for held in self.held:
-            print(f"{held}: run again then")
+            out(f"{held}: run again then")
         if self.failed:
-            print(f"{count(self.failed, 'message')} failed: {self._errors}")
+            out(f"{count(self.failed, 'message')} failed: {self._errors}")
         for queue, messages in self.unresolved.items():
             before = self._earlier[queue]
             some = "all" if before == messages else f"{before:,}"
             earlier = f", {some} of them in earlier runs" if before > 0 else ""
-            print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {self._errors}")
+            out(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {self._errors}")
         for pause in self.paused:
-            print(paused(pause, self._target, self._store))
+            out(paused(pause, self._target, self._store))
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from cues.cli import options, place, shared
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import iso, to_json
+from cues.cli.printing import flush, out
 from cues.cli.where import Where
 from cues.errors import BatchDamaged
 from cues.queues.committed import Isolation
@@ -158,12 +158,10 @@ def _print_shared(
             if text is None:
                 failed = True
                 continue
-            sys.stdout.write(text + "\n")
             printed += 1
-            if printed == limit:
+            if not out(text) or printed == limit:
                 break
-        sys.stdout.flush()
-        if not follow:
+        if not flush() or not follow:
             break
         while printed != limit and not reader.has_more(at):
             time.sleep(_LOOK_S)
@@ -197,9 +195,8 @@ class _Reader:
         if limit == 0:
             return
         for line in self._lines(tailer, follow):
-            sys.stdout.write(line + "\n")
             self.printed += 1
-            if self.printed == limit:
+            if not out(line) or self.printed == limit:
                 break
 
     def _begin(self, tailer: MergedTailer, begin: place.Place | None, count: int | str | None) -> int | None:
@@ -288,8 +285,7 @@ class _Reader:
             try:
                 message = tailer.read()
                 if message is None:
-                    sys.stdout.flush()
-                    if not follow:
+                    if not flush() or not follow:
                         return
                     while (message := tailer.read(block=True, timeout=FILE_CHECK_S)) is None:
                         self.queue.store._check_file()  # cues run --fresh deletes a store that others read

@@ -26,6 +26,7 @@ from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, TableColumn, ago, duration, output_options, quantiles, size
+from cues.cli.printing import escaped, is_terminal
 from cues.cli.watching import CtrlC
 from cues.engine.status import processor_of
 from cues.errors import CuesError, NotInstalled
@@ -191,7 +192,7 @@ def top(target: targets.StoreTarget, every: float, once: bool, output: CommandOu
       cues top graph.py --once --json      one JSON object for each processor and each process
     """
     before = look(target)
-    if once or output.json or not sys.stdout.isatty():
+    if once or output.json or not is_terminal("stdout"):
         time.sleep(every)
         now = look(target)
         if output.json:
@@ -236,7 +237,7 @@ def top(target: targets.StoreTarget, every: float, once: bool, output: CommandOu
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], list[str]]]:
     """A function that waits for keys, for some seconds at most. Without a terminal there are none."""
-    fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    fd = sys.stdin.fileno() if is_terminal("stdin") else None
     if fd is None:
 
         def none(seconds: float) -> list[str]:
@@ -319,7 +320,7 @@ class View:
                 style=style,
             )
         parts: list[RenderableType] = [
-            Text(now.title, style="bold", no_wrap=True, overflow="ellipsis"),
+            Text(escaped(now.title), style="bold", no_wrap=True, overflow="ellipsis"),
             Text(""),
             table,
         ]
@@ -337,9 +338,9 @@ class View:
             parts += [Text(""), workers]
         if self.details and self.selected is not None:
             parts += [Text(""), Text(self.selected, style="bold")]
-            parts += [Text(f"  {note}") for note in now.notes.get(self.selected, [])]
+            parts += [Text(escaped(f"  {note}")) for note in now.notes.get(self.selected, [])]
         if self.problem or not rows:
-            parts += [Text(""), Text(self.problem or "No graph has run on this store.")]
+            parts += [Text(""), Text(escaped(self.problem) or "No graph has run on this store.")]
         parts += [Text(""), Text("q end  s sort  r reverse  ↑↓ select  Enter details", style="dim")]
         return Group(*parts)
 

@@ -8,6 +8,7 @@ from cues.base import names
 from cues.cli import target as targets
 from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, TableColumn, iso, output_options
+from cues.cli.printing import out
 from cues.cli.tail import LAST, Count
 from cues.queues.processor_rows import key_of
 from cues.queues.tailer import Tailer
@@ -65,7 +66,7 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
     if output.json:
         output.rows([record for step in steps for record in step["maps"]], ())
     elif not steps:
-        print(f"{processor} has made no step yet.")
+        out(f"{processor} has made no step yet.")
     else:
         rows = [step | {"hash": step["hash"] and step["hash"][:12] + "…", "time": step["time"][:23]} for step in steps]
         output.rows(rows, _COLUMNS)

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, output_options
+from cues.cli.printing import flush
 from cues.errors import NotInstalled
 from cues.graphs.graph import Graph
 
@@ -86,7 +86,7 @@ def ui(
     address = server.address_of(listener, guard)
     output.say(address, address=address)
     options.note("Ctrl-C ends the page." if not allow_write else "The page may change things. Ctrl-C ends it.")
-    sys.stdout.flush()
+    flush()
     serving.run()
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import queue
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -16,15 +13,16 @@ from typing import Final
 import click
 
 from cues.cli.live import Live
-from cues.cli.options import F, option
+from cues.cli.options import F, WithHelp, option
 from cues.cli.output import CommandOutput, count
+from cues.cli.printing import escaped, flush, is_terminal, out, printed
 from cues.errors import CuesError
 
 _SECONDS: Final = 2.0
 """Time between two looks, if none is given."""
 
 
-class Watched(click.Command):
+class Watched(WithHelp):
     """A command whose ``--watch`` may be without a number, also before the target (``--watch graph.py``)."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -51,15 +49,17 @@ def repeat(show: Callable[[], None], every_s: float | None, output: CommandOutpu
     """
     if every_s is None:
         return show()
-    if output.json or not sys.stdout.isatty():
+    if output.json or not is_terminal("stdout"):
         while True:
             if not output.json:
-                print(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}")
+                out(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}")
             show()
-            print("" if output.json else "\n", end="", flush=True)
+            out("" if output.json else "\n", end="")
+            if not flush():
+                return None
             time.sleep(every_s)
-    lines = _printed(show)
-    with CtrlC() as ctrl_c, Live(sys.stdout) as live:
+    lines = printed(show)
+    with CtrlC() as ctrl_c, Live("stdout") as live:
         while True:
             head = f"{datetime.now():%H:%M:%S}  every {every_s:g} s, Ctrl-C ends"
             shown = shutil.get_terminal_size().lines - 4
@@ -68,10 +68,11 @@ def repeat(show: Callable[[], None], every_s: float | None, output: CommandOutpu
             if ctrl_c.within(every_s):
                 break
             try:
-                lines = _printed(show)
+                lines = printed(show)
             except (CuesError, OSError) as error:  # the store is being replaced, for example by --fresh
-                lines = [getattr(error, "message", str(error))]
-    print("\n".join(lines))
+                lines = [escaped(getattr(error, "message", str(error)))]
+    for line in lines:
+        out(line)
     raise KeyboardInterrupt
 
 
@@ -103,10 +104,3 @@ class CtrlC:
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._kept)
-
-
-def _printed(show: Callable[[], None]) -> list[str]:
-    """The lines that ``show`` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        show()
-    return text.getvalue().splitlines()
