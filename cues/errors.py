@@ -59,6 +59,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cues.overrides import override
+
 
 class CuesError(Exception):
     """Base of all errors raised by Cues.
@@ -76,9 +78,11 @@ class CuesError(Exception):
         self.hint = hint
         self.__dict__.update(facts)
 
+    @override
     def __str__(self) -> str:
         return f"{self.message} Try: {self.hint}" if self.hint else self.message
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         facts = {k: v for k, v in self.__dict__.items() if k not in ("message", "hint")}
         return _rebuild, (type(self), self.message, self.hint, facts)

@@ -44,6 +44,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cues.errors import InvalidArgument, NotInstalled, SchemaError
+from cues.overrides import override
 
 Load = Callable[[Any], Any]
 """Checks a value and converts it; raises :class:`_Misfit`."""
@@ -79,12 +80,15 @@ class Parsed:
     def __init__(self, type: Any) -> None:
         self.type = type
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Parsed) and other.type == self.type
 
+    @override
     def __hash__(self) -> int:
         return hash((Parsed, self.type))
 
+    @override
     def __repr__(self) -> str:
         return f"parsed({getattr(self.type, '__name__', self.type)})"
 
@@ -120,6 +124,7 @@ class Schema:
             _json_schema(kind) if isinstance(kind, Mapping) else _Compiler(self.parses, names, self._hints).load(kind)
         )
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (self.given, None, self._hints)
 

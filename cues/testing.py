@@ -40,6 +40,7 @@ from cues.base.events import Counters, Event, Recovered
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
+from cues.overrides import override
 from cues.queues.log import read_row as read_log
 from cues.queues.processor_rows import key_of, read_row, read_topology
 from cues.queues.store import Store
@@ -422,6 +423,7 @@ class History:
         if not self.exact:
             raise AssertionError(str(self))
 
+    @override
     def __str__(self) -> str:
         if self.exact:
             return f"all {self.expected} messages, once and in order"

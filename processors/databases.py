@@ -17,6 +17,7 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues.errors import CheckpointError, CuesError, InvalidArgument, Unsupported
+from cues.overrides import override
 from cues.processors import sql
 
 if TYPE_CHECKING:
@@ -152,19 +153,23 @@ class DuckDB(sql.SQLite):
         super().__init__(path, schema, timeout_s=timeout_s)
         self._lock = _locks_of(self.path).transactions
 
+    @override
     def _connect(self) -> Any:
         with _locks_of(self.path).opening, _opened(self.path):
             connection = duckdb_module().connect(self.path)
             connection.execute(sql.TABLE + ";" + self.schema)
         return connection
 
+    @override
     def _failures(self) -> tuple[type[Exception], ...]:
         duckdb = duckdb_module()
         return (duckdb.OperationalError, duckdb.InternalError, duckdb.CatalogException, duckdb.ConnectionException)
 
+    @override
     def _asks_to_repeat(self, error: Exception) -> bool:
         return isinstance(error, duckdb_module().TransactionException) and "conflict" in str(error).lower()
 
+    @override
     def _is_open(self, connection: Any) -> bool:
         # The driver has no such question, but a transaction keeps its number, and each statement outside has its own.
         try:

@@ -62,6 +62,7 @@ from cues import faults
 from cues.checkpoints import Row, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.errors import CheckpointError, Diverged, InvalidArgument
+from cues.overrides import override
 from cues.processors import SINK, formats, places, takes
 
 TIMEOUT_S: Final = 30.0
@@ -133,6 +134,7 @@ class FileSink:
         )  # fmt: skip
         self._timers: dict[str, threading.Timer] = {}
 
+    @override
     def __reduce__(self) -> Any:
         """Pickle the path and the options; another process opens the files itself."""
         return self._again, ()
@@ -205,6 +207,7 @@ class FileSink:
         old = self.roll_s is not None and time.time() - open_file["since"] >= self.roll_s
         return old or int(open_file["length"]) >= self.roll_bytes
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.processors.FileSink {self.path}>"
 

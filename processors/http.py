@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 import cues
 from cues.errors import InvalidArgument, NotInstalled
+from cues.overrides import override
 from cues.processors import jsontext
 
 RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
@@ -275,6 +276,7 @@ class Rate:
             self._next_at = at + self._distance_s
         return at - now
 
+    @override
     def __getstate__(self) -> float:
         return self._distance_s
 

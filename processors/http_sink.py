@@ -35,6 +35,7 @@ from weakref import WeakKeyDictionary
 
 import cues
 from cues.errors import CheckpointError, InvalidArgument
+from cues.overrides import override
 from cues.processors import FREE, http, jsontext, takes
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Requests:
                     f"The header {name!r} is not text of printable ASCII characters.", "correct headers=."
                 )
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_clients"}
 

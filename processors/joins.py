@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 import cues
 from cues.errors import GraphError
+from cues.overrides import override
 from cues.processors import STREAM, takes
 from cues.processors.event_time import (
     WATERMARK,
@@ -155,6 +156,7 @@ class _Join(EventTime):
         self._pairs = pairs
         self._keys = _keys(key, (pairs.left, pairs.right))
 
+    @override
     def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
         tail = digest(self._keys[call.binding](message))
         if call.watermark is not None and time_us < call.watermark:
@@ -182,10 +184,12 @@ class _AsOf(_Join):
         super().__init__(*given)
         self._outer, self._tolerance = how == "left", tolerance
 
+    @override
     def keep(self, call: Call, message: dict[str, Any], time_us: int, tail: bytes) -> None:
         side = b"\1" if call.binding == self._pairs.left else b"\0"
         call.open(b"w" + at(time_us + 1) + side + call.number.to_bytes(8, "big") + tail, message)
 
+    @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         time_us, side, entry = time_of(row[1:9]) - 1, row[9], b"t" + row[18:]
         known = call.state.get(entry)
@@ -217,6 +221,7 @@ class _Interval(_Join):
         """By side: how far before and after a message its partner may be."""
         self._outer = {"inner": b"", "left": b"l", "right": b"r", "full": b"lr"}[how]
 
+    @override
     def keep(self, call: Call, message: dict[str, Any], time_us: int, tail: bytes) -> None:
         side, other = (b"l", b"r") if call.binding == self._pairs.left else (b"r", b"l")
         back, ahead = self._reach[side]
@@ -230,6 +235,7 @@ class _Interval(_Join):
         call.state[row] = [message, matched]
         call.open(b"w" + at(time_us + ahead + 1) + row, True)
 
+    @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         row = row[9:]
         message, matched = call.state[row]

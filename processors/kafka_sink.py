@@ -52,6 +52,7 @@ import cues
 from cues import faults
 from cues.checkpoints import Row, Transaction, admit, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
+from cues.overrides import override
 from cues.processors import SINK, jsontext, kafka, takes
 
 _VERSION: Final = 1
@@ -127,6 +128,7 @@ class Topic:
         self._units: dict[str, _Unit] = {}
         self._pid = 0
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_units", "_pid")}
 

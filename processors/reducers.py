@@ -32,6 +32,7 @@ import xxhash
 
 from cues import codec
 from cues.errors import GraphError
+from cues.overrides import override
 from cues.processors.event_time import Field, getter
 
 _DIGEST_K: Final = 300
@@ -103,6 +104,7 @@ class _OfField(Reducer):
     def __init__(self, field: Field) -> None:
         self._value = getter(field, "field")
 
+    @override
     def add(self, state: Any, message: Any) -> Any:
         value = self._value(message)
         return state if value is None else self.put(state, value)
@@ -119,23 +121,29 @@ def _number(value: Any) -> Any:
 
 
 class _Count(Reducer):
+    @override
     def start(self) -> int:
         return 0
 
+    @override
     def add(self, state: int, message: Any) -> int:
         return state + 1
 
+    @override
     def merge(self, state: int, other: int) -> int:
         return state + other
 
 
 class _CountField(_OfField):
+    @override
     def start(self) -> int:
         return 0
 
+    @override
     def put(self, state: int, value: Any) -> int:
         return state + 1
 
+    @override
     def merge(self, state: int, other: int) -> int:
         return state + other
 
@@ -146,12 +154,15 @@ def count(field: Field | None = None) -> Reducer:
 
 
 class _Sum(_OfField):
+    @override
     def start(self) -> Any:
         return None
 
+    @override
     def put(self, state: Any, value: Any) -> Any:
         return _number(value) if state is None else state + _number(value)
 
+    @override
     def merge(self, state: Any, other: Any) -> Any:
         return state if other is None else other if state is None else state + other
 
@@ -162,15 +173,19 @@ def sum(field: Field) -> Reducer:
 
 
 class _Mean(_OfField):
+    @override
     def start(self) -> Any:
         return [0, 0]
 
+    @override
     def put(self, state: Any, value: Any) -> Any:
         return [state[0] + 1, state[1] + _number(value)]
 
+    @override
     def merge(self, state: Any, other: Any) -> Any:
         return [state[0] + other[0], state[1] + other[1]]
 
+    @override
     def result(self, state: Any) -> Any:
         return state[1] / state[0] if state[0] else None
 
@@ -185,14 +200,17 @@ class _Extreme(_OfField):
         super().__init__(field)
         self._choose = choose
 
+    @override
     def start(self) -> Any:
         return None
 
+    @override
     def put(self, state: Any, value: Any) -> Any:
         if value != value:
             raise TypeError(f"{value!r} has no order")
         return value if state is None else self._choose(state, value)
 
+    @override
     def merge(self, state: Any, other: Any) -> Any:
         return state if other is None else other if state is None else self._choose(state, other)
 
@@ -228,9 +246,11 @@ class _Quantiles(_OfField):
         if exact is not None:
             _sketches()
 
+    @override
     def start(self) -> Any:
         return [0, b""]
 
+    @override
     def put(self, state: Any, value: Any) -> Any:
         number = array("d", (float(_number(value)),))
         count, kept = state
@@ -240,6 +260,7 @@ class _Quantiles(_OfField):
         digest.update(number[0])
         return [count + 1, digest.serialize()]
 
+    @override
     def merge(self, state: Any, other: Any) -> Any:
         count = state[0] + other[0]
         if self._exact is None or count <= self._exact:
@@ -257,6 +278,7 @@ class _Quantiles(_OfField):
             digest.update(value)
         return digest
 
+    @override
     def result(self, state: Any) -> list[float] | None:
         count, kept = state
         if not count:
@@ -298,12 +320,15 @@ class _Distinct(_OfField):
         if exact is not None:
             _sketches()
 
+    @override
     def start(self) -> Any:
         return [False, b""]
 
+    @override
     def put(self, state: Any, value: Any) -> Any:
         return self._put(state, [xxhash.xxh3_64_intdigest(codec.pack_key(value))])
 
+    @override
     def merge(self, state: Any, other: Any) -> Any:
         if other[0] and not state[0]:
             state, other = other, state
@@ -334,6 +359,7 @@ class _Distinct(_OfField):
             sketch.update(each - (1 << 63))
         return [True, sketch.serialize_compact()]
 
+    @override
     def result(self, state: Any) -> int:
         is_sketch, kept = state
         return round(_sketch(kept).get_estimate()) if is_sketch else len(kept) // 8
@@ -367,9 +393,11 @@ class _Top(_OfField):
         self._k = k
         self._capacity = capacity
 
+    @override
     def start(self) -> Any:
         return []
 
+    @override
     def put(self, state: Any, value: Any) -> Any:
         for row in state:
             if row[0] == value and type(row[0]) is type(value):
@@ -383,6 +411,7 @@ class _Top(_OfField):
         state.append([value, least + 1, least])
         return state
 
+    @override
     def merge(self, state: Any, other: Any) -> Any:
         # A value that only one of them has may have been dropped by the other, at most as often as its smallest count.
         floors = [builtins.min(row[1] for row in each) if len(each) >= self._capacity else 0 for each in (state, other)]
@@ -398,6 +427,7 @@ class _Top(_OfField):
         merged.sort(key=lambda row: -row[1])
         return merged[: self._capacity]
 
+    @override
     def result(self, state: Any) -> list[list[Any]]:
         rows = sorted(state, key=lambda row: (-row[1], type(row[0]).__name__, row[0]))
         return [[value, count] for value, count, _ in rows[: self._k]]

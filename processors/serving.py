@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from cues.overrides import override
+
 HEAD_S: Final = 5.0
 """Seconds in which the head of a request must arrive, for a page."""
 
@@ -52,14 +54,17 @@ def protocol(limit_s: float) -> Any:
     class Protocol(H11Protocol):
         _head_timer: asyncio.TimerHandle | None = None
 
+        @override
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._watch()
 
+        @override
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self._watch()
 
+        @override
         def connection_lost(self, error: Exception | None) -> None:
             self._stop()
             super().connection_lost(error)

@@ -43,6 +43,7 @@ from typing import Any, Final
 import cues
 from cues.checkpoints import Row, enter_wal, held, write_once
 from cues.checkpoints import Transaction as TargetTransaction
+from cues.overrides import override
 
 TIMEOUT_S: Final = 30.0
 """Seconds for which a transaction waits for another writer of the database before it fails."""
@@ -91,6 +92,7 @@ class SQLite:
         self._connection: Any = None
         self._pid = 0
 
+    @override
     def __reduce__(self) -> Any:
         """Pickle the path and the options; another process opens the database itself."""
         return functools.partial(type(self), timeout_s=self.timeout_s), (os.path.abspath(self.path), self.schema)

@@ -33,6 +33,7 @@ from uuid import UUID
 
 import cues
 from cues.errors import CheckpointError, InvalidArgument
+from cues.overrides import override
 from cues.processors import SINK, databases, jsontext, takes
 
 MODES: Final = ("append", "upsert", "delete")
@@ -96,6 +97,7 @@ class Table:
         self._digits: dict[str, tuple[int, int]] = {}
         """The digits of decimal columns of the table in the database, and those after the point, once it is ready."""
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready_in": 0}
 

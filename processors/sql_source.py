@@ -37,6 +37,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from cues.errors import Diverged, InvalidArgument
+from cues.overrides import override
 from cues.processors import SOURCE, databases, foreign, takes, waits
 
 _VERSION: Final = 1
@@ -120,6 +121,7 @@ class Rows:
         if self._reader is not None:
             self._reader.interrupt()
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
 

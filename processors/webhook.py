@@ -47,6 +47,7 @@ from typing import Any, Final, NamedTuple
 
 import cues
 from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.overrides import override
 from cues.processors import SOURCE, foreign, http, jsontext, takes, waits
 from cues.processors import serving as guards
 
@@ -165,6 +166,7 @@ class Webhook:
         for name in ("starlette", "uvicorn"):
             http.package(name)
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_serving": None}
 

@@ -38,6 +38,7 @@ from typing import Any
 
 import cues
 from cues.errors import GraphError
+from cues.overrides import override
 from cues.processors import STREAM, takes
 from cues.processors.event_time import (
     END_US,
@@ -89,6 +90,7 @@ class _Fixed(_Windows):
         super().__init__(*given)
         self._size, self._every, self._offset = size, every, offset
 
+    @override
     def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
         key = self._key(message)
         tail = digest(key)
@@ -109,6 +111,7 @@ class _Fixed(_Windows):
         if missed:
             call.tell_late(message, time_us, windows=missed[::-1])
 
+    @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         end = time_of(row[1:9])
         self.close(call, value[0], end - self._size, end, value[1])
@@ -125,6 +128,7 @@ class _Sessions(_Windows):
         super().__init__(*given, merges=True)
         self._gap = gap
 
+    @override
     def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
         key = self._key(message)
         row = b"s" + digest(key)
@@ -146,6 +150,7 @@ class _Sessions(_Windows):
         apart.sort(key=lambda session: session[0])
         self._put(call, row, key, due, apart)
 
+    @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         row = b"s" + row[9:]
         key, _, sessions = call.state[row]
@@ -175,6 +180,7 @@ class _Counted(_Windows):
         super().__init__(*given)
         self._count, self._within, self._timed = count, within, timed
 
+    @override
     def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
         key = self._key(message)
         row = b"c" + digest(key)
@@ -199,6 +205,7 @@ class _Counted(_Windows):
             del call.state[b"w" + at(window[4]) + row[1:]]
         self._finish(call, window)
 
+    @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         row = b"c" + row[9:]
         window = call.state[row]

@@ -17,6 +17,7 @@ import pytest
 import cues
 from cues.engine import local, supervised
 from cues.graphs import options
+from cues.overrides import override
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 
 CASES = Path(__file__).parent / "typing_cases.py"
@@ -118,3 +119,9 @@ def test_help_lists_every_option_with_its_default_and_effect(described: Any, typ
 def test_help_of_a_stream_shows_unit_default_and_effect() -> None:
     doc = inspect.getdoc(cues.Graph.stream) or ""
     assert "\nstep_s=0.25\n    Seconds: a step of a message function ends after this time; None: no limit.\n" in doc
+
+
+def test_the_mark_of_an_override_is_the_method_itself() -> None:
+    """A call costs the same with the mark. There is no function around the method."""
+    assert override(keywords) is keywords
+    assert cues.CuesError.__str__.__module__ == "cues.errors"

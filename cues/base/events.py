@@ -14,6 +14,7 @@ from typing import Any
 from cues.base import logs
 from cues.base.histogram import Histogram
 from cues.errors import WriterStuck
+from cues.overrides import override
 
 log = logs.logger("cues")
 
@@ -60,6 +61,7 @@ class Retrying(Event):
     cause: str = ""
     """Type and text of the exception."""
 
+    @override
     @property
     def topic(self) -> str:
         return f"retry after {self.cause}"
@@ -75,10 +77,12 @@ class Failed(Event):
     queue: str = ""
     """The error queue."""
 
+    @override
     @property
     def facts(self) -> dict[str, Any]:
         return super().facts | {"queue": self.queue or None}
 
+    @override
     @property
     def topic(self) -> str:
         return f"failure by {self.cause}"

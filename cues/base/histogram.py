@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cues.overrides import override
+
 _PARTS: Final = 4
 """Buckets for each doubling of the value: a quantile is off by an eighth at most."""
 
@@ -21,6 +23,7 @@ class Histogram(dict[int, int]):
         bucket = value if bits < 3 else bits * _PARTS + (value >> (bits - 3) & 3)
         self[bucket] = self.get(bucket, 0) + count
 
+    @override
     def copy(self) -> Histogram:
         return Histogram(self)
 

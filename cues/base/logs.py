@@ -13,6 +13,8 @@ import logging
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
+from cues.overrides import override
+
 FACTS: Final = ("graph", "processor", "partition", "queue", "index", "store", "worker", "group", "member", "producer")
 """The attributes of a record: names without the graph's, paths of stores, indices of messages."""
 
@@ -25,6 +27,7 @@ else:
 class Logger(_Adapter):
     """A logger whose calls take the facts of a record as keyword arguments."""
 
+    @override
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         given = {name: kwargs.pop(name) for name in FACTS if name in kwargs}
         kwargs["extra"] = dict.fromkeys(FACTS) | given | (kwargs.get("extra") or {})

@@ -33,6 +33,7 @@ from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CheckpointError
+from cues.overrides import override
 from cues.queues.sequencer import Checkpoint
 from cues.storage import locks
 from cues.storage.datafile import sync_directory
@@ -162,6 +163,7 @@ class JSONFileCheckpoint(Closing):
 
         return OpenCommit(changed, commit, lambda: None)
 
+    @override
     def close(self) -> None:
         """Do nothing: no file is open between two commits."""
 
@@ -218,6 +220,7 @@ class JSONFileCheckpoint(Closing):
         os.replace(following, self.path)
         sync_directory(self.path.parent)
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.JSONFileCheckpoint {self.path}>"
 

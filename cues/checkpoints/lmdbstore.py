@@ -30,6 +30,7 @@ from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CuesError
+from cues.overrides import override
 from cues.queues.backpressure import await_room
 from cues.queues.queue import Queue
 from cues.queues.sequencer import Checkpoint
@@ -207,6 +208,7 @@ class LMDBCheckpoint:
     def close(self) -> None:
         """Do nothing: the caller closes the store."""
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.LMDBCheckpoint {self.name} in {self.store.path}>"
 

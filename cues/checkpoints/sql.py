@@ -39,6 +39,7 @@ from cues.checkpoints.deliveries import TABLE, Row, Transaction, held, transacti
 from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
 from cues.checkpoints.sqlite_wal import enter_wal
 from cues.errors import CheckpointError, InvalidArgument, Unsupported
+from cues.overrides import override
 from cues.queues.sequencer import Checkpoint
 from cues.steps.failure import line
 from cues.steps.process import Process
@@ -252,6 +253,7 @@ class SQLCheckpoint(Closing):
         """The engine, to read from the database. The tables of ``schema`` exist."""
         return self._open()
 
+    @override
     def close(self) -> None:
         """Close the connections. The next use opens them again. An engine given as the target stays open."""
         with self._lock:
@@ -343,6 +345,7 @@ class SQLCheckpoint(Closing):
         for statement in self._schema:
             connection.exec_driver_sql(statement)
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self.target, sa.Engine):
             raise TypeError(f"A checkpoint over an engine cannot be pickled ({self.where}). Try: give its URL instead.")
@@ -356,6 +359,7 @@ class SQLCheckpoint(Closing):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.SQLCheckpoint {self.name or 'of sinks'} in {self.where}>"
 

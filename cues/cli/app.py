@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 from cues.cli import options, printing
 from cues.cli.printing import out
 from cues.errors import CuesError, NotInstalled, QueueFull
+from cues.overrides import override
 
 COMMANDS: Final = {
     "run": "Run a graph until its sources have ended and its queues are drained.",
@@ -86,12 +87,15 @@ def load(name: str) -> click.Command:
 class Commands(options.WithHelp, click.Group):
     """Loads a command when it is called."""
 
+    @override
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    @override
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return load(name) if name in COMMANDS else None
 
+    @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -107,12 +111,14 @@ class Commands(options.WithHelp, click.Group):
         _set(ctx, name, args[1:])
         return super().resolve_command(ctx, args)
 
+    @override
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """The commands by the table above, so that none is loaded; after a dash the options of ``cues`` itself."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
+    @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))

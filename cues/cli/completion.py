@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from cues.cli.options import command
 from cues.cli.printing import out
+from cues.overrides import override
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -48,6 +49,7 @@ class _Bash(shell_completion.BashComplete):
     _before = ""
     """The part of the word before the last colon, which bash keeps."""
 
+    @override
     def get_completion_args(self) -> tuple[list[str], str]:
         words = shell_completion.split_arg_string(os.environ["COMP_WORDS"])
         number = int(os.environ["COMP_CWORD"])
@@ -64,6 +66,7 @@ class _Bash(shell_completion.BashComplete):
                 whole.append(arg)
         return whole, word
 
+    @override
     def format_completion(self, item: CompletionItem[Any]) -> str:
         return f"{item.type},{item.value.removeprefix(self._before)}"
 

@@ -16,6 +16,7 @@ import click
 from cues.cli.printing import ask, err, flush, is_terminal, lost, out
 from cues.cli.printing import report as report
 from cues.errors import CuesError
+from cues.overrides import override
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +59,7 @@ class CommandFailed(CuesError):
 class WithHelp(click.Command):
     """A command whose ``--help`` is printed as all output is."""
 
+    @override
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         help_option = super().get_help_option(ctx)
         if help_option is not None:

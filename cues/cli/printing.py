@@ -22,6 +22,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, TextIO
 
+from cues.overrides import override
+
 _SIGNS: Final = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f"
@@ -158,6 +160,7 @@ def logs() -> Iterator[None]:
 
 
 class _Logs(logging.Handler):
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         err(self.format(record))
 

@@ -17,6 +17,7 @@ from cues.cli.output import TableColumn, calling, duration, table
 from cues.cli.printing import err, is_terminal
 from cues.engine.running import Running
 from cues.engine.status import UnitStatus, processor_of
+from cues.overrides import override
 from cues.tools import metrics
 
 _STATES: Final = ("ended", "running", "paused", "stopped")
@@ -146,6 +147,7 @@ class Lines(Progress):
         self._before: dict[str, int] = {}
         self._last = self.started_at
 
+    @override
     def tick(self, running: Running) -> None:
         super().tick(running)
         now = time.monotonic()
@@ -159,12 +161,15 @@ class Lines(Progress):
         self._last = now
         self._write(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=rows)
 
+    @override
     def _shows(self, event: events.Event) -> bool:
         return True
 
+    @override
     def _print(self, message: _Repeats, repeated: str, counts: dict[str, int]) -> None:
         self._write(**{name: value for name, value in message.facts.items() if value}, **counts)
 
+    @override
     def say(self, text: str) -> None:
         self._write(type="event", level="info", text=text)
 
@@ -182,14 +187,17 @@ class ProgressTable(Progress):
         self._live = Live()
         self._before: list[tuple[float, dict[str, int]]] = []
 
+    @override
     def __enter__(self) -> Progress:
         self._live.__enter__()
         return self
 
+    @override
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._live.__exit__(*error)
 
+    @override
     def tick(self, running: Running) -> None:
         super().tick(running)
         now = time.monotonic()
@@ -211,6 +219,7 @@ class ProgressTable(Progress):
             head += f"  waiting for {', '.join(running.plan.fed)} (cues send)"
         self._live.draw([head, *table(rows, _COLUMNS, colours=True)])
 
+    @override
     def _shows(self, event: events.Event) -> bool:
         notable = isinstance(event, events.Recovered) and event.decision in ("rewind", "void")
         told = notable or isinstance(event, events.Placed) or (self.verbose and not _is_told_at_the_end(event))

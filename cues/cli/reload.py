@@ -40,6 +40,7 @@ from typing import Any, Final
 import cues
 from cues.cli import options
 from cues.graphs import graphfile
+from cues.overrides import override
 
 DRAIN_S: Final = 5.0
 """Seconds for which a run whose code changed drains; then it ends after the steps under way."""
@@ -112,6 +113,7 @@ class _Finder(MetaPathFinder):
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
+    @override
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.has_location and spec.origin and is_local(spec.origin):
@@ -252,6 +254,7 @@ class _Files:
         self._beside: dict[str, Stamp] = {}
         """The Python files in the directories of the files: a module that a failed import misses may be made there."""
 
+    @override
     def __str__(self) -> str:
         others = len(self.stamps.keys() - {self._graph})
         more = f" or one of {others} imported files" if others > 1 else " or the imported file" if others else ""

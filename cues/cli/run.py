@@ -39,6 +39,7 @@ from cues.engine.running import Running
 from cues.errors import CuesError, DiskLow, Fenced, ProcessorStopped
 from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
+from cues.overrides import override
 from cues.queues.options import size_of
 from cues.queues.store import Store
 from cues.tools.exporter import MetricsServer
@@ -473,6 +474,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
         self.setLevel(logging.WARNING)
         self._progress = progress
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "cues" and record.module == "events":
             return  # the progress display has it as an event

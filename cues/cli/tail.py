@@ -18,6 +18,7 @@ from cues.cli.output import iso, to_json
 from cues.cli.printing import flush, out
 from cues.cli.where import Where
 from cues.errors import BatchDamaged
+from cues.overrides import override
 from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
@@ -32,6 +33,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
     name = "N|all"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value == "all":
             return "all"

@@ -18,6 +18,7 @@ from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import flush
 from cues.errors import NotInstalled
 from cues.graphs.graph import Graph
+from cues.overrides import override
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8420
@@ -28,6 +29,7 @@ class Address(click.ParamType):  # type: ignore[type-arg]
 
     name = "ADDRESS"
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         if isinstance(value, tuple):
             return value

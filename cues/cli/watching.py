@@ -17,6 +17,7 @@ from cues.cli.options import F, WithHelp, option
 from cues.cli.output import CommandOutput, count
 from cues.cli.printing import escaped, flush, is_terminal, out, printed
 from cues.errors import CuesError
+from cues.overrides import override
 
 _SECONDS: Final = 2.0
 """Time between two looks, if none is given."""
@@ -25,6 +26,7 @@ _SECONDS: Final = 2.0
 class Watched(WithHelp):
     """A command whose ``--watch`` may be without a number, also before the target (``--watch graph.py``)."""
 
+    @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         following = [*args[1:], ""]
         alone = [a == "--watch" and not after.replace(".", "", 1).isdigit() for a, after in zip(args, following)]

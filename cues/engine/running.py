@@ -20,6 +20,7 @@ from cues.base.shown import Progress, Shown
 from cues.engine.disk_guard import DiskGuard
 from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
+from cues.overrides import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -386,6 +387,7 @@ class Running(Shown):
         else:
             self.close()
 
+    @override
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self.draining else "running"
         return f"<cues.Running {self.graph.id} {state}>"

@@ -21,6 +21,7 @@ from cues.engine.engine import Host
 from cues.engine.status import UnitStatus
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, WriterStuck
 from cues.forwarding.forwarder import Forwarder
+from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, read_row
 from cues.records.log_row import LogRow
@@ -340,6 +341,7 @@ class ForwarderThread(WorkLoop):
         super().__init__(running, repr(forwarder))
         self.forwarder = forwarder
 
+    @override
     def turn(self) -> None:
         """Sleep until there is something to forward, and forward it.
 
@@ -357,6 +359,7 @@ class ForwarderThread(WorkLoop):
             self.running.emit(events.Waiting(self.running.plan.id, text, logging.WARNING, stuck))
         self.running.changed()
 
+    @override
     def stop(self, error: BaseException) -> None:
         graph, other = self.running.plan.id, self.forwarder.other.path
         self.stopped = ProcessorStopped(

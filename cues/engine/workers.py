@@ -39,6 +39,7 @@ from cues.engine.threads import Worker
 from cues.engine.wire import WORDS
 from cues.errors import CuesError, Fenced
 from cues.graphs import graph, graphfile
+from cues.overrides import override
 from cues.steps import tracing
 from cues.steps.failure import stop_event, stopped_by
 from cues.steps.feed import SourceStepper
@@ -96,6 +97,7 @@ class WorkerEngine(EmbeddedEngine):
         self._carry = carry
         self._marked = {unit: place for place, unit in enumerate(carry.units)}
 
+    @override
     def _start_threads(self) -> None:
         self._process.channel.send(wire.Ready())
         begin = self._process.expect(wire.Begin)
@@ -105,14 +107,17 @@ class WorkerEngine(EmbeddedEngine):
             self.host.end_sources()
         super()._start_threads()
 
+    @override
     def _worker(self, stepper: Stepper) -> Worker:
         unit = stepper.node.id
         stepper.be_careful(self._carry.careful.get(unit, {}), self._carry.verdicts.get(unit))
         return _Watched(self.host, stepper, self._process.marks, self._marked[unit])
 
+    @override
     def keep_stop(self, event: events.Stopped) -> None:
         """Do nothing: the supervisor gets the event, and keeps the stop."""
 
+    @override
     def _begin_record(self) -> None:
         """Do nothing: the supervisor has done it."""
 
@@ -160,6 +165,7 @@ class _Watched(Worker):
         marks[place + 1], marks[place + 2] = chosen, start
         marks[place + 3] = count
 
+    @override
     def _turn(self) -> bool:
         moved = super()._turn()
         runner = self.delivery.runner
@@ -171,6 +177,7 @@ class _Watched(Worker):
             os._exit(TIMED_OUT)
         return moved
 
+    @override
     def _mark(self, busy: bool) -> None:
         super()._mark(busy)
         pulls = isinstance(self.delivery, SourceStepper) and not self.delivery.feed.ended
@@ -308,6 +315,7 @@ class _LogsTo(logging.Handler):
         super().__init__(logging.WARNING)
         self._channel = channel
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
             self._channel.send(wire.Logged(record.name, record.levelno, self.format(record), logs.facts_of(record)))

@@ -36,6 +36,7 @@ from cues.forwarding import fork
 from cues.forwarding.fork import Step
 from cues.forwarding.low_water import LowWater
 from cues.forwarding.other_stores import ProducerRow
+from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.processor_rows import read_row
 from cues.queues.queue import Queue, open_queue
@@ -280,5 +281,6 @@ class Forwarder:
             if raw is not None and (at := ProducerRow.unpack(raw).at) > fork_queue.first:
                 self._trim(fork_queue, at)
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Forwarder {self.home.path} → {self.other.path}>"

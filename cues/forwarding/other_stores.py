@@ -25,6 +25,7 @@ from cues import codec
 from cues.base import names
 from cues.base.closing import Closing
 from cues.errors import StoreError, StoreNotFound
+from cues.overrides import override
 from cues.records import sealed
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore
@@ -106,6 +107,7 @@ class Others(Closing):
                 self._known[id] = None
         return self._known[id]
 
+    @override
     def close(self) -> None:
         self._opened.close()
 

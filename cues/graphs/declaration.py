@@ -40,6 +40,7 @@ from cues.graphs.options import (
     lists_options,
 )
 from cues.graphs.processor import VARIADIC, parameters_of, position_count, wants_process
+from cues.overrides import override
 from cues.queues.options import duration_of
 
 
@@ -59,12 +60,15 @@ class _Bound:
                 )
         self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
 
+    @override
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.bindings == other.bindings
 
+    @override
     def __hash__(self) -> int:
         return hash(tuple(self.bindings.items()))
 
+    @override
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
 
@@ -246,6 +250,7 @@ class Processor:
             self.options = before
             raise
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.{type(self).__name__} {self.id}>"
 

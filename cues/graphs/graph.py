@@ -58,6 +58,7 @@ from cues.graphs.options import (
 from cues.graphs.plan import REST, Plan
 from cues.graphs.processor import function_name
 from cues.graphs.topology import Topology
+from cues.overrides import override
 from cues.queues.options import FUNCTIONS, QueueOptions, size_of
 
 if TYPE_CHECKING:
@@ -470,6 +471,7 @@ class Graph(Shown):
         with self.start(**options) as running:
             running.wait_done()
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Graph {self.id}: {', '.join(self.processors) or 'empty'}>"
 

@@ -14,6 +14,7 @@ from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
 from cues.graphs.options import FRAME as FRAME
 from cues.graphs.options import Function, Kind, Options
+from cues.overrides import override
 from cues.schemas import Schema
 
 
@@ -190,15 +191,18 @@ class RedriveNode(Node):
         }
         return RedriveNode(**shared | own)
 
+    @override
     @property
     def input_partition(self) -> int:
         """0: each unit has queues of its own for redriven messages."""
         return 0
 
+    @override
     def tailer(self, queue: str) -> str:
         """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
         return queue
 
+    @override
     def config(self) -> dict[str, Any]:
         """Return the processor of which it redrives messages. A message that fails again can be redriven again."""
         assert self.redrives is not None
@@ -240,15 +244,18 @@ class TimerNode(Node):
         }
         return TimerNode(**shared | own)
 
+    @override
     @property
     def input_partition(self) -> int:
         """0: each unit has a queue of its own for due timers."""
         return 0
 
+    @override
     def tailer(self, queue: str) -> str:
         """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
         return queue
 
+    @override
     def config(self) -> dict[str, Any]:
         """Return the processor whose timer failed, with the function of its timers."""
         assert self.timers_of is not None

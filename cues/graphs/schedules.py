@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, NotInstalled
+from cues.overrides import override
 from cues.queues.options import duration_of
 
 MISSED: Final = ("all", "last", "none")
@@ -98,13 +99,16 @@ class Every(Schedule):
         self.interval_ns = round(seconds * 1e6) * 1000
         self.__name__ = "every"
 
+    @override
     def after(self, ns: int) -> int:
         return (ns // self.interval_ns + 1) * self.interval_ns
 
+    @override
     def passed(self, start: int, end: int, process: Any) -> tuple[int, int]:
         count = max(0, end // self.interval_ns - start // self.interval_ns)
         return (end // self.interval_ns * self.interval_ns if count else start), count
 
+    @override
     def __repr__(self) -> str:
         return f"cues.every({self.interval_ns / 1e9:g})"
 
@@ -135,9 +139,11 @@ class Cron(Schedule):
                 "pass a day that its months have, such as '0 6 28 2 *'.",
             )
 
+    @override
     def after(self, ns: int) -> int:
         return next(self._times(ns))
 
+    @override
     def passed(self, start: int, end: int, process: Any) -> tuple[int, int]:
         last, count = start, 0
         for at in self._times(start):
@@ -160,6 +166,7 @@ class Cron(Schedule):
         """Return the local time at or before ``ns``, in whole seconds."""
         return clock.to_datetime(ns).replace(microsecond=0).astimezone(self.timezone)
 
+    @override
     def __repr__(self) -> str:
         return f"cues.cron({self.expression!r}, timezone={str(self.timezone)!r})"
 

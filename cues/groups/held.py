@@ -14,6 +14,7 @@ from typing import Any
 from cues.base import clock
 from cues.groups.sticky import Partition
 from cues.groups.table import Move
+from cues.overrides import override
 from cues.queues.claims import Claim
 from cues.queues.queue import Queue
 from cues.queues.tailer import Envelope, Tailer
@@ -115,6 +116,7 @@ class _IndexedTailer(Tailer):
         super().__init__(queue)
         self.runs: list[tuple[int, int]] = []
 
+    @override
     def _take(self, n: int) -> list[dict[str, Any]]:
         taken = super()._take(n)
         if taken:

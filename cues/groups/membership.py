@@ -46,6 +46,7 @@ from cues.groups.places import Place, Start, check_start
 from cues.groups.session import Session
 from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
+from cues.overrides import override
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
 from cues.queues.committed import Isolation, check_isolation
@@ -323,6 +324,7 @@ class Member(Reader):
 
     # --- reading ---
 
+    @override
     @_one_call
     def read(self, block: bool = False, timeout: float | None = None) -> Message | None:
         """Return the next message of any partition that this member holds; None if there is none.
@@ -748,6 +750,7 @@ class Member(Reader):
 
     # --- end ---
 
+    @override
     def close(self) -> None:
         """Release all partitions (``on_revoked`` is called first) and close. Waits for a call of another thread.
 
@@ -772,6 +775,7 @@ class Member(Reader):
                 finally:
                     self._closed = self.holdings.over
 
+    @override
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.holdings.held)} partitions"
         return f"<cues.groups.Member {self.name} of {self.group}: {state}>"

@@ -39,6 +39,7 @@ from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
+from cues.overrides import override
 from cues.queues import claims
 from cues.queues.base import OptionsChanged
 from cues.queues.claims import Claim
@@ -324,6 +325,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.abandon()
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.groups.Session of {self._member.name} on {self.partitions}: {self._state()}>"
 

@@ -45,6 +45,7 @@ from cues.groups.membership import Member
 from cues.groups.places import Start
 from cues.groups.sticky import Partition
 from cues.groups.table import Move
+from cues.overrides import override
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.ownership import LEASE_S
@@ -148,6 +149,7 @@ class SharedConsumer(Closing):
         """The partitions, as (queue, number), on which this process works at the moment."""
         return sorted(self._units)
 
+    @override
     def close(self) -> None:
         """Stop the consumers of this process, hand over its partitions and leave the group. May be repeated."""
         if self._ended:

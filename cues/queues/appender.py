@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from cues import faults
 from cues.base.closing import Closing
 from cues.errors import Closed, CuesError, SchemaError
+from cues.overrides import override
 from cues.queues import backpressure
 from cues.queues.base import BaseQueue, OptionsChanged
 from cues.queues.delays import At, Delay, delayed
@@ -140,6 +141,7 @@ class Appender(Closing):
             faults.point("append.inside")
         return starts
 
+    @override
     def close(self) -> None:
         self._closed = True
 
@@ -148,6 +150,7 @@ class Appender(Closing):
             raise Closed(f"The appender of {self.queue.id!r} is closed.", "make a new one with queue.appender().")
         self.queue._check()
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Appender of {self.queue.id}>"
 
@@ -162,12 +165,14 @@ class TypedAppender(Appender):
         super().__init__(queue, timeout)
         self._schema = schema
 
+    @override
     def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int | Place:
         return super().write(self._written(message), deliver_at=deliver_at, delay=delay)
 
     def _written(self, message: Any) -> Any:
         return message if is_watermark(message) else self._schema.written(message)
 
+    @override
     def write_many(self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None) -> range | list[Place]:
         checked = []
         for place, message in enumerate(messages):

@@ -35,6 +35,7 @@ from urllib.parse import quote
 
 from cues.base import clock, logs, names
 from cues.errors import QueueFull
+from cues.overrides import override
 from cues.queues import claims, group_rows, marks
 from cues.queues.base import BaseQueue
 from cues.queues.committed import CommittedLog, counts_places
@@ -82,6 +83,7 @@ class Edge:
     limit: str
     hint: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.reader} has not read {self.behind:,} messages of {self.queue} ({self.limit})"
 
@@ -104,6 +106,7 @@ class Note:
         """Whether the process that wrote the note is alive."""
         return self.boot == clock.boot_id() and locks.process_state(self.pid) != "gone"
 
+    @override
     def __str__(self) -> str:
         return f"{self.writer} waits: {'; '.join(map(str, self.edges))}"
 

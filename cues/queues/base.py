@@ -12,6 +12,7 @@ from cues.base.checks import is_count
 from cues.base.closing import Closing
 from cues.base.lifetime import Lifetime
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
+from cues.overrides import override
 from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions
@@ -240,6 +241,7 @@ class BaseQueue(Closing):
         if self._options.retention is not None:
             let_go(txn, self._log.records, self._options.retention)
 
+    @override
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open.
 
@@ -258,6 +260,7 @@ class BaseQueue(Closing):
             raise Closed(f"The queue {self.id!r} is closed.", "open it again with store.queue(...).")
         self.store._check()
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Queue {self.id} of {self.store.path}>"
 

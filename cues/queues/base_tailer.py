@@ -15,6 +15,7 @@ from cues.base import clock
 from cues.base.closing import Closing
 from cues.errors import Closed
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues.base import BaseQueue, check_index
 from cues.queues.log import Log
 from cues.records.log_row import LogRow
@@ -82,6 +83,7 @@ class BaseTailer(Reader):
         """Move to the index that ``place`` returns."""
         raise NotImplementedError
 
+    @override
     def close(self) -> None:
         """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""
         self._closed = True

@@ -26,6 +26,7 @@ import xxhash
 
 from cues.base import logs
 from cues.errors import InvalidArgument, StoreDamaged
+from cues.overrides import override
 from cues.queues import spans
 from cues.queues.log import KEY, READ_BYTES_MAX, Log, Raw
 from cues.queues.spans import Span
@@ -109,6 +110,7 @@ class CommittedLog(Log):
 
     # --- places and indices ---
 
+    @override
     def row(self, txn: StoreTransaction) -> LogRow:
         row = super().row(txn)
         last = spans.upto(txn, self.id)
@@ -117,30 +119,38 @@ class CommittedLog(Log):
         next = row.next if last is None else row.next + last.ahead
         return row._replace(identity=identity_of(row.identity), first=self._began[1], next=next)
 
+    @override
     def place_of(self, txn: StoreTransaction, index: int) -> int:
         return spans.place_of(txn, self.id, index)
 
+    @override
     def index_of(self, txn: StoreTransaction, place: int) -> int:
         return spans.index_of(txn, self.id, place)
 
+    @override
     def needed_from(self, txn: StoreTransaction, position: int) -> int:
         return spans.needed_from(txn, self.id, position)
 
+    @override
     def index_at(self, txn: StoreTransaction, row: LogRow, time_ns: int) -> int:
         place = self.place_of(txn, super().index_at(txn, self.records_row(txn), time_ns))
         return min(max(row.first, place), row.next)
 
+    @override
     def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
         return super().time_at(txn, self.records_row(txn), self.index_of(txn, index))
 
+    @override
     def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
         records = self.records_row(txn)
         before = self.index_of(txn, index - 1) if index > 1 else 0
         return super().seal_before(txn, records, before + 1)
 
+    @override
     def _raws_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
         return super().read(txn, row, index - 1, 1)
 
+    @override
     def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
         """Return the place after the last committed message; at least ``start``."""
         cursor = txn.cursor(self.database)
@@ -162,6 +172,7 @@ class CommittedLog(Log):
 
     # --- reading ---
 
+    @override
     def read(
         self, txn: StoreTransaction, row: LogRow, index: int, count: int, bytes_max: int = READ_BYTES_MAX
     ) -> list[Raw]:
@@ -272,6 +283,7 @@ class CommittedLog(Log):
             self.id, lost, span.record, span.begin, first - 1, **logs.of_log(self.id), index=span.record,
         )  # fmt: skip
 
+    @override
     def batches(self, raws: Iterable[Raw]) -> list[Batch]:
         opened: list[Batch] = []
         for raw in raws:

@@ -22,6 +22,7 @@ from typing import Any
 
 from cues.errors import BatchDamaged, InvalidArgument
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues.base import BaseQueue, check_index
 from cues.queues.base_tailer import Place
 from cues.queues.log import Log
@@ -50,6 +51,7 @@ class MergedTailer(Tailer):
         """The tailer whose batch is being returned."""
         self._have_all()
 
+    @override
     @property
     def index(self) -> int:
         """Raise :class:`InvalidArgument`; use :attr:`positions`."""
@@ -58,17 +60,20 @@ class MergedTailer(Tailer):
             "use tailer.positions, or queue.partition(i).tailer().",
         )
 
+    @override
     @property
     def positions(self) -> dict[int, int]:
         """The index that is read next, by partition."""
         return {part._log.partition: part._record_index() for part in self._parts}
 
+    @override
     def _turn(self, direction: Direction) -> None:
         self._direction = direction
         self._current = None
         for part in self._parts:
             part._direction = direction
 
+    @override
     def to_index(self, index: int | dict[int, int]) -> None:
         """Move to these indices, a dict such as :attr:`positions`; partitions that are not in it stay."""
         if not isinstance(index, dict):
@@ -92,6 +97,7 @@ class MergedTailer(Tailer):
 
         self._seek(place)
 
+    @override
     def _seek(self, place: Place) -> None:
         with self._use():
             self._have_all()
@@ -105,15 +111,18 @@ class MergedTailer(Tailer):
                 part._index = goal
             self._current = None
 
+    @override
     def _peek(self) -> dict[str, Any] | None:
         part = self._pick()
         return part._peek() if part is not None else None
 
+    @override
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """Doorbells and mask of all partitions, with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
         return self._store._doorbells, wakeup.union(part._log.mask for part in self._parts)
 
+    @override
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<cues.MergedTailer{name} of {self.queue.id} at {self.positions}>"
@@ -126,6 +135,7 @@ class MergedTailer(Tailer):
             self._parts.append(part)
             self._current = None
 
+    @override
     def _next(self, n: int) -> list[dict[str, Any]]:
         """Take the next ``n`` messages and move; on an error, move nothing."""
         if n == 1 and self.name is None:
@@ -155,6 +165,7 @@ class MergedTailer(Tailer):
         del self._parts[len(marks) :]
         self._current, self._read = None, read
 
+    @override
     def _take_ahead(self, n: int) -> list[dict[str, Any]]:
         taken: list[dict[str, Any]] = []
         try:

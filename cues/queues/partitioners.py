@@ -36,6 +36,7 @@ from cues import codec
 from cues.base import names
 from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
+from cues.overrides import override
 from cues.records import batch
 
 KEYED: Final = ("murmur2", "murmur2-sticky", "fnv1a-modulo", "rendezvous")
@@ -160,12 +161,15 @@ class Missing:
             "pass it to store.queue(name, key=…, partitioner=…), or write with queue.partition(i).appender().",
         )
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Missing) and other.name == self.name
 
+    @override
     def __hash__(self) -> int:
         return hash(self.name)
 
+    @override
     def __repr__(self) -> str:
         return f"<function {self.name}>"
 

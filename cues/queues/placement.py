@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, Router
 
@@ -27,9 +28,11 @@ class Place(int):
         place.partition = partition
         return place
 
+    @override
     def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
         return int(self), self.partition
 
+    @override
     def __repr__(self) -> str:
         return f"<{int(self)} of partition {self.partition}>"
 

@@ -21,6 +21,7 @@ from typing import Final, Literal
 
 from cues.base import logs, names
 from cues.errors import CuesError, Gap, InvalidArgument, SequenceError
+from cues.overrides import override
 from cues.queues.base import BaseQueue, check_index, journal_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.sequencer import RING, Checkpoint, Envelope, Outcome, Sequencer
@@ -170,6 +171,7 @@ class ReadUncommitted:
             envelope.message[names.UUID] = envelope.uuid
         return envelope
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.txn.ReadUncommitted {self.queue.id} at {self.index}>"
 
@@ -248,5 +250,6 @@ class ReadCommitted:
         """Return the position to continue at: :meth:`Sequencer.checkpoint`. The last envelope is not processed yet."""
         return self.sequencer.checkpoint(horizon_ns, keep_open)
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.txn.ReadCommitted {self.queue.id} at {self.source.index}>"

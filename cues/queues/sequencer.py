@@ -37,6 +37,7 @@ from typing import Any, Final
 
 from cues.base import logs
 from cues.errors import InvalidArgument, SequenceError
+from cues.overrides import override
 from cues.records.identity import CLOCK_MAX, PRODUCER_BYTES, Flags, ProducerID, assemble, split
 
 RING: Final = 8192
@@ -90,17 +91,20 @@ class Envelope:
         """True for an acknowledgement: it commits the messages before it; its own message is empty."""
         return self.flags == _ACK
 
+    @override
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Envelope):
             return NotImplemented
         return self._all() == other._all()
 
+    @override
     def __hash__(self) -> int:
         return hash((self.journal, self.begin, self.clock))
 
     def _all(self) -> tuple[Any, ...]:
         return self.journal, self.begin, self.end, self.uuid, self.message
 
+    @override
     def __repr__(self) -> str:
         return f"Envelope(journal={self.journal!r}, begin={self.begin}, end={self.end}, uuid={self.uuid})"
 

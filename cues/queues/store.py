@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Unpack
 from cues.base.option_texts import describes
 from cues.errors import DurabilityMismatch
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 from cues.queues.queue import Matching, Queue, open_queue
 from cues.storage.base_store import BaseStore
@@ -106,6 +107,7 @@ class Store(BaseStore):
         made: Backup = importlib.import_module("cues.tools.backup").backup(self, dest, since)
         return made
 
+    @override
     def check(self) -> list[str]:
         """Check the whole store; return the problems, one sentence each (see ``cues check``)."""
         # The check imports all layers above this one, so it is loaded by name.

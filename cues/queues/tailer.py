@@ -28,6 +28,7 @@ from uuid import UUID
 from cues.base import clock, names
 from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues import rollback
 from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
@@ -134,6 +135,7 @@ class Tailer(BaseTailer):
                 f"pass isolation={was!r}, or use another name.",
             )
 
+    @override
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue.
 
@@ -219,6 +221,7 @@ class Tailer(BaseTailer):
     def _turn(self, direction: Direction) -> None:
         self._direction = direction
 
+    @override
     def _seek(self, place: Place) -> None:
         with self._use():
             with self._store._view() as txn:
@@ -231,6 +234,7 @@ class Tailer(BaseTailer):
         """Return the position of this tailer at a place of the log's records."""
         return self._log.place_of(txn, place(txn, self._log.records, self._log.records_row(txn)))
 
+    @override
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<cues.Tailer{name} of {self.queue.id} at {self._index}>"

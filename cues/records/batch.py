@@ -37,6 +37,7 @@ from cues import codec
 from cues.base import clock, names
 from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.records import provenance
 from cues.records import stamps as stamping
 from cues.records.identity import as_uuid
@@ -663,24 +664,29 @@ class Shown(Batch):
         self.head = replace(record.head, count=count, acknowledges=hidden)
         self._body = self._origins = None
 
+    @override
     @property
     def source(self) -> tuple[Batch, int]:
         return self._record, self._low
 
+    @override
     @property
     def shown_ns(self) -> int:
         return self._shown_ns
 
+    @override
     def messages(self) -> list[dict[str, Any]]:
         if self.head.acknowledges:
             return [ACKNOWLEDGEMENT] * self.head.count
         return self._record.messages()[self._low : self._low + self.head.count]
 
+    @override
     @property
     def stamps(self) -> Stamps | None:
         stamps = self._record.stamps
         return None if stamps is None else stamps.slice(self._low, self._low + self.head.count)
 
+    @override
     def provenance(self, queue: str, kept: frozenset[str], start: int = 0, stop: int | None = None) -> Provenance:
         if self.head.acknowledges:
             return Provenance((self.head.count if stop is None else stop) - start, {})

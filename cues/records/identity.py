@@ -27,6 +27,7 @@ import uuid
 from typing import Any, Final
 
 from cues.errors import InvalidArgument
+from cues.overrides import override
 
 PRODUCER_BYTES: Final = 6
 PRODUCER_MASK: Final = (1 << 48) - 1
@@ -60,6 +61,7 @@ class ProducerID(bytes):
             )
         return super().__new__(cls, raw)
 
+    @override
     def __repr__(self) -> str:
         return f"ProducerID({self.hex()})"
 
@@ -110,6 +112,7 @@ class Clock:
                     self._value = after
                     return before + TICK
 
+    @override
     def __repr__(self) -> str:
         return f"Clock({self._value:#x})"
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.records.identity import PRODUCER_BYTES, TICK, Flags, assemble, split
 
 HEAD: Final = struct.Struct(">6sQH")
@@ -107,11 +108,13 @@ class Stamps:
         further = b"".join([producer.to_bytes(PRODUCER_BYTES, "big") for producer in numbers][1:])
         return head + bytes((len(numbers) - 1,)) + further + bytes([numbers[producer] for producer in self.producers])
 
+    @override
     def __eq__(self, other: object) -> bool:
         return repr(self) == repr(other) if isinstance(other, Stamps) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
+    @override
     def __repr__(self) -> str:
         producers = "/".join([f"{producer:012x}" for producer in self.producers or (self.producer,)])
         return f"Stamps({producers}, {self.flags}, {list(self.clocks)})"

@@ -36,6 +36,7 @@ from cues.engine.threads import Worker
 from cues.errors import GraphError
 from cues.graphs.graph import Graph
 from cues.graphs.processor import Node
+from cues.overrides import override
 from cues.queues.queue import Queue
 from cues.records.batch import Page
 from cues.spark import staging
@@ -81,6 +82,7 @@ class Span(Slice):
         with input.log.store._view() as txn:
             self._seal = input.log.seal_before(txn, input.log.row(txn), stop)
 
+    @override
     def seal(self) -> bytes:
         return self._seal
 
@@ -107,6 +109,7 @@ class StagedPart(Part):
     staged = 0
     """Number of LMDB values."""
 
+    @override
     def values(self) -> int:
         return self.staged + self.staged // 64  # with the branch pages above them
 
@@ -117,6 +120,7 @@ class BackfillStepper(Stepper):
     _most = FIRST_MESSAGES
     """Messages of the next job, adapted to the time of the last one."""
 
+    @override
     def step(self) -> Outcome:
         """Process a long range, as several steps; or make one usual step, if executors cannot do it."""
         runner = self.runner
@@ -339,14 +343,17 @@ class Turns(Worker):
         super().__init__(engine.host, stepper)
         self.engine = engine
 
+    @override
     def finish(self, error: BaseException | None = None) -> None:
         super().finish(error)
         self.engine.rounds.leave(self.id)
 
+    @override
     @property
     def _exhausted(self) -> bool:
         return isinstance(self.delivery, SourceStepper) or self.engine.rounds.over
 
+    @override
     def _turn(self) -> bool:
         turn = self.engine.rounds.take_turn(self.id, self._work)
         if turn is not None and turn.waits and not turn.worked:
@@ -371,6 +378,7 @@ class Turns(Worker):
         some = any if delivery.node.mode == "alts" else all
         return some(delivery.left(read, self.engine.ends.get(read.log.id)) > 0 for read in delivery.inputs)
 
+    @override
     def pull(self) -> None:
         """Do nothing: sources do not run."""
 
@@ -383,10 +391,12 @@ class BackfillEngine(SparkEngine):
     def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
         super().__init__(graph, spark, master, delivery=BackfillStepper, **options)
 
+    @override
     def start(self, host: Host) -> None:
         super().start(host)
         staging.sweep(self.store.directory)
 
+    @override
     def _start_threads(self) -> None:
         units: dict[str, list[str]] = {}
         for delivery in self._assembly.steppers:
@@ -395,9 +405,11 @@ class BackfillEngine(SparkEngine):
         self.rounds = Rounds([unit for name in order for unit in units[name]])
         super()._start_threads()
 
+    @override
     def _worker(self, stepper: Stepper) -> Worker:
         return Turns(self, stepper)
 
+    @override
     def _take_in(self, units: Sequence[Node]) -> None:
         """Refuse new partitions, because the rounds are made at the start."""
         raise GraphError(
@@ -428,8 +440,10 @@ class BackfillEngine(SparkEngine):
             if forwarded or self.host.pause(LOOK_S):
                 return
 
+    @override
     def resting(self) -> bool:
         return False  # a backfill ends by itself, and not after a quiet time
 
+    @override
     def done(self) -> bool:
         return bool(self.stopped) or (all(worker.finished for worker in self.workers) and self.idle())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
+from cues.overrides import override
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
 from cues.spark.place import message_first
 from cues.spark.reading import QueueReader, QueueStream, find, row_of
@@ -33,10 +34,12 @@ class CuesSource(DataSource):
     parallelism: int = os.cpu_count() or 2
     """Number of tasks that run at once. :func:`source_for` asks the session."""
 
+    @override
     @classmethod
     def name(cls) -> str:
         return "cues"
 
+    @override
     @message_first()
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
@@ -48,10 +51,12 @@ class CuesSource(DataSource):
         fields = self.options.get("fields")
         return f"{own}, {fields}" if fields else own
 
+    @override
     @message_first()
     def reader(self, schema: T.StructType) -> QueueReader:
         return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
 
+    @override
     @message_first()
     def streamReader(self, schema: T.StructType) -> QueueStream:
         options = ReadOptions.of(self.options, READ_STREAM)
@@ -61,10 +66,12 @@ class CuesSource(DataSource):
             return BatchStream(schema, options, self.parallelism)
         return QueueStream(schema, options, self.parallelism)
 
+    @override
     @message_first()
     def writer(self, schema: T.StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(schema, WriteOptions.of_batch(self.options), overwrite)
 
+    @override
     @message_first()
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)

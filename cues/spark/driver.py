@@ -18,6 +18,7 @@ from cues.errors import GraphError
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
+from cues.overrides import override
 from cues.spark.plans import queries_of, require_steps
 from cues.spark.remote import SparkRunner, require_sight, why_local
 from cues.spark.session import is_local
@@ -35,6 +36,7 @@ class SparkEngine(EmbeddedEngine):
         self._given, self._master = spark, master
         self._session = contextlib.ExitStack()
 
+    @override
     def start(self, host: Host) -> None:
         graph = self.graph
         plan = graph.plan()
@@ -67,6 +69,7 @@ class SparkEngine(EmbeddedEngine):
             self.close()
             raise
 
+    @override
     def join(self, timeout: float) -> None:
         try:
             super().join(timeout)
@@ -74,6 +77,7 @@ class SparkEngine(EmbeddedEngine):
             self._session.close()
             raise
 
+    @override
     def close(self) -> None:
         """Give everything back. A session of the user continues."""
         try:

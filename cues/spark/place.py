@@ -24,6 +24,7 @@ import xxhash
 
 from cues.base import clock
 from cues.errors import CuesError, Diverged, Unsupported
+from cues.overrides import override
 from cues.queues.committed import Isolation
 from cues.queues.queue import Queue
 from cues.queues.store import Store
@@ -182,26 +183,32 @@ class Pinned(ReadableQueue):
                 )
             yield queue
 
+    @override
     def ends(self) -> tuple[Indices, Indices]:
         with self._logs() as (logs, txn):
             rows = [log.row(txn) for log in logs]
         return tuple(row.first for row in rows), tuple(row.next for row in rows)
 
+    @override
     def index_at(self, time_ns: int) -> Indices:
         with self._logs() as (logs, txn):
             return tuple(log.index_at(txn, log.row(txn), time_ns) for log in logs)
 
+    @override
     def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
         with self._logs() as (logs, txn):
             return edges(txn, logs, start, end, slices)
 
+    @override
     def cut(self, start: Indices, end: Indices, count: int) -> Indices:
         with self._logs() as (logs, txn):
             return cut(txn, logs, start, end, count)
 
+    @override
     def plan(self, start: Indices, end: Indices, lost: Lost) -> None:
         """The range is the plan: messages that were purged meanwhile are found by the task."""
 
+    @override
     def rows(self, start: Indices, end: Indices, plan: None, lost: Lost) -> Iterator[MessageRows]:
         with self.opened() as queue:
             logs = [view._log for view in queue._views]

@@ -39,6 +39,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
 from cues.forwarding import external_writers
+from cues.overrides import override
 from cues.queues.committed import Isolation
 from cues.queues.store import Store
 from cues.spark.checkpoint import Offset
@@ -200,6 +201,7 @@ class QueueReader(_Reading, DataSourceReader):
         self.start = self.place_of(options.start, "startingPosition")
         self.end = self._next if options.end == "latest" else self.place_of(options.end, "endingPosition")
 
+    @override
     @message_first()
     def partitions(self) -> list[InputPartition]:
         count = max(len(self.start), len(self.end))  # it may have grown between the two
@@ -214,18 +216,22 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         super().__init__(schema, options, parallelism)
         self._target: Indices | None = None
 
+    @override
     @message_first()
     def initialOffset(self) -> dict[str, Any]:
         place = self._committed() or self.place_of(self.options.start, "startingPosition")
         return Offset(self.pinned.identity, place, place).to_dict()
 
+    @override
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self.options.messages_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @override
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._last()
 
+    @override
     @message_first()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = self._mine(start).end
@@ -248,10 +254,12 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = self.pinned.cut(at, end, limit.max_rows)
         return start if end == at else Offset(self.pinned.identity, at, end).to_dict()
 
+    @override
     def reportLatestOffset(self) -> dict[str, Any] | None:
         last = self._last()
         return Offset(self.pinned.identity, last, last).to_dict()
 
+    @override
     @message_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, asked = self._mine(start), self._mine(end)

@@ -28,6 +28,7 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged, Unsupported
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
+from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
 from cues.spark.executor import (
@@ -127,6 +128,7 @@ class PartResult(PartReport):
 class _RemoteProcess(Process):
     """``process`` without state."""
 
+    @override
     def _states(self) -> Layer:
         raise NeedsState
 
@@ -246,6 +248,7 @@ class SparkRunner(Runner):
         self._job: tuple[tuple[int, int], bytes] | None = None
         """Generation and epoch, and the packed job that has them."""
 
+    @override
     def run(self, taken: Taken, bounded: bool = False) -> Results:
         if self._local:
             return super().run(taken, bounded)
@@ -260,6 +263,7 @@ class SparkRunner(Runner):
         self.pace.ran(taken.count, clock.monotonic_ns() - began)
         return results
 
+    @override
     def close(self) -> None:
         """Give up a step under way."""
         self._jobs.cancelled = True
@@ -267,6 +271,7 @@ class SparkRunner(Runner):
         if not self._local:
             self._jobs.cancel()
 
+    @override
     def _call_batch(self, taken: Taken, process: Process) -> Any:
         """Call a frame with a DataFrame of the step's range. The rows of the DataFrame that it returns are messages."""
         if self._node.options.batch != FRAME:

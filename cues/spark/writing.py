@@ -35,6 +35,7 @@ from cues import codec, faults
 from cues.errors import CodecError, CuesError, InvalidArgument, PositionMismatch, QueueOptionsError, Unsupported
 from cues.forwarding import external_writers
 from cues.forwarding.external_writers import SourceRow
+from cues.overrides import override
 from cues.queues import backpressure
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import PARTITIONS_MAX, Missing
@@ -202,6 +203,7 @@ class _Writing:
 class BatchWriter(_Writing, DataSourceArrowWriter):
     """A batch write: one transaction of any size."""
 
+    @override
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         span = self.options.range
         self.append(_whole(messages), None if span is None else Range(*span))
@@ -210,6 +212,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     """A stream's batches, one transaction each."""
 
+    @override
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         id, checkpoint = self.options.id, self.options.checkpoint
         self.append(_whole(messages), part_of(checkpoint, batchId) if id is not None and checkpoint else None)

@@ -26,6 +26,7 @@ from cues import faults
 from cues.base import events, names
 from cues.errors import CuesError
 from cues.graphs.processor import RedriveNode
+from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.queue import create_queue
@@ -48,9 +49,11 @@ MOVED_AT_ONCE: Final = 1000
 class Deliverer(Redriver):
     """Takes the delayed messages of one unit that are due. Used by the thread of the unit's stepper."""
 
+    @override
     def _key_of_row(self) -> bytes:
         return names.redriver_key(names.delayer_id(self.main.node.key))
 
+    @override
     def step(self) -> Outcome:
         held = self.main.held
         assert held is not None
@@ -118,9 +121,11 @@ class Deliverer(Redriver):
         self.main.held.table.write(txn)
         faults.point("delay.moving")
 
+    @override
     def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
         return {}
 
+    @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         Stepper._write_step(self, txn, parts, row)
         self._drop_taken(txn, parts)

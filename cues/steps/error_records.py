@@ -33,6 +33,7 @@ from cues.base import clock, names
 from cues.base.closing import Closing
 from cues.errors import CuesError, QueueNotFound
 from cues.forwarding import other_stores
+from cues.overrides import override
 from cues.queues.processor_rows import all_keys, key_of
 from cues.queues.queue import open_queue
 from cues.records import sealed
@@ -408,5 +409,6 @@ class ErrorLogs(Closing):
         for log in self.logs:
             yield from log.records(settled)
 
+    @override
     def close(self) -> None:
         self._opened.close()

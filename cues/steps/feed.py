@@ -21,6 +21,7 @@ from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues.partitioners import is_watermark
 from cues.queues.processor_rows import source_of, with_source
 from cues.records import batch as batches
@@ -349,6 +350,7 @@ class Feed:
 class SourceStepper(Stepper):
     """The stepper of a source that has a function."""
 
+    @override
     def _made(self) -> None:
         super()._made()
         self.feed = Feed(self)
@@ -356,11 +358,13 @@ class SourceStepper(Stepper):
         self.process._answered = lambda: self.feed.note_answer()
         self._failures = 0
 
+    @override
     def close(self) -> None:
         self.feed.abandon()
         self.feed.join()
         super().close()
 
+    @override
     def adopt(self, row: ProcessorRow) -> None:
         """Take over the stored row. Drop messages yielded after its position; start the generator there again."""
         super().adopt(row)
@@ -381,6 +385,7 @@ class SourceStepper(Stepper):
         """True if the generator has ended, and all its messages are committed."""
         return self.feed.ended and self.feed.empty and self.feed.error is None
 
+    @override
     def step(self) -> Outcome:
         """Commit the yielded messages. Raises :class:`ProcessorStopped` when the generator failed."""
         if self._stop is not None:

@@ -21,6 +21,7 @@ from cues import codec
 from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import FRAME, Node
+from cues.overrides import override
 from cues.records.batch import ACKNOWLEDGEMENT
 from cues.steps.state import StateTable
 from cues.steps.state_parts import key_part
@@ -164,6 +165,7 @@ class Waiting(NamedTuple):
     next: datetime
     """The time of the first one."""
 
+    @override
     def __str__(self) -> str:
         messages = f"{self.messages:,} delayed messages" if self.messages > 1 else "1 delayed message"
         next = self.next.isoformat(timespec="seconds").replace("+00:00", "Z")

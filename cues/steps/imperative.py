@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.queues.processor_rows import NO_SEAL, Position
 from cues.queues.tailer import Tailer
 from cues.steps.failure import StoreTrouble
@@ -72,9 +73,11 @@ class ProcessTailer(Tailer):
         self.trouble = StoreTrouble()
         """Notes the errors of the store in the calls of the user's function."""
 
+    @override
     def _use(self) -> AbstractContextManager[Any]:
         return _Use(self.trouble, super()._use())
 
+    @override
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue. Raises :class:`InvalidArgument` for ``block``."""
         if block:
@@ -85,6 +88,7 @@ class ProcessTailer(Tailer):
             )
         return super().read()
 
+    @override
     def close(self) -> None:
         """Do nothing: the tailer belongs to the processor, and stays open for the next call."""
 
@@ -169,6 +173,7 @@ class ProcessAppender:
         """Return the same as :meth:`taken`, and keep it."""
         return self._items, self._origins
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.ProcessAppender of {self.queue.id}>"
 

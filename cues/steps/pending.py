@@ -48,6 +48,7 @@ from cues import codec, faults
 from cues.base import clock, events, names
 from cues.errors import CuesError, Diverged, Fenced, StoreNotFound
 from cues.forwarding import other_stores
+from cues.overrides import override
 from cues.queues import producers, rollback, stamped
 from cues.queues.queue import open_queue
 from cues.records import sealed
@@ -269,6 +270,7 @@ class PendingStepper(Stepper):
 
     # --- start --------------------------------------------------------------------------------
 
+    @override
     def recover(self) -> Decision:
         """Settle, then recover like other steppers. Raises :class:`Diverged`."""
         self._settle()
@@ -305,12 +307,14 @@ class PendingStepper(Stepper):
 
     # --- a step -------------------------------------------------------------------------------
 
+    @override
     def _stamps(self, queue: Queue, count: int) -> Stamps | None:
         """Return identities for messages to another store; their clocks are taken when they are appended."""
         if queue.store.id == self.store.id:
             return None
         return Stamps(self._producer, _CONTINUE, stamping.ticks(0, count))
 
+    @override
     def _commit_parts(self, parts: list[Part], row: bytes) -> None:
         away = self._take_away(parts)
         if not away:
@@ -379,6 +383,7 @@ class PendingStepper(Stepper):
             faults.point("pending.inside")
         return last
 
+    @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
         if any(part.pending for part in parts):

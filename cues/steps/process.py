@@ -13,6 +13,7 @@ from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import Node
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.steps.state import Layer
@@ -68,6 +69,7 @@ class Delivery:
         """Return the checksum of the record batch before ``index`` of a tailer of this delivery."""
         return self._seals(tailer, index)
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Delivery {self.hash} generation {self.generation} {self.start} to {self.end}>"
 
@@ -399,5 +401,6 @@ class Process:
             return {s.binding: of(s) for s in slices}
         return of(slices[0])
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Process {self.id}>"

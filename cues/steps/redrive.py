@@ -31,6 +31,7 @@ from cues import faults
 from cues.base import events, names
 from cues.errors import CuesError
 from cues.graphs.processor import FRAME, Node, RedriveNode
+from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot, read_topology
@@ -263,6 +264,7 @@ class _SharedRunner(Runner):
         self.pace = runner.pace
         self.errors_left: int | None = None
 
+    @override
     def run(self, taken: Taken, bounded: bool = False) -> Results:
         runner = self._runner
         own, runner._process = runner._process, self._redriver.process
@@ -272,6 +274,7 @@ class _SharedRunner(Runner):
         finally:
             runner._process, runner.judged_as = own, self._redriver.main.node
 
+    @override
     def close(self) -> None:
         """Do nothing: the stepper of the unit closes its runner."""
 
@@ -303,6 +306,7 @@ class Beside(Stepper):
         if not isinstance(event, events.Recovered):
             self.main._emit(replace(event, processor=self.main.node.id))
 
+    @override
     def _fence(self, txn: StoreTransaction) -> None:
         """Raise :class:`Fenced` also if another process, or a seek, wrote the row of the unit: it shares its state."""
         super()._fence(txn)
@@ -321,6 +325,7 @@ class Beside(Stepper):
 
     # --- commit ---
 
+    @override
     def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
         """Name the error messages that these messages came from."""
         with self.store._view() as txn:
@@ -334,6 +339,7 @@ class Beside(Stepper):
         places = [{"queue": queue, "index": index} for queue, index in origins.values()]
         return {names.ERR_REDRIVEN: places} if places else {}
 
+    @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
         counts = Counts.unpack(txn.get(self._counts_key))
@@ -392,9 +398,11 @@ class Redriver(Beside):
         shared = lambda *arguments: _SharedRunner(runner, self)  # noqa: E731
         super().__init__(main, node, row, runner=shared)
 
+    @override
     def _key_of_row(self) -> bytes:
         return names.redriver_key(self.main.node.key)
 
+    @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
         faults.point("redrive.inside")

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from cues import codec
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.steps.state_parts import ABSENT, HASHED, key_part
 
 _RANGE_BYTES_MAX: Final = 190
@@ -59,12 +60,14 @@ class State(MutableMapping[Any, Any]):
 
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
 
+    @override
     def __getitem__(self, field: Any) -> Any:
         value = self.get(field, ABSENT)
         if value is ABSENT:
             raise KeyError(field)
         return value
 
+    @override
     def get(self, field: Any, default: Any = None) -> Any:
         if type(field) in _NAMES and (row := self._rows.get(field) or self._row_of(field)) is not None:
             value = self._layer.get(row)
@@ -75,6 +78,7 @@ class State(MutableMapping[Any, Any]):
             return default
         return value[1] if part[0] == HASHED else value
 
+    @override
     def __setitem__(self, field: Any, value: Any) -> None:
         if type(field) in _NAMES and (row := self._rows.get(field) or self._row_of(field)) is not None:
             self._layer.set(row, value)
@@ -82,17 +86,20 @@ class State(MutableMapping[Any, Any]):
         part = key_part(field)
         self._layer.set(self._prefix + part, [field, value] if part[0] == HASHED else value)
 
+    @override
     def __delitem__(self, field: Any) -> None:
         row = self._prefix + key_part(field)
         if self._layer.get(row) is ABSENT:
             raise KeyError(field)
         self._layer.set(row, ABSENT)
 
+    @override
     def __iter__(self) -> Iterator[Any]:
         at = len(self._prefix)
         for row in self._layer.rows(self._prefix):
             yield self._layer.get(row)[0] if row[at] == HASHED else codec.unpack(row[at + 1 :])
 
+    @override
     def __len__(self) -> int:
         return len(self._layer.rows(self._prefix))
 
@@ -113,5 +120,6 @@ class State(MutableMapping[Any, Any]):
         rows = list(itertools.islice(self._layer.range(*parts), limit))
         return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.State {dict(self)!r}>"

@@ -29,6 +29,7 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
@@ -81,6 +82,7 @@ class Delivering(Protocol):
 class Stepper(Recovery):
     """One processor that this process owns. Used by one thread at a time."""
 
+    @override
     def _made(self) -> None:
         super()._made()
         self.redriver: Redriving | None = None
@@ -334,6 +336,7 @@ class Stepper(Recovery):
         if empty and len(empty) < len(self.inputs):
             self.gate.starve(empty[0])
 
+    @override
     def _step_dropped(self) -> None:
         """Return to the positions of the last commit."""
         self._beside = {}

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import faults
 from cues.base import clock, names
 from cues.graphs.processor import TimerNode
+from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.queue import create_queue
@@ -53,6 +54,7 @@ class TimerHasher(Hasher):
     times: dict[int, int]
     """The time of each taken message, by its index."""
 
+    @override
     def digest(self, ranges: Sequence[Range], extra: Sequence[Any] | None = None) -> bytes:
         _, _, start, stop = ranges[0]
         return super().digest(ranges, ["timer", *[self.times[index] for index in range(start, stop)]])
@@ -68,16 +70,20 @@ class Firer(Beside):
         self.hasher = TimerHasher(node.key, row.generation)
         self.process._renew(self.hasher, row.epoch)
 
+    @override
     def _key_of_row(self) -> bytes:
         return names.redriver_key(names.timer_id(self.main.node.key))
 
+    @override
     @property
     def _counts_key(self) -> bytes:
         return self.main._timer_redrives_key
 
+    @override
     def _note_counts(self, packed: bytes) -> None:
         self.main._timer_redrives = packed
 
+    @override
     def step(self) -> Outcome:
         self.waiting = True
         outcome = super().step()
@@ -114,6 +120,7 @@ class Firer(Beside):
         self.state.write(txn)
         faults.point("timer.moving")
 
+    @override
     def _take(self) -> Taken | None:
         taken = super()._take()
         if taken is not None:
@@ -122,6 +129,7 @@ class Firer(Beside):
             self.hasher.times = dict(enumerate(at, piece.start))  # type: ignore[attr-defined]
         return taken
 
+    @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
         faults.point("timer.inside")

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cues import faults
 from cues.errors import Closed, ConcurrentUse, InvalidArgument, TailerMoved
+from cues.overrides import override
 from cues.queues.base import OptionsChanged
 from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
@@ -337,6 +338,7 @@ class Transaction:
         self._origins.clear()
         self._place = None
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.Transaction of {self._store.path}: {self._state}>"
 

@@ -34,6 +34,7 @@ from cues.errors import (
     Unsupported,
 )
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.storage import datafile, environment, locks, map_growth, transaction, wakeup
 from cues.storage.datafile import DURABILITIES
 from cues.storage.environment import Environment
@@ -418,6 +419,7 @@ class BaseStore(Closing):
 
     # --- end ---
 
+    @override
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. Closing again does nothing."""
         if self._closed:
@@ -435,10 +437,12 @@ class BaseStore(Closing):
             shared.doorbells.ring_own()
         environment.release(shared)
 
+    @override
     def __enter__(self) -> Self:
         self._check()
         return self
 
+    @override
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.durability
         return f"<cues.Store {self.path} {state}>"

@@ -26,6 +26,7 @@ import lmdb
 
 from cues.base.closing import Closing
 from cues.errors import StoreError
+from cues.overrides import override
 from cues.storage import environment, locks, timeline
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import sync_directory
@@ -174,6 +175,7 @@ class Replica(Closing):
                 raise translate(error, str(self.file)) from error
             raise
 
+    @override
     def close(self) -> None:
         self._env.close()
 

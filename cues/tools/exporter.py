@@ -29,6 +29,7 @@ from cues.base.histogram import Histogram
 from cues.engine.running import Running
 from cues.engine.status import processor_of
 from cues.errors import CuesError, InvalidArgument, NotInstalled
+from cues.overrides import override
 from cues.queues.store import Store
 from cues.tools import metrics
 from cues.tools.metrics import ProcessorMetrics, StoreMetrics
@@ -352,6 +353,7 @@ class MetricsServer(Closing):
             except CuesError:  # it was closed, or is damaged; the graph itself says so
                 return None
 
+    @override
     def close(self) -> None:
         """End the server. Closing again does nothing."""
         self.source = None

@@ -53,6 +53,7 @@ from cues.base import clock
 from cues.base.closing import Closing
 from cues.errors import AlreadyRunning, StoreDamaged, StoreError, StoreForeign, StoreNotFound
 from cues.forwarding import other_stores
+from cues.overrides import override
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.storage import locks, retirement
@@ -360,6 +361,7 @@ class Follower(Closing):
                 if json.loads(file.read_text())["dest"] == os.path.realpath(self.dest):
                     file.unlink()
 
+    @override
     def close(self) -> None:
         for copy in self._copies.values():
             copy.close()

@@ -55,6 +55,7 @@ from cues.base import logs
 from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
+from cues.overrides import override
 from cues.queues.base import journal_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.placement import Place
@@ -300,6 +301,7 @@ class Consumer(Closing):
         """
         wait_read_through(self._checkpoint, indices, timeout)  # type: ignore[arg-type]
 
+    @override
     def close(self) -> None:
         """Close the publisher and the thread. Transactions that are not committed are dropped. Sources stay open."""
         self._ended = True

@@ -45,6 +45,7 @@ from cues import codec, faults
 from cues.base import clock
 from cues.base.checks import is_number
 from cues.errors import Closed, CuesError, Fenced, Forked, InvalidArgument, QueueNotFound, StoreNotFound
+from cues.overrides import override
 from cues.queues import rollback, stamped
 from cues.queues.backpressure import await_room
 from cues.queues.base import journal_of
@@ -430,6 +431,7 @@ class Publisher:
         with contextlib.nullcontext() if kind is None else contextlib.suppress(CuesError):
             self.close()  # an error of the block is more important than one of close()
 
+    @override
     def __repr__(self) -> str:
         return f"<cues.txn.Publisher {self.id.hex()}>"
 

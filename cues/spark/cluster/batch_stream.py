@@ -22,6 +22,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from cues.errors import Diverged
+from cues.overrides import override
 from cues.spark.cluster.batches import Batch, Batches, next_ranges
 from cues.spark.cluster.files import open_files
 from cues.spark.cluster.shared import SharedQueue
@@ -44,17 +45,22 @@ class BatchStream(QueueStream):
         self._here = Path(self.frame.folder)
         self._leads: bool | None = None
 
+    @override
     def initialOffset(self) -> dict[str, Any]:
         return {"batch": -1, "chain": ""}
 
+    @override
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable()
 
+    @override
     def prepareForTriggerAvailableNow(self) -> None: ...
 
+    @override
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None
 
+    @override
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         number = start["batch"] + 1
         if self._leads is None:
@@ -90,6 +96,7 @@ class BatchStream(QueueStream):
             self._inputs = [own, *(SharedQueue(QueueAddress(store, queue, True)) for queue in others)]
         return self._inputs
 
+    @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         batch = self._batches.need(end["batch"])
         if start["batch"] != batch.number - 1 or end["chain"] != batch.chain:

@@ -37,6 +37,7 @@ from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, build, partitions_of
 from cues.graphs.processor import FRAME, Node
+from cues.overrides import override
 from cues.queues.store import Store
 from cues.spark.cluster import inspection
 from cues.spark.cluster.data import messages, pieces_of
@@ -90,6 +91,7 @@ class _Turns(WorkLoop):
         self.driver = driver
         self.busy = False
 
+    @override
     def turn(self) -> None:
         self.busy = True
         if not self.step():
@@ -121,19 +123,23 @@ class _StageThread(_Turns):
         self.counters = stage.counters
         self._rings = 0
 
+    @override
     def _run(self) -> None:
         try:
             super()._run()
         finally:
             self.stage.close()
 
+    @override
     def step(self) -> bool:
         self._rings = self.driver.rings
         return self.stage.step()
 
+    @override
     def ready(self) -> bool:
         return self.stage.ready()
 
+    @override
     def sleep(self) -> None:
         with self.driver.bell:
             # Each look lists a folder, so many units look less often.
@@ -149,11 +155,13 @@ class _InletThread(_Turns):
         self.counters = inlet.counters
         self._inlet = inlet
 
+    @override
     def step(self) -> bool:
         self._inlet.run(lambda: self.running.draining)
         self.driver.ring()
         raise Interrupted  # the stream has ended
 
+    @override
     def idle(self) -> bool:
         return self.finished or self._inlet.idle()
 
@@ -163,12 +171,15 @@ class _FeederThread(_Turns):
         super().__init__(host, driver, feeder.ledger.processor)
         self.feeder = feeder
 
+    @override
     def step(self) -> bool:
         return self.feeder.step()
 
+    @override
     def ready(self) -> bool:
         return self.feeder.ready()
 
+    @override
     def sleep(self) -> None:
         self.running.pause(FEED_GAP_S)
         logs = [view._log for view in self.feeder.logs().values()]
@@ -183,11 +194,13 @@ class _KeeperThread(_Turns):
         super().__init__(host, driver, f"{host.plan.id} keeper")
         self._maintenance = Maintenance(driver, stages)
 
+    @override
     def turn(self) -> None:
         super().turn()
         if self.running.halted:  # a run may be shorter than the time between two vacuums
             self._keep(self._maintenance.vacuum_if_due)
 
+    @override
     def step(self) -> bool:
         self._keep(self._maintenance.step)
         return False
@@ -203,6 +216,7 @@ class _KeeperThread(_Turns):
                 self.running.emit(events.Event(self.running.plan.id, text, logging.WARNING))
                 self.running.pause(_KEEP_AGAIN_S)
 
+    @override
     def sleep(self) -> None:
         self.running.pause(_KEEP_S)
 
@@ -699,6 +713,7 @@ def place(node: Node) -> str:
 class _SourceGraph(Graph):
     """A graph that may have no processors, because all sources of the whole graph may be Spark streams."""
 
+    @override
     def plan(self) -> Plan:
         return super().plan() if self.processors else build(self.id, [], **_NOTHING)
 

@@ -33,6 +33,7 @@ from urllib.parse import unquote
 import xxhash
 
 from cues.errors import Diverged, Unsupported
+from cues.overrides import override
 
 ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
@@ -71,6 +72,7 @@ class Files(ABC):
     def __init__(self, place: str) -> None:
         self.place = place
 
+    @override
     def __reduce__(self) -> Any:
         return open_files, (self.place, False)
 
@@ -149,18 +151,21 @@ class LocalFiles(Files):
     def path(self, name: str) -> str:
         return os.path.join(self.url, name)
 
+    @override
     def names(self, folder: str) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self.path(folder)) if name[0] != ".")
         except FileNotFoundError:
             return []
 
+    @override
     def size(self, name: str) -> int | None:
         try:
             return os.stat(self.path(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    @override
     def read(self, name: str) -> bytes | None:
         try:
             with open(self.path(name), "rb") as file:
@@ -168,9 +173,11 @@ class LocalFiles(Files):
         except FileNotFoundError:
             return None
 
+    @override
     def open(self, name: str) -> Any:
         return self.path(name)
 
+    @override
     def put(self, name: str, data: bytes) -> bool:
         path = self.path(name)
         folder, last = os.path.split(path)
@@ -192,6 +199,7 @@ class LocalFiles(Files):
         _sync(folder)
         return True
 
+    @override
     def write(self, name: str, data: bytes) -> None:
         self._store(self.path(name), data)
 
@@ -202,6 +210,7 @@ class LocalFiles(Files):
             file.flush()
             os.fsync(file.fileno())
 
+    @override
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
         path = self.path(name)
@@ -212,6 +221,7 @@ class LocalFiles(Files):
             os.fsync(file.fileno())
         _sync(os.path.dirname(path))
 
+    @override
     def delete(self, name: str) -> None:
         path = self.path(name)
         with contextlib.suppress(FileNotFoundError):
@@ -220,9 +230,11 @@ class LocalFiles(Files):
             else:
                 os.unlink(path)
 
+    @override
     def table(self, name: str) -> str:
         return self.path(name)
 
+    @override
     def for_spark(self, name: str) -> str:
         return f"file://{self.path(name)}"  # Hadoop does not decode it
 
@@ -252,6 +264,7 @@ class ObjectFiles(Files):
                 "check the name, and the variables with the credentials of the object store.",
             ) from error
 
+    @override
     def names(self, folder: str) -> list[str]:
         prefix = f"{folder}/"
         listed = self._obstore.list_with_delimiter(self._store, prefix)
@@ -259,23 +272,27 @@ class ObjectFiles(Files):
         names = {path.rstrip("/").removeprefix(prefix) for path in paths}
         return sorted(name for name in names if name and name[0] != ".")
 
+    @override
     def size(self, name: str) -> int | None:
         try:
             return int(self._obstore.head(self._store, name)["size"])
         except FileNotFoundError:
             return None
 
+    @override
     def read(self, name: str) -> bytes | None:
         try:
             return bytes(self._obstore.get(self._store, name).bytes())
         except FileNotFoundError:
             return None
 
+    @override
     def open(self, name: str) -> Any:
         import pyarrow as pa
 
         return pa.PythonFile(_Reader(self._obstore.open_reader(self._store, name)), mode="r")
 
+    @override
     def put(self, name: str, data: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError
 
@@ -286,23 +303,28 @@ class ObjectFiles(Files):
             return self.read(name) == data
         return True
 
+    @override
     def write(self, name: str, data: bytes) -> None:
         self._obstore.put(self._store, name, data)
 
+    @override
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
         buffer = io.BytesIO()
         yield buffer
         self._obstore.put(self._store, name, buffer.getvalue())
 
+    @override
     def delete(self, name: str) -> None:
         paths = [found["path"] for page in self._obstore.list(self._store, f"{name}/") for found in page]
         with contextlib.suppress(FileNotFoundError):
             self._obstore.delete(self._store, paths or [name])
 
+    @override
     def table(self, name: str) -> str:
         return f"{self.url.replace('s3a://', 's3://', 1)}/{name}"
 
+    @override
     def for_spark(self, name: str) -> str:
         return f"{self.url.replace('s3://', 's3a://', 1)}/{name}"  # Hadoop's name of its connector
 
@@ -313,18 +335,23 @@ class _Reader(io.RawIOBase):
     def __init__(self, reader: Any) -> None:
         self._reader = reader
 
+    @override
     def readable(self) -> bool:
         return True
 
+    @override
     def seekable(self) -> bool:
         return True
 
+    @override
     def read(self, size: int = -1) -> bytes:
         return bytes(self._reader.read() if size < 0 else self._reader.read(size))
 
+    @override
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(self._reader.seek(offset, whence))
 
+    @override
     def tell(self) -> int:
         return int(self._reader.tell())
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from cues import codec
 from cues.base import clock
 from cues.errors import TopologyChanged
+from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Piece, QueueWriter, Writer, read, read_rows
@@ -106,6 +107,7 @@ class Encoding:
 class FrameStage(Stage):
     """A stage whose function makes a plan."""
 
+    @override
     def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         if last is not None and last.batch is not None:
             raise TopologyChanged(
@@ -116,6 +118,7 @@ class FrameStage(Stage):
             )
         return super()._positions(accept_topology, last)
 
+    @override
     def _run(self, taking: StepRange) -> StepResult:
         """Call the function with the messages of the step, and let executors carry out the plan that it returns."""
         node, driver = self.node, self.driver

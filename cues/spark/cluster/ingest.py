@@ -20,6 +20,7 @@ from cues import codec
 from cues.base import clock, events
 from cues.errors import CuesError, Fenced, PositionMismatch, ProcessorStopped
 from cues.graphs.processor import Node
+from cues.overrides import override
 from cues.spark.checkpoint import part_of
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.frames import Encoding
@@ -123,6 +124,7 @@ class StreamIngest(BatchCommits):
         status = query.status
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
+    @override
     def _commit_batch(self, rows: Any, number: int) -> None:
         last = self.ledger.now
         part = part_of(self.driver.files.table(self._checkpoint), number)

@@ -35,6 +35,7 @@ from cues import codec, faults
 from cues.base import clock, events, names
 from cues.errors import Diverged, MessagesPurged, TopologyChanged, Unsupported
 from cues.graphs.processor import Node
+from cues.overrides import override
 from cues.records.provenance import Provenance, merge
 from cues.spark.checkpoint import record_of
 from cues.spark.cluster.batches import Batch, Batches, offset_of
@@ -108,6 +109,7 @@ class FrameQuery(BatchCommits, Stage):
 
     # --- start ---
 
+    @override
     def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         if last is not None and last.positions.keys() != self.inputs.keys():
             raise TopologyChanged(
@@ -248,21 +250,25 @@ class FrameQuery(BatchCommits, Stage):
 
     # --- for other threads ---
 
+    @override
     def ready(self) -> bool:
         last = self._last
         more = any(low < end for low, end in self._available().values())
         return more or (self.query.closes and last is not None and last.messages > 0)
 
+    @override
     def holds(self, tailer: str) -> int | None:
         """The first message that Spark may read again, or has not read."""
         return self._again.ranges[self.inputs[tailer].id][0] if self._again is not None else 1
 
+    @override
     def cancel(self) -> None:
         super().cancel()
         if self._query is not None:
             with contextlib.suppress(Exception):  # the session was stopped, and its queries with it
                 self._query.stop()
 
+    @override
     def close(self) -> None:
         """Stop the query, and wait until the batch under way has ended."""
         self.cancel()
@@ -271,6 +277,7 @@ class FrameQuery(BatchCommits, Stage):
 
     # --- batches ---
 
+    @override
     def step(self) -> bool:
         """Look after the query; return False. Raises :class:`Fenced` and :class:`ProcessorStopped`."""
         if self._query is None:
@@ -289,6 +296,7 @@ class FrameQuery(BatchCommits, Stage):
             self.ledger.check()
         return False
 
+    @override
     def _commit_batch(self, rows: Any, number: int) -> None:
         with self._committing:
             faults.point("frame.batch")

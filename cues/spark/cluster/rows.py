@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from cues import codec
+from cues.overrides import override
 from cues.records.batch import Batch
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Rows, with_place
@@ -44,15 +45,18 @@ class RowSlice(Slice):
         self.rows = rows
         self._provenance: Provenance | None = None
 
+    @override
     def range(self, start: int, stop: int) -> Range:
         """The range from the first message to the end of the last one."""
         entrance = self.entrance
         return entrance.tailer, entrance.identity, self.rows.indices[start], self.rows.indices[stop - 1] + 1
 
+    @override
     def seal_before(self, index: int) -> str | None:
         """An empty seal, because a directory has none."""
         return ""
 
+    @override
     def pristine(self, offset: int) -> dict[str, Any]:
         return codec.unpack(self.rows.values[offset])  # type: ignore[no-any-return]
 
@@ -60,10 +64,12 @@ class RowSlice(Slice):
     def traced(self) -> bool:
         return bool(self.entrance.kept) or bool(self.rows.came)
 
+    @override
     def provenance(self) -> Provenance:
         if self._provenance is None:
             self._provenance = with_place(self.rows.came, self.entrance.queue, self.entrance.kept, self.rows)
         return self._provenance
 
+    @override
     def before(self, offset: int) -> Slice:
         return RowSlice(self.entrance, self.rows.slice(0, offset), self.messages[:offset])

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from cues import codec
 from cues.errors import Diverged, QueueNotFound
+from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, RowGroup, last_time, pieces_of, read_groups, row_groups
 from cues.spark.cluster.directory import PartitionLog, QueueDirectory
@@ -62,6 +63,7 @@ class SharedQueue(ReadableQueue):
         if self._partition:  # partitions share the identity of the queue, but not their offsets
             self.identity = partition_identity(self.identity, self._partition)
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_log"}
 
@@ -85,6 +87,7 @@ class SharedQueue(ReadableQueue):
         (log,) = self._logs
         return log
 
+    @override
     def ends(self) -> tuple[Indices, Indices]:
         self._read_on()
         logs = self._logs
@@ -95,6 +98,7 @@ class SharedQueue(ReadableQueue):
         """The partitions that there are now."""
         return self._log.logs if self._partition is None else [self._log.log(self._partition)]
 
+    @override
     def index_at(self, time_ns: int) -> Indices:
         """The place of the first messages at or after a time, by a bisection over the metadata of the files."""
         self._read_on()
@@ -110,10 +114,12 @@ class SharedQueue(ReadableQueue):
                     return first + int(reached.argmax())
         return log.next
 
+    @override
     def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
         count = sum(end) - sum(start)
         return [self.cut(start, end, count * number // slices) for number in range(slices + 1)]
 
+    @override
     def cut(self, start: Indices, end: Indices, count: int) -> Indices:
         """The place ``count`` messages after ``start``, or ``end`` if that comes first. Older files come first."""
         if count >= sum(end) - sum(start):
@@ -135,6 +141,7 @@ class SharedQueue(ReadableQueue):
         parts = itertools.pairwise(part * rest // whole if whole else 0 for part in sums)
         return tuple(at + after - before for at, (before, after) in zip(low, parts))
 
+    @override
     def plan(self, start: Indices, end: Indices, lost: Lost) -> list[Piece]:
         pieces: list[Piece] = []
         for log, at, stop in zip(self._logs, start, end):
@@ -159,6 +166,7 @@ class SharedQueue(ReadableQueue):
             lost(at, stop, log.partition)
         return pieces
 
+    @override
     def rows(self, start: Indices, end: Indices, plan: list[Piece], lost: Lost) -> Iterator[MessageRows]:
         for piece in plan:
             for group in row_groups(self.files, piece):

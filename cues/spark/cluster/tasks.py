@@ -30,6 +30,7 @@ from cues import codec
 from cues.base import names
 from cues.errors import Diverged
 from cues.graphs.processor import Node
+from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.records.provenance import Provenance, concat
@@ -148,25 +149,30 @@ class CarriedState(StateTable):
         self.keys: set[bytes] = set()
         self.changes: Changes = {}
 
+    @override
     def packed(self, row: bytes) -> bytes | None:
         self._check(row)
         return self._step[row] if row in self._step else self.carried.get(row)
 
+    @override
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         self._check(prefix)
         rows = {row: True for row in self.carried if row.startswith(prefix)}
         return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
 
+    @override
     def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
         self._check(low)
         return super().range(low, high)
 
+    @override
     def _stored(self, low: bytes, high: bytes) -> Iterator[bytes]:
         if self._carried_order is None:
             self._carried_order = sorted(self.carried)
         order = self._carried_order
         return iter(order[bisect_left(order, low) : bisect_left(order, high)])
 
+    @override
     def committed(self) -> None:
         """End a part. The next part sees its changes."""
         self._carried_order = None
@@ -186,6 +192,7 @@ class CarriedState(StateTable):
 class _TaskProcess(Process):
     """``process`` over rows."""
 
+    @override
     @property
     def index(self) -> Any:
         def of(piece: Slice) -> int:
@@ -194,6 +201,7 @@ class _TaskProcess(Process):
 
         return self._by_binding(of)
 
+    @override
     @property
     def metadata(self) -> dict[str, Any]:
         slices: list[RowSlice] = self._now().slices  # type: ignore[assignment]
@@ -206,6 +214,7 @@ class _TaskProcess(Process):
 class _RowPacker(Packer):
     """Packs messages for rows, which cannot hold identities, and can hold provenance of any size."""
 
+    @override
     def pack(self, message: Any, came: Provenance | None = None) -> bytes:
         packed = super().pack(message)
         if type(packed) is Packed and packed.marked:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from cues import codec
 from cues.errors import QueueOptionsError
+from cues.overrides import override
 from cues.queues.schema import parse, shown
 
 OWN: Final = frozenset(
@@ -100,6 +101,7 @@ class TypedColumns:
         messages = [codec.unpack_known(value) for value in values]
         return [column.array(messages, lambda offset: offset) for column in self._columns]
 
+    @override
     def __getstate__(self) -> Any:
         return {"fields": self.fields}
 
