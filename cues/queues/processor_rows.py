@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
+from cues import codec
 from cues.base import clock, names
 from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
@@ -92,6 +93,11 @@ def with_source(raw: bytes, source: bytes) -> bytes:
 def source_of(raw: bytes) -> bytes:
     """Return the position of a source in a packed row."""
     return raw[_end(raw) : -sealed.CHECKSUM_BYTES]
+
+
+def has_state(source: bytes) -> bool:
+    """Return whether the position of a source belongs to rows of its state: it is nothing without them."""
+    return bool(source) and len(codec.unpack(source)) == 3
 
 
 def _end(raw: bytes) -> int:

@@ -380,6 +380,10 @@ class StateTable:
             self._missing = False
             self._open()
 
+    def database(self) -> Any:
+        """Return the handle of the table's database; None if it was never written."""
+        return self._database if self._open() else None
+
     def exists(self) -> bool:
         """Return whether the table was ever written."""
         return self._open()
@@ -404,10 +408,23 @@ class StateTable:
         for row, packed in self._step.items():
             self._remember(row, packed)
         self._drop_step()
-        if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
-            self._drop_rows()
+        self._bound()
+
+    def part_committed(self, changes: Changes) -> None:
+        """Keep values that another table of this state has committed; :meth:`settle` returned them."""
+        self._missing = False
+        for row, packed in changes.items():
+            if row in self._step and self._step[row] is packed:  # else it has changed again
+                del self._step[row]
+            self._remember(row, packed)
+        self._step_order = None
+        self._bound()
 
     # --- inside ---
+
+    def _bound(self) -> None:
+        if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
+            self._drop_rows()
 
     def _drop_rows(self) -> None:
         self.known.clear()

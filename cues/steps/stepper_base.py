@@ -199,7 +199,7 @@ class StepperBase:
         self._halving = [Halving() for _ in self.inputs]
         """For each input: the parts of a batch that failed."""
         self.hasher = Hasher(node.key, row.generation)
-        state = None if node.kind == "source" else self.state.call  # a source's state is its position
+        state = None if node.kind == "source" else self.state.call  # that of a source is made with its generator
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
         self.process._inputs = self.whole.inputs
         self.runner = (
