@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +43,7 @@ from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import readers_of, unpack_reader
-from cues.storage import locks, wakeup
+from cues.storage import door, locks, wakeup
 from cues.storage.transaction import StoreTransaction, named_rows
 
 NOTE_S: Final = 0.05
@@ -183,7 +184,9 @@ def _hint(reader: Reader, log: str, store: str) -> str:
 
 
 def _path(store: str, home: str, writer: str) -> Path:
-    return Path(store, _FOLDER, f"{home}.{quote(writer, safe='')}.json")
+    folder = Path(store, _FOLDER)
+    door.look(folder, stat.S_IFDIR)
+    return folder / f"{home}.{quote(writer, safe='')}.json"
 
 
 def notes(store: str | os.PathLike[str]) -> list[Note]:
@@ -194,7 +197,7 @@ def notes(store: str | os.PathLike[str]) -> list[Note]:
 
 def _read(path: Path) -> Note | None:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(door.read_text(path))
         return Note(**data | {"edges": tuple(Edge(**edge) for edge in data["edges"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -347,9 +350,7 @@ class Gate:
         for path in self._paths:
             with contextlib.suppress(OSError):  # a full disk, or a reader without permission
                 path.parent.mkdir(exist_ok=True)
-                part = path.with_suffix(f".{os.getpid()}.part")
-                part.write_text(text)
-                os.replace(part, path)
+                door.replace(path, text)
 
     def clear(self) -> None:
         """Note that the writer does not wait any more."""
