@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorKey
 from cues.errors import Diverged
 from cues.queues.store import Store
 from cues.records import sealed
@@ -51,7 +52,7 @@ class ReplayNote:
     options: dict[str, dict[str, Any]]
     """The options of copied queues, which get their retention and bounds when the replay is done."""
     phase: Phase = "copying"
-    state_rows: dict[str, list[list[bytes]]] = field(default_factory=dict)
+    state_rows: dict[ProcessorKey, list[list[bytes]]] = field(default_factory=dict)
     """By source, the rows of its state, which are written when the replay is done."""
 
     def put(self, txn: StoreTransaction) -> None:

@@ -129,10 +129,10 @@ def readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
             first, next = committed[0]
         return max(0, next - max(position, first))
 
-    for name, position, _ in readers_of(txn, log.id):
-        yield Reader(here, name, behind(*position), "processor")
+    for processor, position, _ in readers_of(txn, log.id):
+        yield Reader(here, processor, behind(*position), "processor")
     for who, mark in marks.of_log(txn, log):
-        yield Reader(who.home.hex(), who.processor, row.next - max(mark.next, row.first), "other")
+        yield Reader(who.home.hex(), who.name, row.next - max(mark.next, row.first), "other")
     for name, value in named_rows(txn, names.reader_key(log.queue, log.partition, "")):
         yield Reader(here, name, behind(*unpack_reader(value, log.id, name)[:2]), "tailer")
     for group, claim in claims.of_log(txn, log.id):

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.names import ProcessorKey
 from cues.errors import CuesError, QueueNotFound
 from cues.native import mypyc_attr
 from cues.records import batch, sealed
@@ -95,7 +96,7 @@ Changes = dict[bytes, bytes | None]
 class StateTable:
     """The state of one processor, with the changes of the step that runs."""
 
-    def __init__(self, store: Store | None, processor: str, ttl_ns: int | None = None) -> None:
+    def __init__(self, store: Store | None, processor: ProcessorKey, ttl_ns: int | None = None) -> None:
         """``store``: None for a subclass that has its rows elsewhere. ``ttl_ns``: values that were not written for this
         time expire; None: they stay."""
         self._store: Any = store
@@ -635,7 +636,7 @@ class Layer:
             self._read.clear()
 
 
-def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
+def rows_under(store: Store, processor: ProcessorKey, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
     """The committed rows of a processor's state, in the order of the table: row, key, field, value.
 
     ``after`` is the row after which they begin. A key of more than 200 bytes is kept as its hash, which is what is

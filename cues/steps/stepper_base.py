@@ -220,7 +220,7 @@ class StepperBase:
             node.id,
             written,
             store.id.hex(),
-            [node.id],
+            {node.id, node.key},  # other stores know it by its key
             dict.fromkeys([store.directory, *(reader.queue.store.directory for reader in self._readers)]),
         )
         """The waits for the readers of the queues that it writes to."""

@@ -190,7 +190,7 @@ def _planned(
             path=old.path,
         )
     logs = {queue: [view._log for view in old.queue(queue)._views] for queue in sorted(wanted & present)}
-    states = {node.id: StateTable(old, node.id).database() for node in sources}
+    states = {node.key: StateTable(old, node.key).database() for node in sources}
     with old._view() as txn:
         for node in sources:
             former = node.options.renamed_from

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, events, names
+from cues.base.names import ProcessorId
 from cues.errors import Diverged, Unsupported
 from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row
 from cues.queues.queue import continue_log
@@ -77,7 +78,7 @@ class Feeder:
         driver: Driver,
         store: Store,
         queues: Mapping[str, Queue],
-        sources: Collection[str],
+        sources: Collection[ProcessorId],
         written: Collection[str],
     ) -> None:
         """``sources`` are the ids of the sources with a function, ``written`` the queues that stages write to.
@@ -133,7 +134,7 @@ class Feeder:
             for source in set(self._sources) - sources.keys():
                 txn.delete(names.processor_key(source))
                 txn.delete(names.topology_key(source))
-            for source, packed in sources.items():
+            for source, packed in ((ProcessorId(id), packed) for id, packed in sources.items()):
                 epoch, generation, position = codec.unpack(bytes.fromhex(packed))
                 restored = ProcessorRow(bytes(8), epoch, generation, 0, boot(), False, (), position)
                 txn.put(names.processor_key(source), restored.pack())
@@ -148,7 +149,7 @@ class Feeder:
             if not has_state(codec.unpack(bytes.fromhex(packed))[2]):
                 continue
             with self._store._view() as txn:
-                key = key_of(txn, source)
+                key = key_of(txn, ProcessorId(source))
             if not StateTable(self._store, key).exists():
                 raise Diverged(
                     f"{source} keeps a state, such as the files that it has read. It is in the store that fed"
