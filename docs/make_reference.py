@@ -43,6 +43,7 @@ MODULES = {
     "cues.processors.sql_source": "a source of the rows of a table",
     "cues.processors.sql_sink": "sinks into tables",
     "cues.processors.columns": "types of the columns of tables in files",
+    "cues.processors.sql_values": "values in the columns of databases",
     "cues.processors.foreign": "reserved keys that messages from outside may not set",
     "cues.processors.kafka_source": "a source of the records of a Kafka topic",
     "cues.processors.kafka_sink": "a sink into a Kafka topic",

@@ -23,10 +23,10 @@ from cues.processors import places
 
 _log = logging.getLogger("cues.processors")
 
-_EXACT_MAX: Final = 1 << 53
+EXACT_MAX: Final = 1 << 53
 """The largest integer up to which a float has every one."""
 ANY_WIDE: Final = "*"
-"""In place of the columns with integers beyond :data:`_EXACT_MAX`: they are not known."""
+"""In place of the columns with integers beyond :data:`EXACT_MAX`: they are not known."""
 
 
 def _misfit(path: str, text: str) -> ValueError:
@@ -54,7 +54,7 @@ def type_of(value: Any, path: str, wide: set[str]) -> Any:
             if not -(1 << 63) <= value < 1 << 63:
                 hint = "send it as a Decimal or as text, or give schema= with uint64 or a decimal"
                 raise _misfit(path, f"has the integer {value}, which has more than 63 bits: {hint}")
-            if abs(value) > _EXACT_MAX:
+            if abs(value) > EXACT_MAX:
                 wide.add(path)
             return pa.int64()
         case float():
@@ -162,12 +162,13 @@ def fitted(value: Any, field: Any, path: str) -> Any:
         return None
     fit = _fits(field.type)
     kept = fit(value, field.type, path)
-    if kept is _WRONG:
+    if kept is WRONG:
         raise _misfit(path, f"is {field.type}, and the row has {type(value).__name__} {value!r:.60}")
     return kept
 
 
-_WRONG: Final = object()
+WRONG: Final = object()
+"""In place of a value that a column does not hold exactly."""
 
 
 def _fits(kind: Any) -> Callable[[Any, Any, str], Any]:
@@ -178,73 +179,89 @@ def _fits(kind: Any) -> Callable[[Any, Any, str], Any]:
     return _by_round_trip
 
 
-def _integer(value: Any, kind: Any, path: str) -> Any:
+def whole(value: Any, low: int, high: int) -> Any:
+    """Return a whole number from ``low`` to below ``high``; :data:`WRONG` for others."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return _WRONG
-    bits = kind.bit_width
-    low, high = (-(1 << bits - 1), 1 << bits - 1) if str(kind)[0] == "i" else (0, 1 << bits)
-    return value if low <= value < high else _WRONG
+    return value if isinstance(value, int) and not isinstance(value, bool) and low <= value < high else WRONG
 
 
-def _floating(value: Any, kind: Any, path: str) -> Any:
-    """A shorter float takes the nearest one, which is what its schema asks for."""
+def floating(value: Any, bits: int) -> Any:
+    """Return a float; :data:`WRONG` for what a float does not hold. A shorter one takes the nearest number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return _WRONG
+        return WRONG
     try:
         found = float(value)
     except OverflowError:
-        return _WRONG
+        return WRONG
     if found != value and value == value:
-        return _WRONG
-    largest = {16: 65_504.0, 32: 3.4028235677973366e38}.get(kind.bit_width, math.inf)
-    return found if abs(found) <= largest or not math.isfinite(found) else _WRONG
+        return WRONG
+    largest = {16: 65_504.0, 32: 3.4028235677973366e38}.get(bits, math.inf)
+    return found if abs(found) <= largest or not math.isfinite(found) else WRONG
 
 
-def _text(value: Any, kind: Any, path: str) -> Any:
-    return str(value) if isinstance(value, (str, UUID)) else _WRONG
+def number(value: Any) -> Any:
+    """Return a Decimal, also for an int, and for a float its shortest digits; :data:`WRONG` for others."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        return WRONG
+    found = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    return found if found.is_finite() else WRONG
 
 
-def _instant(value: Any, kind: Any, path: str) -> Any:
-    if not isinstance(value, datetime) or (value.tzinfo is None) != (kind.tz is None):
-        return _WRONG
-    return _in_units(value if value.tzinfo is None else value.astimezone(UTC), kind, value.microsecond)
+def instant(value: Any, has_zone: bool, microseconds: int) -> Any:
+    """Return a datetime, one with a zone in UTC; :data:`WRONG` for parts that a column would cut."""
+    if not isinstance(value, datetime) or (value.tzinfo is not None) != has_zone or value.microsecond % microseconds:
+        return WRONG
+    try:
+        return WRONG if value.fold and not has_zone else value.astimezone(UTC) if has_zone else value
+    except OverflowError:  # of the first or the last day of all
+        return WRONG
 
 
-def _day(value: Any, kind: Any, path: str) -> Any:
-    return value if isinstance(value, date) and not isinstance(value, datetime) else _WRONG
+def day(value: Any) -> Any:
+    """Return a date; :data:`WRONG` for others, such as a datetime."""
+    return value if isinstance(value, date) and not isinstance(value, datetime) else WRONG
 
 
-def _clock(value: Any, kind: Any, path: str) -> Any:
-    if not isinstance(value, time) or value.tzinfo is not None or value.fold:
-        return _WRONG
-    return _in_units(value, kind, value.microsecond)
+def clock(value: Any, has_zone: bool, microseconds: int) -> Any:
+    """Return a time; :data:`WRONG` for parts that a column would cut."""
+    if not isinstance(value, time) or value.fold or value.microsecond % microseconds:
+        return WRONG
+    return value if (value.utcoffset() is not None) == has_zone == (value.tzinfo is not None) else WRONG
 
 
 def _span(value: Any, kind: Any, path: str) -> Any:
-    return _in_units(value, kind, value.microseconds) if isinstance(value, timedelta) else _WRONG
+    return value if isinstance(value, timedelta) and not value.microseconds % _unit(kind) else WRONG
 
 
-def _in_units(value: Any, kind: Any, microseconds: int) -> Any:
-    return _WRONG if microseconds % {"s": 1_000_000, "ms": 1_000}.get(kind.unit, 1) else value
+def _unit(kind: Any) -> int:
+    """The unit of a type of times, in microseconds."""
+    return {"s": 1_000_000, "ms": 1_000}.get(kind.unit, 1)
 
 
-def _number(value: Any, kind: Any, path: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
-        return _WRONG
-    return Decimal(value) if _exact(Decimal(value), kind) else _WRONG
+def _bounds(kind: Any) -> tuple[int, int]:
+    bits = kind.bit_width
+    return (-(1 << bits - 1), 1 << bits - 1) if str(kind)[0] == "i" else (0, 1 << bits)
+
+
+def _decimals(value: Any, kind: Any, path: str) -> Any:
+    found = number(value)
+    return found if found is not WRONG and _exact(found, kind) else WRONG
+
+
+def _text(value: Any, kind: Any, path: str) -> Any:
+    return str(value) if isinstance(value, (str, UUID)) else WRONG
 
 
 def _items(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, (list, tuple)):
-        return _WRONG
+        return WRONG
     return [fitted(item, kind.value_field, f"{path}[]") for item in value]
 
 
 def _fields(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, dict):
-        return _WRONG
+        return WRONG
     unknown = [key for key in value if not isinstance(key, str) or kind.get_field_index(key) < 0]
     if unknown:
         raise _misfit(path, f"is {kind}, which has no field {unknown[0]!r}")
@@ -252,7 +269,7 @@ def _fields(value: Any, kind: Any, path: str) -> Any:
 
 
 def _only(*types: type) -> Callable[[Any, Any, str], Any]:
-    return lambda value, kind, path: value if type(value) in types else _WRONG
+    return lambda value, kind, path: value if type(value) in types else WRONG
 
 
 def _exact(value: Any, kind: Any) -> bool:
@@ -264,21 +281,21 @@ def _exact(value: Any, kind: Any) -> bool:
 
 
 def _by_round_trip(value: Any, kind: Any, path: str) -> Any:
-    return value if _exact(value, kind) else _WRONG
+    return value if _exact(value, kind) else WRONG
 
 
 _TABLE: Final[tuple[tuple[str, Callable[[Any, Any, str], Any]], ...]] = (
-    ("null", lambda value, kind, path: _WRONG),
+    ("null", lambda value, kind, path: WRONG),
     ("boolean", _only(bool)),
-    ("integer", _integer),
-    ("floating", _floating),
+    ("integer", lambda value, kind, path: whole(value, *_bounds(kind))),
+    ("floating", lambda value, kind, path: floating(value, kind.bit_width)),
     ("string large_string", _text),
     ("binary large_binary fixed_size_binary", _only(bytes, bytearray)),
-    ("timestamp", _instant),
-    ("date", _day),
-    ("time", _clock),
+    ("timestamp", lambda value, kind, path: instant(value, kind.tz is not None, _unit(kind))),
+    ("date", lambda value, kind, path: day(value)),
+    ("time", lambda value, kind, path: clock(value, False, _unit(kind))),
     ("duration", _span),
-    ("decimal", _number),
+    ("decimal", _decimals),
     ("list large_list fixed_size_list", _items),
     ("struct", _fields),
 )

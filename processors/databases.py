@@ -107,7 +107,7 @@ def is_unreadable(error: Exception) -> bool:
 
 def digits_of(type: str) -> tuple[int, int] | None:
     """Return the digits of a type such as ``decimal(38, 9)``, and those after the point; None for other types."""
-    declared = re.match(r"^(?:decimal|numeric)\((\d+)(?:, *(\d+))?\)", type)
+    declared = re.match(r"^(?:decimal|numeric)\((\d+)(?:, *(-?\d+))?\)", type)
     return declared and (int(declared[1]), int(declared[2] or 0))
 
 
@@ -262,6 +262,18 @@ class Connection:
         except sa.exc.NoSuchTableError:
             return {}
         return {c["name"]: Column(str(c["type"]).lower(), bool(c["nullable"])) for c in listed}
+
+    def exact_types(self, table: str) -> dict[str, str]:
+        """Return the types of the columns with all that changes values: digits, zones, items, the base of a domain."""
+        if self.dialect != "postgresql":
+            return {name: column.type for name, column in self.columns(table).items()}
+        listed = self.rows(
+            "select attname, case when typtype = 'd' then format_type(typbasetype, typtypmod)"
+            " else format_type(atttypid, atttypmod) end from pg_attribute join pg_type on pg_type.oid = atttypid"
+            " where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped",
+            [quoted_table(table)],
+        )
+        return {name: type.lower() for name, type in listed}
 
     def unique_keys(self, table: str) -> list[set[str]]:
         """Return the sets of columns that a primary key or a unique constraint or index covers."""

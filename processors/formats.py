@@ -287,8 +287,9 @@ def _json(row: Row) -> str:
 def _cell(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool, Decimal)):
         return value
-    if isinstance(value, (date, time)):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
+    if isinstance(value, (date, time, UUID)):
+        try:
+            return jsontext.text_of(value)
+        except ValueError as error:
+            raise ValueError(f"the column {name!r}: {error}") from None
     raise ValueError(f"the column {name!r} has a {type(value).__name__}, expected text, a number, a date or None")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import date, datetime, time
+from datetime import date, time
 from decimal import Decimal
 from typing import Any, Never
 from uuid import UUID
@@ -49,11 +49,18 @@ def _check_keys(value: Any) -> None:
             _check_keys(item)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, (Decimal, UUID)):
+def text_of(value: date | time | Decimal | UUID) -> str:
+    """Return the text of a value without a form of its own. Raises ValueError if the text does not say all of it."""
+    if not isinstance(value, (date, time)):
         return str(value)
+    if getattr(value, "fold", 0) and value.utcoffset() is None:  # type: ignore[union-attr]
+        raise ValueError(f"{value!r} is the second of two equal times, and its text does not say so; give it a zone")
+    return value.isoformat()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (date, time, Decimal, UUID)):
+        return text_of(value)
     if type(value).__module__ == "numpy" and value.dtype.kind in "biuf":
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} has no form in JSON; convert it to text, a number, a list or a dict")

@@ -16,7 +16,8 @@ fit, or that the database refuses (a constraint), fails: it is written to the er
 of the database is :class:`cues.errors.CheckpointError`, which stops the sink at this message; a later start continues
 there.
 
-Values: a dict or a list is written as JSON. SQLite has no types for decimals, times and UUIDs: they are text there.
+Values: a column gets the same value, or a plainer form that :mod:`cues.processors.sql_values` documents; a value that
+the column would change fails its message. SQLite has no types for decimals, times, UUIDs and JSON: they are text there.
 
 Not guaranteed: rows that other programs change. The table is not altered if its columns differ.
 """
@@ -26,15 +27,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any, Final
-from uuid import UUID
 
 import cues
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, databases, jsontext, takes
+from cues.processors import SINK, databases, sql_values, takes
 
 MODES: Final = ("append", "upsert", "delete")
 
@@ -94,8 +92,8 @@ class Table:
             databases.quoted(name)
         self.target = databases.target_of(target)
         self._ready_in = 0
-        self._digits: dict[str, tuple[int, int]] = {}
-        """The digits of decimal columns of the table in the database, and those after the point, once it is ready."""
+        self._found: dict[str, str] = {}
+        """The types of the columns of the table in the database, once it is ready."""
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -191,39 +189,16 @@ class Writer(databases.Connection):
                 f"The message does not fit the table {table.table!r}: missing {missing}, without a column {extra}, NULL"
                 f" in the key {nulls}. Try: a stream before the sink that returns the fields {names}."
             )
-        for name, (digits, scale) in table._digits.items():
-            if not databases.holds_digits(message.get(name), digits, scale):
-                raise ValueError(
-                    f"The column {name!r} of {table.table!r} holds {digits} digits, {scale} of them after the point,"
-                    f" and {message[name]} has more. Try: a wider column; or round it in a stream before the sink."
-                )
         return message
 
     def _value(self, name: str, value: Any) -> Any:
-        if type(value).__module__ == "numpy" and value.dtype.kind in "biuf":  # drivers take them for blobs
-            value = value.tolist()
-        if self.dialect == "sqlite" and isinstance(value, float) and value != value:
-            raise ValueError(f"The column {name!r} has NaN, which SQLite would store as NULL. Try: None, or text.")
-        if isinstance(value, (dict, list)):
-            return self._json(name, value)
-        if self.dialect == "postgresql" and self._table.types[name] == "json" and value is not None:
-            return self._json(name, value)
-        if self.dialect != "sqlite":
-            return value
-        if isinstance(value, datetime):
-            return value.isoformat(" ")
-        if isinstance(value, (date, time)):
-            return value.isoformat()
-        if isinstance(value, timedelta):
-            return value.total_seconds()
-        return str(value) if isinstance(value, (Decimal, UUID)) else value
-
-    @staticmethod
-    def _json(name: str, value: Any) -> str:
+        table = self._table
         try:
-            return jsontext.encode(value)
+            return sql_values.kept(value, sql_values.kind_of(table.types[name], table._found[name], self.dialect))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"The column {name!r} has a value that JSON cannot hold: {error}.") from error
+            raise ValueError(
+                f"The column {name!r} of {table.table!r} {error}. Try: convert it in a stream before the sink."
+            ) from error
 
     def _make_or_check(self) -> None:
         table = self._table
@@ -231,8 +206,7 @@ class Writer(databases.Connection):
         if not there:
             self._make()
             there = self.columns(table.table)
-        digits = {name: databases.digits_of(there[name].type) for name in table.types if name in there}
-        table._digits = {name: found for name, found in digits.items() if found is not None}
+        table._found = self.exact_types(table.table)
         wrong = [
             f"{name} {type or 'of any type'} expected, {there[name].type if name in there else 'no such column'} found"
             for name, type in table.types.items()

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cues.base.names import ProcessorId, ProcessorKey
 from cues.cli.options import CommandFailed, confirm
 from cues.cli.output import count, size
 from cues.cli.target import shown
@@ -36,7 +35,7 @@ def filled(plan: Plan, path: Path) -> dict[str, list[str]]:
 
     A target knows a sink that was renamed by the key that it has in the store at ``path``.
     """
-    keys: dict[ProcessorId, ProcessorKey] = {}
+    keys: dict[str, str] = {}
     if (path / "data.mdb").exists():
         with contextlib.suppress(CuesError), Store(path, readonly=True) as store, store._view() as txn:
             keys = all_keys(txn)

@@ -21,7 +21,6 @@ from cues.engine.disk_guard import DiskGuard
 from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 from cues.overrides import override
-from cues.queues.queue import open_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -204,7 +203,7 @@ class Running(Shown):
             opened = self.engine.queues[queue]
             return opened.partition(int(partition)) if slash else opened
         if "." in name:
-            return open_named(self.store, name)  # a try log, or a fork queue
+            return self.store.queue(name)  # a try log, or a fork queue
         raise QueueNotFound(
             f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self.engine.queues)}.",
             "name one of those queues.",

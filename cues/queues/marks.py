@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cues.base import names
-from cues.base.names import ProcessorKey
 from cues.queues.log import Log
 from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
@@ -53,8 +52,7 @@ class ForeignReader:
 
     home: bytes
     """Id of the store that holds its position."""
-    name: ProcessorKey
-    """The key of the processor; of a consumer :data:`CONSUMER` and its name."""
+    processor: str
     epoch: int
 
 
@@ -70,7 +68,7 @@ def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
 
 def put(txn: StoreTransaction, log_id: str, reader: ForeignReader, mark: Mark) -> None:
     """Write a mark, unless a later owner of the reader has written one."""
-    key = names.low_water_key(log_id, reader.home, reader.name)
+    key = names.low_water_key(log_id, reader.home, reader.processor)
     raw = txn.get(key)
     if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
         txn.put(key, mark.pack())
@@ -81,5 +79,5 @@ def _rows(txn: StoreTransaction, log_id: str) -> dict[str, Mark]:
 
 
 def _reader(name: str, mark: Mark) -> ForeignReader:
-    home, _, key = name.partition("/")
-    return ForeignReader(bytes.fromhex(home), ProcessorKey(key), mark.epoch)
+    home, _, processor = name.partition("/")
+    return ForeignReader(bytes.fromhex(home), processor, mark.epoch)

@@ -135,8 +135,7 @@ class Deliverer(Redriver):
 def deliverer_of(main: Stepper) -> Deliverer:
     """Claim the deliverer of a unit that this process owns, and recover it. Raises :class:`Fenced` if it lost it."""
     store = main.store
-    own = names.delayer_id(main.node.key)
-    node = RedriveNode.of(main.node, own)
+    node = RedriveNode.of(main.node, names.delayer_id(main.node.key))
     wanted = {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG}
 
     def create(txn: StoreTransaction) -> None:
@@ -145,7 +144,7 @@ def deliverer_of(main: Stepper) -> Deliverer:
 
     store._commit(create)
     logs = {port.queue: Log(store, port.queue) for port in node.inputs}
-    deliverer = Deliverer(main, node, claim_beside(main, node, own, logs))
+    deliverer = Deliverer(main, node, claim_beside(main, node, node.id, logs))
     faults.point("delay.claimed")
     deliverer.recover()
     return deliverer

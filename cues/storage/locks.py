@@ -26,8 +26,6 @@ from typing import Final
 
 import xxhash
 
-from cues.storage import door
-
 REGISTER: Final = 0
 """Held while a process opens a store for writing, joins its writers, or leaves."""
 WRITER: Final = 1
@@ -131,12 +129,12 @@ def open_locks(path: Path) -> LockFile:
     """Open the lock file at ``path``, and make it if it is missing. Raises OSError if that fails."""
     with _registry_lock:
         with contextlib.suppress(FileNotFoundError):
-            status = path.lstat()
+            status = path.stat()
             shared = _registry.get((status.st_dev, status.st_ino))
             if shared is not None:
                 shared._users += 1
                 return shared
-        fd = door.opened(path, os.O_RDWR | os.O_CREAT)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino)
         lock_file = _registry[key] = LockFile(fd, key)
@@ -151,7 +149,7 @@ def opened_by(path: Path) -> int | None:
     the file would release them.
     """
     try:
-        fd = door.opened(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

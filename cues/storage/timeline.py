@@ -31,7 +31,6 @@ from cues import codec
 from cues.base import names
 from cues.records import sealed
 from cues.records.log_row import LogRow
-from cues.storage import door
 from cues.storage.transaction import StoreTransaction
 
 FILE: Final = "mark"
@@ -48,8 +47,8 @@ def same(directory: Path, last: int, counted: int) -> bool:
     nothing to write.
     """
     try:
-        noted = door.read_text(directory / FILE)
-    except FileNotFoundError:
+        noted = (directory / FILE).read_text()
+    except (FileNotFoundError, UnicodeDecodeError):
         return False
     return noted == _files(directory) and counted <= last + 1
 
@@ -60,16 +59,18 @@ def is_copy(directory: Path) -> bool:
     Only their inodes count: a change of permissions is no copy, and neither is a mount under another device number.
     """
     try:
-        noted = door.read_text(directory / FILE).split()
+        noted = (directory / FILE).read_text().split()
         locks, data = inodes(directory)
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):
         return False
     return len(noted) == 3 and noted[0] != locks and noted[2] != data
 
 
 def mark(directory: Path) -> None:
     """Note the files that the store has now. Called after the commit of a new timeline, if there is one."""
-    door.replace(directory / FILE, _files(directory))
+    new = directory / f"{FILE}.{os.getpid()}"
+    new.write_text(_files(directory))
+    new.rename(directory / FILE)
 
 
 def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:

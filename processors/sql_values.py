@@ -1,0 +1,196 @@
+"""Values in columns of databases: the same value, a plainer form of it, or an error that names the column.
+
+    column      takes
+    integer     int; a float without a fraction
+    float       float; an int that a float holds. A column of four bytes takes the nearest number
+    decimal     Decimal, int, and a float by its shortest digits, if the column has the digits
+    boolean     bool
+    text        text; a UUID, Decimal, date or time as text; a list or a dict as JSON
+    bytes       bytes
+    timestamp   a datetime: with a zone if the column has one (the same instant), without one if it has none
+    date, time  a date; a time, with an offset if the column has one
+    uuid        UUID, or its text
+    json        each value that JSON has, text too: ``"5"`` is text, and ``5`` a number
+    a list      a list of values that its items take
+    others      text, lists and dicts as JSON, and a timedelta for an interval, as the database reads them
+
+None is NULL everywhere. A database casts, rounds and cuts without a word, and takes a datetime without a zone for one
+of its own zone; so each value is checked here before the database sees it. The rules of single values are those of
+columns in files (:mod:`cues.processors.columns`).
+
+SQLite has no type for decimals, times, UUIDs and JSON: they are text there. It makes a number of text that looks like
+one in a column of numbers: a decimal of at most 15 digits is written so, and other text is refused. With columns= as a
+list of names, a column of SQLite takes each value as the type of the value.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from cues.processors import columns, databases, jsontext
+from cues.processors.columns import WRONG
+
+_SQLITE_DIGITS_MAX: Final = 15
+"""Digits up to which SQLite keeps a decimal that it makes a number of."""
+
+
+class Kind(NamedTuple):
+    """The type of a column: its family (or the database's own name), the dialect, and the exact type."""
+
+    family: str
+    dialect: str
+    type: str
+
+    @property
+    def item(self) -> Kind | None:
+        """The kind of the items, if this is a list."""
+        inner = re.sub(r"\[\d*\]$", "", self.type)
+        return None if inner == self.type else kind_of("", inner, self.dialect)
+
+    @property
+    def has_zone(self) -> bool:
+        return "with time zone" in self.type or self.type.startswith(("timestamptz", "timetz"))
+
+    @property
+    def microseconds(self) -> int:
+        """The unit of times, in microseconds."""
+        if digits := re.search(r"\((\d)\)", self.type):
+            return int(10 ** (6 - int(digits[1])))
+        return {"s": 1_000_000, "ms": 1_000}.get(self.type.rpartition("_")[2], 1)
+
+
+@functools.lru_cache
+def kind_of(declared: str, type: str, dialect: str) -> Kind:
+    """Return the kind of a column that was declared as a family, or as none (``""``), and that has a type."""
+    own = "" if dialect == "sqlite" else type if type.endswith("]") else databases.family_of(type)
+    return Kind(declared or own, dialect, type)
+
+
+def kept(value: Any, kind: Kind) -> Any:
+    """Return a value as the driver takes it. Raises ValueError for one that the column would change or refuse."""
+    sent = value = columns.plain(value)
+    if value is not None:
+        value = _fitted(value, kind)
+    if value is WRONG or (kind.dialect == "sqlite" and value is not None and _converts(value, kind.type, sent)):
+        raise ValueError(f"is {kind.type}, and does not hold {type(sent).__name__} {sent!r:.60} as it is")
+    return value
+
+
+def _fitted(value: Any, kind: Kind) -> Any:
+    sqlite = kind.dialect == "sqlite"
+    family = kind.family or _natural(value) if sqlite else kind.family
+    if fit := (_SQLITE_FITS if sqlite else _FITS).get(family):
+        return fit(value, kind)
+    if item := kind.item:
+        return [kept(each, item) for each in value] if isinstance(value, (list, tuple)) else WRONG
+    if isinstance(value, (dict, list, tuple)):
+        return jsontext.encode(value)
+    return value if isinstance(value, timedelta if family.startswith("interval") else str) else WRONG
+
+
+def _integer(value: Any, kind: Kind) -> Any:
+    bits = 128 if "huge" in kind.type and kind.dialect == "duckdb" else 64
+    signed = kind.dialect != "duckdb" or kind.type[0] != "u"
+    return columns.whole(value, -(1 << bits - 1) if signed else 0, 1 << bits - signed)
+
+
+def _float(value: Any, kind: Kind) -> Any:
+    return columns.floating(value, 32 if re.match(r"(real|float4|float)$", kind.type) else 64)
+
+
+def _decimal(value: Any, kind: Kind) -> Any:
+    number, digits = columns.number(value), databases.digits_of(kind.type)
+    return number if digits is None or number is WRONG or databases.holds_digits(number, *digits) else WRONG
+
+
+def _text(value: Any, kind: Kind) -> Any:
+    if isinstance(value, (dict, list, tuple)):
+        return jsontext.encode(value)
+    text = value if isinstance(value, str) else _plain_text(value)
+    length = re.search(r"char(?:acter varying|acter)?\((\d+)\)", kind.type) if kind.dialect == "postgresql" else None
+    return WRONG if length and text is not WRONG and len(text) > int(length[1]) else text
+
+
+def _plain_text(value: Any) -> Any:
+    return jsontext.text_of(value) if isinstance(value, (date, time, Decimal, UUID)) else WRONG
+
+
+def _uuid(value: Any, kind: Kind) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", value):
+        value = UUID(value)
+    return value if isinstance(value, UUID) else WRONG
+
+
+def _only(*types: type) -> Callable[[Any, Kind], Any]:
+    return lambda value, kind: value if isinstance(value, types) else WRONG
+
+
+Fit = Callable[[Any, Kind], Any]
+_FITS: Final[dict[str, Fit]] = {
+    "integer": _integer,
+    "float": _float,
+    "decimal": _decimal,
+    "boolean": _only(bool),
+    "text": _text,
+    "bytes": _only(bytes, bytearray),
+    "timestamp": lambda value, kind: columns.instant(value, kind.has_zone, kind.microseconds),
+    "date": lambda value, kind: columns.day(value),
+    "time": lambda value, kind: columns.clock(value, kind.has_zone, kind.microseconds),
+    "uuid": _uuid,
+    "json": lambda value, kind: jsontext.encode(value),
+}
+
+
+# --- SQLite -------------------------------------------------------------------------------------
+
+
+def _as_text(fit: Fit) -> Fit:
+    def text(value: Any, kind: Kind) -> Any:
+        found = fit(value, kind)
+        # As SQLite's own functions write a datetime: with a blank in the place of the T.
+        return found if found is WRONG else _plain_text(found).replace("T", " ")
+
+    return text
+
+
+_SQLITE_FITS: Final[dict[str, Fit]] = {
+    **_FITS,
+    "float": lambda value, kind: WRONG if value != value else columns.floating(value, 64),  # NaN would be NULL
+    "decimal": _as_text(_decimal),
+    "timestamp": _as_text(_only(datetime)),
+    "date": _as_text(lambda value, kind: columns.day(value)),
+    "time": _as_text(_only(time)),
+    "uuid": _as_text(_uuid),
+}
+_NATURAL: Final[tuple[tuple[Any, str], ...]] = (
+    (bool, "boolean"), (int, "integer"), (float, "float"), ((bytes, bytearray), "bytes"), (Decimal, "decimal"),
+    (datetime, "timestamp"), (date, "date"), (time, "time"), (UUID, "uuid"), ((str, dict, list, tuple), "text"),
+)  # fmt: skip
+"""The family of a value in a column without a declared one."""
+
+
+def _natural(value: Any) -> str:
+    return next((family for types, family in _NATURAL if isinstance(value, types)), "")
+
+
+_NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.I)
+
+
+def _converts(value: Any, type: str, sent: Any) -> bool:
+    """Whether SQLite changes a value for the sake of the column's type (its affinity)."""
+    if "int" in type or not type or type == "null" or "blob" in type:
+        is_text, is_free = False, "int" not in type
+    else:
+        is_text, is_free = any(part in type for part in ("char", "clob", "text")), False
+    if isinstance(value, (int, float)):
+        whole = isinstance(value, int) and any(part in type for part in ("real", "floa", "doub")) and "int" not in type
+        return is_text or (whole and abs(value) > columns.EXACT_MAX)
+    if is_text or is_free or not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        return False
+    return not isinstance(sent, (Decimal, int, float)) or len(Decimal(value).as_tuple().digits) > _SQLITE_DIGITS_MAX
