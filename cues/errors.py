@@ -166,7 +166,7 @@ class StoreNotFound(StoreError):
 
 
 class StoreForeign(StoreError):
-    """Raised when the path is a file, or a directory whose data file is not a Cues store."""
+    """Raised when the path is a file, a directory whose data file is not a Cues store, or if a file of it is a link."""
 
 
 class StoreVersion(StoreError):

@@ -37,12 +37,14 @@ from cues import codec, faults
 from cues.base import clock as clocks
 from cues.base import names
 from cues.base.events import Counters, Event, Recovered
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.overrides import override
 from cues.queues.log import read_row as read_log
-from cues.queues.processor_rows import key_of, read_row, read_topology
+from cues.queues.processor_rows import all_keys, key_of, read_row, read_topology
+from cues.queues.queue import open_named
 from cues.queues.store import Store
 from cues.steps.failure import stopped_by
 from cues.steps.feed import SourceStepper
@@ -211,13 +213,13 @@ def messages(store: Store, queue: str) -> list[dict[str, Any]]:
 
     The id of a processor names its try log, ``"orders/3"`` names a partition.
     """
-    return list(store.queue(queue).tailer())
+    return list((open_named(store, queue) if "." in queue else store.queue(queue)).tailer())
 
 
 def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
     """The committed state of ``"graph.processor"`` under one key (None: of a processor without ``key=``)."""
     with store._view() as txn:
-        kept = key_of(txn, processor)
+        kept = key_of(txn, ProcessorId(processor))
     return dict(StateTable(store, kept).view(key))
 
 
@@ -245,10 +247,13 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
         positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
         if row.source:
             sources[processor] = codec.unpack(row.source)
+    with store._view() as txn:
+        ids = {key: id for id, key in all_keys(txn).items()}
     for database_name in [name for name, entries in store._entries() if name.startswith(b"state:") and entries]:
         database = store._database(database_name)
         with store._view() as txn:
-            rows[database_name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
+            key = ProcessorKey(database_name[6:].decode())
+            rows[ids.get(key, key)] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
 
 
@@ -346,6 +351,9 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
             going = True
         for forwarder in assembly.forwarders:
             going |= forwarder.step()
+        if not going:  # writers of bounded queues in other stores may wait for these marks
+            for forwarder in assembly.forwarders:
+                going |= forwarder.publish(at_rest=True)
 
 
 def _turn(stepper: Stepper, report: Report) -> bool:
@@ -566,7 +574,10 @@ def check_attempts(store: Store) -> list[str]:
                 source = record.get(names.SOURCE_POSITION)
                 ranges = [(t, timeline.identity(lines[t], identities[t], end[t] - 1), start[t], end[t]) for t in start]
                 pending = delivery_hash(
-                    processor, row.generation, ranges, ["source", *source] if source is not None else None
+                    topology.key_of(processor),
+                    row.generation,
+                    ranges,
+                    ["source", *source] if source is not None else None,
                 )
                 continue
             if pending is None:

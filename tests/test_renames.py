@@ -11,15 +11,21 @@ from typing import Any
 
 import pytest
 import rename_graphs
+from click.testing import CliRunner
 from forks import Forks
 from small import feed, numbers, run
 
 import cues
 from cues import Graph, QueueOptions, Sink, Source, Store, Stream, testing
+from cues.cli.app import commands
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, GraphError, TopologyChanged
 from cues.processors.sql import SQLite
 from cues.queues.processor_rows import key_of, read_row
+from cues.storage.replica import same_moment
+from cues.tools import metrics
+from cues.tools.changes import cut_of
+from cues.ui.shape import shape_of_store
 
 
 @pytest.fixture
@@ -202,6 +208,56 @@ def test_retention_by_reading_follows_the_new_name(store: Store) -> None:
     run(store, Stream(total, "a", "out", id="new"), queues=queues)
     feed(store, a=[1])
     assert store.queue("a").first_index > 1000  # nothing waits for g.old
+
+
+def test_a_reader_of_another_store_follows_its_new_name(store: Store, tmp_path: Path) -> None:
+    """Its writer waits for at most 3 messages, and the messages that were read are deleted."""
+    queues = {"mid": QueueOptions(path=str(tmp_path / "other"), max_lag=3, retention="read")}
+    first = Stream(lambda message: message, "a", "mid", id="first")
+    for id, former in (("old", None), ("new", "old"), ("new", None)):
+        feed(store, a=range(10))
+        run(store, first, Stream(total, "mid", "out", id=id, renamed_from=former), queues=queues)
+    assert len(numbers(store, "out")) == 30
+    with cues.open(tmp_path / "other") as other:
+        assert [(reader.processor, reader.position) for reader in metrics.of_readers(other)] == [("g.old", 31)]
+
+
+def test_a_processor_never_waits_for_itself_under_a_new_name(store: Store, tmp_path: Path) -> None:
+    """It reads what it writes, on a queue with a bound in another store, which knows it by its key."""
+    queues = {"loop": QueueOptions(path=str(tmp_path / "other"), max_lag=1)}
+    down = lambda message: {"n": message["n"] - 1} if message["n"] else None  # noqa: E731
+    begin = Stream(lambda message: message, "a", "loop", id="begin")
+    for id, former in (("old", None), ("new", "old")):
+        feed(store, a=[2])
+        run(store, begin, Stream(down, "loop", "loop", id=id, renamed_from=former), queues=queues)
+    with cues.open(tmp_path / "other") as other:
+        assert numbers(other, "loop") == [2, 1, 0, 2, 1, 0]
+
+
+def test_tools_find_what_a_renamed_processor_has_under_its_key(store: Store) -> None:
+    """Tries, the figures of its failures, the page's shape and the guards of incremental copies."""
+
+    def fail_at_two(message: Any, process: Any) -> Any:
+        process.state["last"] = message["n"]
+        return message if message["n"] != 2 else 1 / 0
+
+    feed(store, a=[1, 2, 3])
+    run(store, Stream(fail_at_two, "a", "out", id="old", errors="failed"))
+    feed(store, a=[4])
+    new = Stream(fail_at_two, "a", "out", id="new", renamed_from="old", errors="failed")
+    run(store, new)
+    assert testing.check_attempts(store) == []
+    records = testing.messages(store, "g.new")
+    assert records and records == list(store.queue("g.old").tailer())
+    (measured,) = metrics.of_processors(store)
+    assert (measured.processor, measured.errors) == ("g.new", 1)
+    assert [(each.id, each.outputs, each.errors) for each in shape_of_store(store).processors] == [
+        ("g.new", ["out"], "failed")
+    ]
+    assert set(testing.contents(store)["state"]) == {"g.new"}
+    assert CliRunner().invoke(commands, ["tail", f"{store.path}#g.new", "--json"]).exit_code == 0
+    with same_moment([store]) as (moment,):
+        assert cut_of(moment, store.id, 1).rows[b"state:g.old"].guard
 
 
 @pytest.mark.slow

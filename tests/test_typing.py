@@ -20,6 +20,19 @@ from cues.graphs import options
 from cues.overrides import override
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 
+MIXED = """
+from cues.base import names
+from cues.graphs.processor import Node
+from cues.queues.processor_rows import key_of, read_row
+from cues.storage.transaction import StoreTransaction
+
+def mixed(node: Node, txn: StoreTransaction) -> None:
+    names.processor_key(node.id), names.state_database(node.key), read_row(txn, node.id), key_of(txn, node.id)
+    names.processor_key(node.key)
+    names.state_database(node.id)
+    read_row(txn, node.key)
+    names.tailer_id(node.id, "orders")
+"""
 CASES = Path(__file__).parent / "typing_cases.py"
 DECLARATIONS: list[tuple[Any, type]] = [
     (cues.Source, options.SourceOptions),
@@ -66,6 +79,15 @@ def test_mypy_refuses_the_wrong_uses_and_accepts_the_right_ones(tmp_path: Path) 
     }  # fmt: skip
     assert len(wanted) > 30
     assert found == wanted, report
+
+
+@pytest.mark.slow
+def test_mypy_refuses_the_key_of_a_processor_in_place_of_its_id(tmp_path: Path) -> None:
+    """Both are text, and differ after a rename: each was taken for the other in some places."""
+    file = tmp_path / "mixed.py"
+    file.write_text(MIXED)
+    report = mypy(file, tmp_path)
+    assert re.findall(r"mixed\.py:(\d+): error: .*expected \"Processor(?:Id|Key)\"", report) == ["9", "10", "11", "12"]
 
 
 def test_the_types_and_the_defaults_of_options_have_the_same_names() -> None:

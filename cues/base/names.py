@@ -14,9 +14,17 @@ which separates a store from a queue on the command line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NewType
 
 from cues.errors import InvalidName
+
+ProcessorId = NewType("ProcessorId", str)
+"""The id of a processor, or of its unit on one partition: the name in its graph now."""
+ProcessorKey = NewType("ProcessorKey", str)
+"""The id that a unit had at its first start, which a rename does not change (cues/engine/identities.py).
+
+Both are text and are often equal. Two types, so that the type checker refuses one in place of the other.
+"""
 
 NAME_BYTES_MAX: Final = 128
 """Longest name, in UTF-8 bytes: a tailer id of three names stays below LMDB's key limit of 511."""
@@ -91,12 +99,12 @@ def check(kind: str, name: object) -> str:
     return name
 
 
-def processor_id(graph: str, processor: str) -> str:
-    return f"{graph}.{processor}"
+def processor_id(graph: str, processor: str) -> ProcessorId:
+    return ProcessorId(f"{graph}.{processor}")
 
 
-def tailer_id(processor: str, queue: str, partition: int = 0) -> str:
-    """Return the id of a processor's position on a queue; ``processor`` is a whole processor id."""
+def tailer_id(processor: ProcessorKey, queue: str, partition: int = 0) -> str:
+    """Return the id of a processor's position on a queue; ``processor`` is a whole processor key."""
     return f"{processor}.{queue}/{partition}" if partition else f"{processor}.{queue}"
 
 
@@ -114,40 +122,40 @@ def log_parts(log: str) -> tuple[str, int]:
     return (queue, int(partition)) if slash and "." not in log else (log, 0)
 
 
-def fork_id(processor: str, store: bytes) -> str:
+def fork_id(processor: ProcessorKey, store: bytes) -> str:
     """Return the id of the fork queue: a processor's messages for another store, which is given by its id."""
     return f"{processor}.fork.{store.hex()}"
 
 
-def fork_parts(queue: str) -> tuple[str, bytes] | None:
+def fork_parts(queue: str) -> tuple[ProcessorKey, bytes] | None:
     """Return the processor and the store of a fork queue's id; None for another queue."""
     graph, processor, kind, store = (*queue.split("."), "", "", "")[:4]
-    return (f"{graph}.{processor}", bytes.fromhex(store)) if kind == "fork" else None
+    return (ProcessorKey(f"{graph}.{processor}"), bytes.fromhex(store)) if kind == "fork" else None
 
 
-def redriver_id(unit: str) -> str:
+def redriver_id(unit: ProcessorKey) -> ProcessorKey:
     """Return the id under which a unit takes redriven messages, and the id of the try log of these steps."""
-    return f"{unit}.redrive"
+    return ProcessorKey(f"{unit}.redrive")
 
 
-def redrive_queue(unit: str, queue: str) -> str:
+def redrive_queue(unit: ProcessorKey, queue: str) -> str:
     """Return the id of the queue of a unit's redriven messages, which came from the queue ``queue``."""
     return f"{redriver_id(unit)}.{queue}"
 
 
-def timer_id(unit: str) -> str:
+def timer_id(unit: ProcessorKey) -> ProcessorKey:
     """Return the id under which a unit takes its due timers, and the id of the try log of these steps."""
-    return f"{unit}.timer"
+    return ProcessorKey(f"{unit}.timer")
 
 
-def timer_queue(unit: str) -> str:
+def timer_queue(unit: ProcessorKey) -> str:
     """Return the id of the queue of a unit's timers that are due."""
     return f"{timer_id(unit)}.due"
 
 
-def delayer_id(unit: str) -> str:
+def delayer_id(unit: ProcessorKey) -> ProcessorKey:
     """Return the id under which a unit holds messages until their time, and takes those that are due."""
-    return f"{unit}.delayed"
+    return ProcessorKey(f"{unit}.delayed")
 
 
 # --- keys in the store's unnamed database -------------------------------------------------------
@@ -159,6 +167,18 @@ def delayer_id(unit: str) -> str:
 FORMAT_KEY: Final = b"\0cues"
 REPLAY_KEY: Final = b"\0replay\0"
 """Key of the note in a store that a replay fills."""
+PROCESSORS: Final = b"\0proc\0"
+"""Prefix of the keys of all rows of processors."""
+TOPOLOGIES: Final = b"\0topo\0"
+"""Prefix of the keys of all topology records."""
+REDRIVERS: Final = b"\0redrive\0"
+"""Prefix of the keys of all rows of redrivers."""
+REDRIVES: Final = b"\0redrives\0"
+"""Prefix of the keys of all counts of redrives."""
+FAILURES: Final = b"\0failures\0"
+"""Prefix of the keys of all counts of error messages in windows."""
+PAUSES: Final = b"\0pause\0"
+"""Prefix of the keys of all pauses."""
 LOW_WATERS: Final = b"\0low\0"
 """Prefix of the keys of all low-water marks."""
 PRODUCERS: Final = b"\0producer\0"
@@ -187,19 +207,27 @@ def _keys(prefix: bytes) -> Callable[[str], bytes]:
     return lambda name: prefix + name.encode()
 
 
+def _keys_of_ids(prefix: bytes) -> Callable[[ProcessorId], bytes]:
+    return _keys(prefix)
+
+
+def _keys_of_keys(prefix: bytes) -> Callable[[ProcessorKey], bytes]:
+    return _keys(prefix)
+
+
 def _pair_keys(prefix: bytes) -> Callable[[str, str], bytes]:
     return lambda first, second: prefix + first.encode() + b"\0" + second.encode()
 
 
 queue_key = _keys(b"\0queue\0")
 """Key of a queue's record: identity, options, partitions, schema."""
-processor_key = _keys(b"\0proc\0")
+processor_key = _keys_of_ids(PROCESSORS)
 """Key of a processor's row: owner, epoch, generation, positions."""
-topology_key = _keys(b"\0topo\0")
+topology_key = _keys_of_ids(TOPOLOGIES)
 """Key of a processor's topology record: its kind and tailers, in the order of the row."""
 graph_key = _keys(b"\0graph\0")
 """Key of the note of a graph's processors at its last start."""
-pending_key = _keys(PENDINGS)
+pending_key = _keys_of_keys(PENDINGS)
 """Key of the row about a processor's pending messages in other stores, after its last commit."""
 source_key = _keys(SOURCES)
 """Key of the source position of an external writer (a Spark query, for example)."""
@@ -215,20 +243,18 @@ age_key = _keys(b"\0age\0")
 """Key of the notes of a log's next index and their times, while its append times are ahead of the clock."""
 timeline_key = _keys(b"\0line\0")
 """Key of the timelines of a log, which begin when the store was copied or put back."""
-redriver_key = _keys(b"\0redrive\0")
+redriver_key = _keys_of_keys(REDRIVERS)
 """Key of the row of a unit's redriver: owner, epoch, positions on the queues of redriven messages."""
-redriver_inputs_key = _keys(b"\0redriven\0")
+redriver_inputs_key = _keys_of_keys(b"\0redriven\0")
 """Key of the topology record of a unit's redriver."""
-redrives_key = _keys(b"\0redrives\0")
+redrives_key = _keys_of_keys(REDRIVES)
 """Key of the counts of a unit's redrives: asked for, and done."""
-pause_key = _keys(b"\0pause\0")
+pause_key = _keys_of_keys(PAUSES)
 """Key of the pause of a unit, by its key: the unit takes nothing until the row is deleted."""
-failures_key = _keys(b"\0failures\0")
+failures_key = _keys_of_keys(FAILURES)
 """Key of the count of a unit's error messages in the present window of ``max_errors=``."""
-state_database = _keys(b"state:")
+state_database = _keys_of_keys(b"state:")
 """Name of the LMDB database that holds a processor's keyed state."""
-subscription_key = _pair_keys(b"\0sub\0")
-"""Key of the note that a processor reads a log; ``processor`` empty gives the prefix for all."""
 member_key = _pair_keys(b"\0member\0")
 """Key of a member's row; ``member`` empty gives the prefix for all of the group."""
 claim_key = _pair_keys(CLAIMS)
@@ -245,17 +271,27 @@ def reader_key(queue: str, partition: int, name: str) -> bytes:
     return b"\0reader\0" + _log(queue, partition) + b"\0" + name.encode()
 
 
+def subscription_key(log: str, processor: ProcessorId) -> bytes:
+    """Key of the note that a processor reads a log."""
+    return subscriptions_prefix(log) + processor.encode()
+
+
+def subscriptions_prefix(log: str) -> bytes:
+    """Prefix of the keys of all such notes of a log."""
+    return b"\0sub\0" + log.encode() + b"\0"
+
+
 def store_key(store: bytes) -> bytes:
     """Key of the row with the path of another store, which graphs of this store use."""
     return b"\0store\0" + store.hex().encode()
 
 
-def producer_key(store: bytes, processor: str) -> bytes:
+def producer_key(store: bytes, processor: ProcessorKey) -> bytes:
     """Key of the row with the last step that was forwarded from another store's processor to this one."""
     return PRODUCERS + f"{store.hex()}/{processor}".encode()
 
 
-def low_water_key(log: str, store: bytes, processor: str) -> bytes:
+def low_water_key(log: str, store: bytes, processor: ProcessorKey) -> bytes:
     """Key of the low-water mark of a reader whose position is in another store."""
     return low_water_prefix(log) + f"{store.hex()}/{processor}".encode()
 

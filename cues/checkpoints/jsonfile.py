@@ -35,7 +35,7 @@ from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CheckpointError
 from cues.overrides import override
 from cues.queues.sequencer import Checkpoint
-from cues.storage import locks
+from cues.storage import door, locks
 from cues.storage.datafile import sync_directory
 
 TIMEOUT_S: Final = 10.0
@@ -212,8 +212,8 @@ class JSONFileCheckpoint(Closing):
         text = _text(record)
         # An existing file of that name was left by an owner that died here; it is replaced.
         following = self.path.with_name(self.path.name + ".next")
-        with open(following, "w") as file:
-            file.write(text)
+        with door.new(following) as file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         faults.point("checkpoint.inside")

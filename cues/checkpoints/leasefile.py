@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from pathlib import Path
+
+from cues.storage import door
 
 
 class LeaseFile:
@@ -16,7 +16,7 @@ class LeaseFile:
     def read(self) -> str:
         """Return the text; empty if there is none."""
         try:
-            return self._path.read_text()
+            return door.read_text(self._path)
         except FileNotFoundError:
             return ""
 
@@ -25,6 +25,4 @@ class LeaseFile:
         if not text:
             self._path.unlink(missing_ok=True)
             return
-        following = self._path.with_name(f"{self._path.name}.{os.getpid()}-{threading.get_ident()}")
-        following.write_text(text)
-        following.replace(self._path)
+        door.replace(self._path, text)

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from cues import faults
 from cues.base import names
+from cues.base.names import ProcessorKey
 from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
@@ -84,7 +85,7 @@ class LMDBCheckpoint:
         self.store = store
         self.name = names.check("checkpoint", name)
         self._key = names.checkpoint_key(name)
-        self._table = StateTable(store, f"checkpoint:{name}")  # no processor's: their ids have a dot
+        self._table = _table(store, name)
         self._guard = threading.Lock()
         """Held while the table is used: a consumer commits in a thread of its own."""
         self._held: RestoredFence | None = None
@@ -122,7 +123,7 @@ class LMDBCheckpoint:
     def read(self) -> Checkpoint | None:
         """Return the last checkpoint, and leave the fence as it is."""
         # A table of its own: that of this object keeps rows in memory, and another object may have written since.
-        return _last(StateTable(self.store, f"checkpoint:{self.name}"))
+        return _last(_table(self.store, self.name))
 
     def lease(self) -> tuple[int, str]:
         """Return the fence, and the lease of the consumer that runs (:mod:`cues.txn.turns`); empty if none does."""
@@ -203,7 +204,7 @@ class LMDBCheckpoint:
     @property
     def state(self) -> dict[Any, Any]:
         """A copy of the user's state after the last commit."""
-        return dict(StateTable(self.store, f"checkpoint:{self.name}").view(_STATE))
+        return dict(_table(self.store, self.name).view(_STATE))
 
     def close(self) -> None:
         """Do nothing: the caller closes the store."""
@@ -221,3 +222,8 @@ def _last(table: StateTable) -> Checkpoint | None:
     text = table.view(_CHECKPOINT).get("text")
     table.call.discard()
     return None if text is None else packing.unpack(text)
+
+
+def _table(store: Store, name: str) -> StateTable:
+    """The rows of a checkpoint. No processor has them: the ids of processors have a dot."""
+    return StateTable(store, ProcessorKey(f"checkpoint:{name}"))

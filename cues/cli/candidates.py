@@ -26,7 +26,7 @@ def names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
     of_processors = "PROCESSOR" in str(parameter.metavar)
     known: list[str] = []
     for path in _stores(ctx, place):
-        known += _rows(path, keys.processor_key("")) if of_processors else _queues(path)
+        known += _rows(path, keys.PROCESSORS) if of_processors else _queues(path)
         if "group:" in str(parameter.metavar):
             known = known if of_processors else []
             known += [f"group:{group}" for group in _rows(path, keys.group_key(""))]
@@ -40,7 +40,7 @@ def queue_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
 
 def processor_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """The processors of the store that the command line names, without their graph if no dot is typed."""
-    ids = [id.partition("/")[0] for path in _stores(ctx, None) for id in _rows(path, keys.processor_key(""))]
+    ids = [id.partition("/")[0] for path in _stores(ctx, None) for id in _rows(path, keys.PROCESSORS)]
     short = [id.partition(".")[2] for id in ids]
     return _offered(ids if "." in incomplete or len(set(short)) < len(set(ids)) else short, incomplete)
 

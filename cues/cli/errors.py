@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from cues.base import clock, names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, TableColumn, ago, count, iso, output_options, to_json
@@ -168,8 +169,10 @@ def _in_directory(target: targets.StoreTarget) -> Iterator[ErrorRecord]:
             for index, time_ns, message in inspection.backwards(target.place, [log], log.next):
                 if message.get(names.TYPE) != names.PROCESSOR_ERROR:
                     break
-                unit = str((message.get(names.ERR_CONFIG) or {}).get("id"))
-                yield ErrorRecord(log.id, index, clock.to_datetime(time_ns), unit, message, None, b"", None)
+                unit = ProcessorId(str((message.get(names.ERR_CONFIG) or {}).get("id")))
+                yield ErrorRecord(
+                    log.id, index, clock.to_datetime(time_ns), unit, message, None, b"", None, ProcessorKey(unit)
+                )
 
 
 def _one(target: targets.StoreTarget, here: list[ErrorRecord], index: int) -> ErrorRecord:

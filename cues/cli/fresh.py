@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.cli.options import CommandFailed, confirm
 from cues.cli.output import count, size
 from cues.cli.target import shown
@@ -35,7 +36,7 @@ def filled(plan: Plan, path: Path) -> dict[str, list[str]]:
 
     A target knows a sink that was renamed by the key that it has in the store at ``path``.
     """
-    keys: dict[str, str] = {}
+    keys: dict[ProcessorId, ProcessorKey] = {}
     if (path / "data.mdb").exists():
         with contextlib.suppress(CuesError), Store(path, readonly=True) as store, store._view() as txn:
             keys = all_keys(txn)

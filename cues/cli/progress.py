@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cues.base import events
+from cues.base.names import ProcessorId
 from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, duration, table
 from cues.cli.printing import err, is_terminal
@@ -258,7 +259,7 @@ def measure(running: Running) -> list[dict[str, Any]]:
     return rows
 
 
-def _lag(running: Running, unit: str) -> int:
+def _lag(running: Running, unit: ProcessorId) -> int:
     if running.shared is not None:
         return running.shared.lag(unit)
     return sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, unit))

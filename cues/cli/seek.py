@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from cues.base import names
+from cues.base.names import ProcessorId
 from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, confirm, option, yes_option
@@ -181,7 +182,7 @@ def _seek_shared(
     from cues.spark.cluster import inspection, operations
     from cues.spark.cluster.files import open_files
 
-    units = _units(target, [last.processor for last in inspection.processors_of(target.place)], where)
+    units = _units(target, [ProcessorId(last.processor) for last in inspection.processors_of(target.place)], where)
     whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
     with operations.running_none(open_files(target.place), units[0].partition(".")[0]) as driver:
         operations.settle(driver)
@@ -230,14 +231,14 @@ def _move_shared(place: str, unit: str, tailer: str | None, where: places.Place)
 class _Move:
     """The new positions of one unit of a processor."""
 
-    unit: str
+    unit: ProcessorId
     positions: dict[str, int]
     words: str
     mask: int
     """The logs on which it may sleep: a ring lets it read its position again."""
 
 
-def _units(target: targets.StoreTarget, known: list[str], where: places.Place) -> list[str]:
+def _units(target: targets.StoreTarget, known: list[ProcessorId], where: places.Place) -> list[ProcessorId]:
     """The units to move: the one that is named with its partition, else all units of the processor."""
     name = target.name.removesuffix("/0")
     unit = targets.processor_of(replace(target, name=name), known)
@@ -252,7 +253,7 @@ def _units(target: targets.StoreTarget, known: list[str], where: places.Place) -
     return units
 
 
-def _move(opened: Store, unit: str, only: str | None, where: places.Place) -> _Move:
+def _move(opened: Store, unit: ProcessorId, only: str | None, where: places.Place) -> _Move:
     standing = {tailer.tailer: tailer for tailer in metrics.tailers(opened, unit)}
     if not standing:
         raise CommandFailed(

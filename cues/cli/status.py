@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cues.base.events import Counters
+from cues.base.names import ProcessorId
 from cues.cli import shared, watching
 from cues.cli import target as targets
 from cues.cli.options import command
@@ -146,7 +147,7 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
     out(_headline(seen))
     if place is not None:
         out(f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}")
-    groups: dict[str, list[ProcessorMetrics]] = {}
+    groups: dict[ProcessorId, list[ProcessorMetrics]] = {}
     if processors:
         out()
         for processor in processors:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cues.base import events, names
+from cues.base import events
 from cues.cli import fresh
 from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
 from cues.cli.printing import out
@@ -144,7 +144,7 @@ class Summary:
         """The number of messages that the first of the readers of a queue has taken since then, on all partitions."""
         taken = [0]
         for node in self._running.plan.running:
-            prefix = names.tailer_id(node.id, queue)
+            prefix = f"{node.id}.{queue}"
             mine = [(tailer, at) for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
             taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # a new tailer begins at 1
         return max(taken)

@@ -23,13 +23,15 @@ from typing import Any, Final
 
 import click
 
+from cues.base.names import ProcessorId
 from cues.cli import candidates
 from cues.cli.options import F, WrongUsage, store_option
 from cues.errors import NotInstalled, QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
 from cues.graphs.graphfile import GraphFile
 from cues.graphs.graphfile import shown as shown
-from cues.queues.queue import Queue
+from cues.queues.processor_rows import all_ids
+from cues.queues.queue import Queue, open_named
 from cues.queues.store import Store
 
 GROUP: Final = "group:"
@@ -202,7 +204,11 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def open_queue(target: StoreTarget, store: Store) -> Queue:
     """The queue of an open store that a target names; a try log only by its whole name."""
-    return store.queue(queue_of(target, store.queues(all="." in target.name)))
+    if "." not in target.name:
+        return store.queue(queue_of(target, store.queues()))
+    with store._view() as txn:
+        known = [*store.queues(all=True), *all_ids(txn)]
+    return open_named(store, queue_of(target, list(dict.fromkeys(known))))
 
 
 def queue_of(target: StoreTarget, known: Sequence[str]) -> str:
@@ -217,11 +223,11 @@ def queue_of(target: StoreTarget, known: Sequence[str]) -> str:
     return _chosen(target, {id: id for id in known}, "queue", ", ".join(known) or "none", "queue", hint)
 
 
-def processor_of(target: StoreTarget, known: Sequence[str]) -> str:
+def processor_of(target: StoreTarget, known: Sequence[str]) -> ProcessorId:
     """The processor id that a target names, with or without its graph's name."""
     names = {id: id for id in known} | {id.partition(".")[2]: id for id in reversed(known)}
     listed, hint = ", ".join(known) or "none yet", "run the graph first: cues run."
-    return _chosen(target, names, "processor", listed, "graph.processor", hint)
+    return ProcessorId(_chosen(target, names, "processor", listed, "graph.processor", hint))
 
 
 def group_of(target: StoreTarget, known: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, TableColumn, iso, output_options
 from cues.cli.printing import out
 from cues.cli.tail import LAST, Count
-from cues.queues.processor_rows import key_of
+from cues.queues.queue import open_named
 from cues.queues.tailer import Tailer
 from cues.tools import metrics
 
@@ -58,9 +58,7 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
     else:
         with target.open() as opened:
             processor = targets.processor_of(target, metrics.processors(opened))
-            with opened._view() as txn:
-                key = key_of(txn, processor)
-            steps = steps_of_log(opened.queue(key).tailer())
+            steps = steps_of_log(open_named(opened, processor).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []
     if output.json:

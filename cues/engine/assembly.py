@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cues.base import events, names
+from cues.base import events
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine import identities
 from cues.engine.growth import Emit, Growth, divide, tell_of_growth
 from cues.engine.identities import keyed
@@ -49,7 +50,6 @@ from cues.steps.redrive import redriver_of
 from cues.steps.runner import Pause, Runner
 from cues.steps.stepper import Stepper
 from cues.steps.timers import firer_of
-from cues.storage import transaction
 from cues.storage.transaction import StoreTransaction
 
 
@@ -149,7 +149,7 @@ def assemble(
         abroad = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
 
         def recovered(
-            nodes: Sequence[Node], rows: dict[str, ProcessorRow], left_over: Mapping[bytes, set[str]] = {}
+            nodes: Sequence[Node], rows: dict[str, ProcessorRow], left_over: Mapping[bytes, set[ProcessorKey]] = {}
         ) -> tuple[list[Stepper], list[Forwarder]]:
             marks = _marks(stores.home, nodes, rows, abroad)
             steppers: list[Stepper] = []
@@ -210,7 +210,7 @@ def claimants_of(queues: Mapping[str, Queue], nodes: Sequence[Node]) -> list[Cla
         views = {node.tailer(port.queue): queues[port.queue]._view(node.partition) for port in node.reads}
         return {tailer: view._read_as(node.options.isolation)._log for tailer, view in views.items()}
 
-    return [Claimant(node.id, node.kind, logs(node), node.first_id or "") for node in nodes]
+    return [Claimant(node.id, node.kind, logs(node), node.first_id) for node in nodes]
 
 
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> None:
@@ -226,8 +226,11 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     home = stores.home
     known, processors = {unit.id for unit in units}, {unit.processor for unit in units}
     with home._view() as txn:
-        ids = [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
-        gone = {id: read_topology(txn, id) for id in ids if id not in known and processor_of(id) in processors}
+        gone = {
+            id: read_topology(txn, id)
+            for id in processor_rows.all_ids(txn)
+            if id not in known and processor_of(id) in processors
+        }
 
     def forget(txn: StoreTransaction) -> None:
         for id in gone:
@@ -238,7 +241,7 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     for id, topology in gone.items():
         for queue, store in zip(topology.queues, topology.stores) if topology else ():
             if topology and store in stores.others:
-                low_water.drop_mark(stores.others[store], queue, marks.ForeignReader(home.id, topology.key or id, 0))
+                low_water.drop_mark(stores.others[store], queue, marks.ForeignReader(home.id, topology.key_of(id), 0))
 
 
 def _claim(
@@ -267,13 +270,13 @@ def _forwarder(
     home: Store,
     other: Store,
     steppers: list[Stepper],
-    left_over: set[str],
+    left_over: set[ProcessorKey],
     marks: dict[str, dict[str, Marked]],
     queues: dict[str, Queue],
 ) -> Forwarder:
     """The forwarder to one other store, compared with the messages that are there.
 
-    ``left_over`` are processors with a fork queue from earlier starts.
+    ``left_over`` are the keys of processors with a fork queue from earlier starts.
     """
     forked = {delivery.node.key for delivery in steppers if other.id in delivery.forks}
     read = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
@@ -311,7 +314,7 @@ def _marks(
             if by_tailer[tailer] in queues:
                 log = queues[by_tailer[tailer]]._view(node.partition)._read_as(node.options.isolation)
                 mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
-                marked[node.id][tailer] = Marked(mark, place)
+                marked[node.id][tailer] = Marked(mark, node.id, place)
     return marked
 
 
@@ -339,14 +342,16 @@ def _begin_marks(
     return begun, highest
 
 
-def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str, ProcessorInputs | None]) -> None:
+def _drop_marks(
+    stores: Stores, claimants: Sequence[Claimant], before: Mapping[ProcessorId, ProcessorInputs | None]
+) -> None:
     """Remove the marks of inputs that are not read any more, also in stores that the graph does not name any more."""
     for claimant in claimants:
         old, now = before[claimant.processor], claimant.topology(stores.home)
         for tailer, queue, id in zip(old.tailers, old.queues, old.stores) if old else ():
             if not id or now.places.get(tailer) == id:
                 continue
-            reader = marks.ForeignReader(stores.home.id, claimant.key or claimant.processor, 0)
+            reader = marks.ForeignReader(stores.home.id, now.key_of(claimant.processor), 0)
             if id in stores.others:
                 low_water.drop_mark(stores.others[id], queue, reader)
             else:

@@ -121,7 +121,7 @@ def _instances(units: Sequence[Node]) -> tuple[dict[str, list[str]], dict[tuple[
     alone: dict[str, list[str]] = {}
     several: dict[tuple[str, int], list[str]] = {}
     for name, nodes in by_name.items():
-        ids = [node.id for node in nodes]
+        ids: list[str] = [node.id for node in nodes]
         count = min(nodes[0].options.instances, len(ids))
         if count == 1:
             alone[name] = ids

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from cues.base import events
+from cues.base.names import ProcessorId
 from cues.errors import GraphError
 from cues.graphs.plan import Plan, partitions_of
 from cues.graphs.processor import Node
@@ -131,7 +132,7 @@ def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Emit) -> None:
     tell(grown, "than before", emit)
 
 
-def tell(new_units: Mapping[str, int], since: str, emit: Emit) -> None:
+def tell(new_units: Mapping[ProcessorId, int], since: str, emit: Emit) -> None:
     """Warn of new units, by processor."""
     for processor, count in new_units.items():
         text = (

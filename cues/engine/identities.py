@@ -22,6 +22,7 @@ from itertools import count
 
 from cues import codec, faults
 from cues.base import events, names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.growth import Emit
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound, TopologyChanged
@@ -50,21 +51,21 @@ def keyed(home: Store, nodes: Sequence[Node]) -> list[Node]:
             if key is None:
                 key = _free_key(txn, node, used)
                 used.add(key)
-            units.append(replace(node, first_id=None if key == node.id else key))
+            units.append(replace(node, first_id=None if key == ProcessorKey(node.id) else key))
     return units
 
 
-def _free_key(txn: StoreTransaction, node: Node, used: Collection[str]) -> str:
+def _free_key(txn: StoreTransaction, node: Node, used: Collection[ProcessorKey]) -> ProcessorKey:
     """Return a key for a new unit: its id, unless another unit has it, or a unit that was deleted has had it."""
     suffix = node.id[len(node.processor) :]
     for number in count(1):
-        key = node.id if number == 1 else f"{node.processor}~{number}{suffix}"
+        key = ProcessorKey(node.id if number == 1 else f"{node.processor}~{number}{suffix}")
         if key not in used and not _has_steps(txn, key):
             return key
     raise AssertionError
 
 
-def _has_steps(txn: StoreTransaction, key: str) -> bool:
+def _has_steps(txn: StoreTransaction, key: ProcessorKey) -> bool:
     try:
         return read_row(txn, key, 0).next > 1
     except QueueNotFound:
@@ -108,7 +109,7 @@ def rename(
         emit(events.Event(new, f"was {old}, and continues at its positions, with its state", logging.INFO))
 
 
-def _rename(txn: StoreTransaction, renames: Mapping[str, str]) -> None:
+def _rename(txn: StoreTransaction, renames: Mapping[ProcessorId, ProcessorId]) -> None:
     for old, new in renames.items():
         row, inputs = processor_rows.read_row(txn, old), processor_rows.read_topology(txn, old)
         if row is None or inputs is None or txn.get(names.processor_key(new)) is not None:
@@ -116,8 +117,8 @@ def _rename(txn: StoreTransaction, renames: Mapping[str, str]) -> None:
         processor_rows.forget(txn, old)
         # The row of an owner that was stopped is gone, and a later row of that name has another epoch.
         txn.put(names.processor_key(new), row._replace(epoch=row.epoch + 1).pack())
-        key = inputs.key or old
-        txn.put(names.topology_key(new), replace(inputs, key="" if key == new else key).pack())
+        key = inputs.key_of(old)
+        txn.put(names.topology_key(new), replace(inputs, key=None if key == ProcessorKey(new) else key).pack())
         for queue, store in zip(inputs.queues, inputs.stores):
             if not store:
                 txn.put(names.subscription_key(queue, new), b"")
@@ -138,8 +139,8 @@ def _refuse_unnamed(
     home: Store,
     plan: Plan,
     claimants: Sequence[Claimant],
-    known: Mapping[str, ProcessorInputs],
-    renames: Mapping[str, str],
+    known: Mapping[ProcessorId, ProcessorInputs],
+    renames: Mapping[ProcessorId, ProcessorId],
 ) -> None:
     """Refuse a new processor that reads a queue of a processor which is gone: probably it was renamed.
 
@@ -169,9 +170,11 @@ def _refuse_unnamed(
                 )
 
 
-def _renames(home: Store, plan: Plan, known: Mapping[str, ProcessorInputs], emit: Emit) -> dict[str, str]:
+def _renames(
+    home: Store, plan: Plan, known: Mapping[ProcessorId, ProcessorInputs], emit: Emit
+) -> dict[ProcessorId, ProcessorId]:
     """The new ids of units by their ids in the store."""
-    renames: dict[str, str] = {}
+    renames: dict[ProcessorId, ProcessorId] = {}
     for node in plan.running:
         if node.options.renamed_from is None:
             continue
@@ -184,7 +187,7 @@ def _renames(home: Store, plan: Plan, known: Mapping[str, ProcessorInputs], emit
             )
             emit(events.Event(node.id, text, logging.WARNING))
             continue
-        renames |= {id: node.id + id[len(old) :] for id in units}
+        renames |= {id: ProcessorId(node.id + id[len(old) :]) for id in units}
     return renames
 
 
@@ -192,15 +195,15 @@ def _compare(
     home: Store,
     units: Sequence[Node],
     claimants_of: Callable[[Sequence[Node]], list[Claimant]],
-    known: Mapping[str, ProcessorInputs],
-    renames: Mapping[str, str],
+    known: Mapping[ProcessorId, ProcessorInputs],
+    renames: Mapping[ProcessorId, ProcessorId],
 ) -> None:
     """Raise :class:`TopologyChanged` if a renamed unit would be refused by the claim: then it keeps its former name."""
     former = {new: old for old, new in renames.items()}
     for unit in units:
         if unit.id in former:
             before = known[former[unit.id]]
-            (claimant,) = claimants_of([replace(unit, first_id=before.key or former[unit.id])])
+            (claimant,) = claimants_of([replace(unit, first_id=before.key_of(former[unit.id]))])
             now = claimant.topology(home)
             if (before.kind, before.places) != (now.kind, now.places):
                 raise inputs_changed(unit.id, before, now, ())
@@ -209,13 +212,12 @@ def _compare(
 # --- orphans --------------------------------------------------------------------------------------
 
 
-def _topologies(txn: StoreTransaction, graph: str) -> dict[str, ProcessorInputs]:
+def _topologies(txn: StoreTransaction, graph: str) -> dict[ProcessorId, ProcessorInputs]:
     """The topologies of a graph's units, by id."""
-    rows = list(transaction.named_rows(txn, names.topology_key(f"{graph}.")))
-    return {f"{graph}.{name}": ProcessorInputs.unpack(raw, f"{graph}.{name}") for name, raw in rows}
+    return {id: topology for id, topology in processor_rows.topologies(txn) if id.startswith(f"{graph}.")}
 
 
-def graphs(store: Store) -> dict[str, set[str]]:
+def graphs(store: Store) -> dict[str, set[ProcessorId]]:
     """Return the processors of each graph at its last start in this store, by graph id."""
     with store._view() as txn:
         rows = list(transaction.named_rows(txn, names.graph_key("")))
@@ -223,7 +225,7 @@ def graphs(store: Store) -> dict[str, set[str]]:
     return {id: set(codec.unpack(sealed.unseal(raw, f"{what} {id}"))["processors"]) for id, raw in rows}
 
 
-def orphans(store: Store, plan: Plan | None = None) -> list[str]:
+def orphans(store: Store, plan: Plan | None = None) -> list[ProcessorId]:
     """Return the units in the store whose processors their graph has no more, by id.
 
     Of the graph of ``plan`` the processors are those of the plan, of other graphs those of their last start. Nothing
@@ -233,5 +235,5 @@ def orphans(store: Store, plan: Plan | None = None) -> list[str]:
     if plan is not None:
         present[plan.id] = {node.id for node in plan.running}
     with store._view() as txn:
-        units = [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
+        units = processor_rows.all_ids(txn)
     return [id for id in units if processor_of(id) not in present.get(id.partition(".")[0], {processor_of(id)})]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from cues.base.names import ProcessorId
 from cues.engine.redriving import opened
 from cues.engine.status import processor_of
 from cues.errors import InvalidArgument
@@ -16,7 +17,7 @@ from cues.steps.pauses import ProcessorPause
 Place = Graph | Store | str | os.PathLike[str]
 
 
-def units_of(store: Store, graph: str | None, processor: str | None) -> dict[str, str]:
+def units_of(store: Store, graph: str | None, processor: str | None) -> dict[ProcessorId, str]:
     """Return the kinds of the units of a processor (None: of all) that have run in a store, by id.
 
     ``processor``: its name, with or without the graph and the partition. Raises :class:`InvalidArgument` if there is

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from cues.base import clock
 from cues.engine.status import processor_of
+from cues.storage import door
 
 PATTERN: Final = "workers-*.json"
 PLACES: Final = "queues-*.json"
@@ -82,19 +83,14 @@ class WorkersRecord:
     def save(self, store: str) -> None:
         """Write the record, if there is room on the disk: only ``cues status`` reads it."""
         path = _path(store, self.graph)
-        part = path.with_suffix(".part")
         with contextlib.suppress(OSError):
-            with part.open("w") as file:
-                file.write(json.dumps(asdict(self)))
-                file.flush()
-                os.fsync(file.fileno())  # after a power cut the file is the old one or the new one
-            os.replace(part, path)
+            door.replace(path, json.dumps(asdict(self)), durable=True)
 
     @staticmethod
     def load(path: Path) -> WorkersRecord | None:
         """Return the record at ``path``; None if it cannot be read."""
         try:
-            data: dict[str, Any] = json.loads(path.read_text())
+            data: dict[str, Any] = json.loads(door.read_text(path))
             return WorkersRecord(
                 data["graph"],
                 data["supervisor"],
@@ -149,15 +145,13 @@ def note_queues(store: str, graph: str, directory: str | None) -> None:
     if directory is None:
         path.unlink(missing_ok=True)
         return
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"directory": directory, "time": clock.to_datetime(clock.now_ns()).isoformat()}))
-    os.replace(part, path)
+    door.replace(path, json.dumps({"directory": directory, "time": clock.to_datetime(clock.now_ns()).isoformat()}))
 
 
 def queues_of(store: str | os.PathLike[str], graph: str) -> QueuesPlace | None:
     """The note of :func:`note_queues`; None if there is none, or if it cannot be read."""
     try:
-        return QueuesPlace(**json.loads((Path(store) / f"queues-{graph}.json").read_text()))
+        return QueuesPlace(**json.loads(door.read_text(Path(store) / f"queues-{graph}.json")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorKey
 from cues.errors import Diverged
 from cues.queues.store import Store
 from cues.records import sealed
@@ -51,6 +52,8 @@ class ReplayNote:
     options: dict[str, dict[str, Any]]
     """The options of copied queues, which get their retention and bounds when the replay is done."""
     phase: Phase = "copying"
+    state_rows: dict[ProcessorKey, list[list[bytes]]] = field(default_factory=dict)
+    """By source, the rows of its state, which are written when the replay is done."""
 
     def put(self, txn: StoreTransaction) -> None:
         txn.put(names.REPLAY_KEY, sealed.seal(codec.pack(asdict(self))))

@@ -21,6 +21,7 @@ from cues.engine.disk_guard import DiskGuard
 from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 from cues.overrides import override
+from cues.queues.queue import open_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -203,7 +204,7 @@ class Running(Shown):
             opened = self.engine.queues[queue]
             return opened.partition(int(partition)) if slash else opened
         if "." in name:
-            return self.store.queue(name)  # a try log, or a fork queue
+            return open_named(self.store, name)  # a try log, or a fork queue
         raise QueueNotFound(
             f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self.engine.queues)}.",
             "name one of those queues.",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from cues.base import events
+from cues.base.names import ProcessorId
 from cues.graphs.plan import Plan
 
 
@@ -14,17 +15,17 @@ from cues.graphs.plan import Plan
 class UnitStatus:
     """The counters and the state of one unit."""
 
-    id: str
-    processor: str
+    id: ProcessorId
+    processor: ProcessorId
     """Id of its processor."""
     counters: events.Counters
     state: Literal["running", "paused", "ended", "stopped"]
     """paused: until somebody resumes it; ended: a source that has no more messages; stopped: by an error."""
 
 
-def processor_of(unit: str) -> str:
+def processor_of(unit: str) -> ProcessorId:
     """The id of a unit's processor."""
-    return unit.partition("/")[0]
+    return ProcessorId(unit.partition("/")[0])
 
 
 def sources_ended(plan: Plan, units: Iterable[UnitStatus]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues.base import events, names
+from cues.base.names import ProcessorKey
 from cues.engine import replays
 from cues.engine.growth import Emit
 from cues.engine.identities import keyed
@@ -44,7 +45,7 @@ class Stores:
     """By id."""
     of_queue: dict[str, Store] = field(default_factory=dict)
     """The stores of the queues that are not in the home store."""
-    left_over: dict[bytes, set[str]] = field(default_factory=dict)
+    left_over: dict[bytes, set[ProcessorKey]] = field(default_factory=dict)
     """Processors with a fork queue from earlier starts, by the id of the store that it is for."""
 
     guarded: list[Store] = field(default_factory=list)

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cues.base import events, logs
+from cues.base.names import ProcessorId
 from cues.engine import wire
 from cues.engine.assignment import Assignment
 from cues.engine.child import Child
@@ -185,7 +186,7 @@ class Supervisor:
         for slot in tuple(self.slots):
             reply = slot.child.status_reply if slot.child is not None else None
             known = {unit.id: unit for unit in reply.standings} if reply is not None else {}
-            status |= {id: self._whole(known.get(id) or _no_status(id)) for id in slot.units}
+            status |= {id: self._whole(known.get(ProcessorId(id)) or _no_status(id)) for id in slot.units}
         for id in tuple(self.stopped):
             known_status = status.get(id) or self._whole(_no_status(id))
             status[id] = dataclasses.replace(known_status, state="stopped")
@@ -458,7 +459,7 @@ class Supervisor:
     def _places(self, units: list[str]) -> dict[str, _Place]:
 
         with self._store._view() as txn:
-            rows = {unit: read_row(txn, unit) for unit in units}
+            rows = {unit: read_row(txn, ProcessorId(unit)) for unit in units}
         return {unit: None if row is None else (row.positions, row.source) for unit, row in rows.items()}
 
     def _count(self, child: Child) -> None:
@@ -568,4 +569,4 @@ def _print(worker: str, is_error: bool, line: str) -> None:
 
 def _no_status(unit: str) -> UnitStatus:
     """The status of a unit that no worker has reported yet."""
-    return UnitStatus(unit, processor_of(unit), events.Counters(), "running")
+    return UnitStatus(ProcessorId(unit), processor_of(unit), events.Counters(), "running")

@@ -31,6 +31,7 @@ from typing import Final
 
 from cues import faults
 from cues.base import names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import Diverged
 from cues.forwarding import fork
 from cues.forwarding.fork import Step
@@ -54,16 +55,17 @@ MARK_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Marked:
-    """A low-water mark, and the place of its position in the row of the processor."""
+    """A low-water mark, the processor whose progress it is, and the place of its position in the processor's row."""
 
     mark: LowWater
+    processor: ProcessorId
     place: int
 
 
 class _Fork:
     """The fork queue of one processor for the other store."""
 
-    def __init__(self, home: BaseStore, other: BaseStore, processor: str) -> None:
+    def __init__(self, home: BaseStore, other: BaseStore, processor: ProcessorKey) -> None:
         self.processor = processor
         self.log = Log(home, names.fork_id(processor, other.id))
         self.key = names.producer_key(home.id, processor)
@@ -83,12 +85,12 @@ class Forwarder:
         self,
         home: BaseStore,
         other: BaseStore,
-        processors: Iterable[str],
+        processors: Iterable[ProcessorKey],
         marks: Sequence[Marked] = (),
         queues: Mapping[str, Queue] | None = None,
     ) -> None:
-        """``processors`` are those that have a fork queue for the other store. ``queues`` are handles on queues
-        there, which follow changed options when they are appended to."""
+        """``processors`` are the keys of those that have a fork queue for the other store. ``queues`` are handles on
+        queues there, which follow changed options when they are appended to."""
         self.home = home
         self.other = other
         self.forwarded = 0
@@ -158,7 +160,7 @@ class Forwarder:
         for fork_queue in self._forks:
             moved |= self._forward(fork_queue)
         if time.monotonic() - self._marked_at >= self._mark_s:
-            self._publish()
+            self.publish()
         return moved
 
     def _forward(self, fork_queue: _Fork) -> bool:
@@ -235,14 +237,17 @@ class Forwarder:
         faults.point("trim.inside")
         return deleted, front
 
-    def _publish(self, at_rest: bool = False) -> None:
-        """Write the low-water marks that are lower than their positions. ``at_rest``: no step is running."""
+    def publish(self, at_rest: bool = False) -> bool:
+        """Write the low-water marks that are lower than their positions; False if there were none.
+
+        ``at_rest``: no step is running.
+        """
         self._marked_at = time.monotonic()
         late: list[tuple[LowWater, int]] = []
         with self.home._view() as txn:
             for marked in self._marks:
                 mark = marked.mark
-                row = read_row(txn, mark.reader.processor)
+                row = read_row(txn, marked.processor)
                 if row is None or row.epoch != mark.reader.epoch:
                     continue  # another owner has the row; or a seek moved it and wrote the mark itself
                 if at_rest and not row.pending:
@@ -254,6 +259,7 @@ class Forwarder:
             self._settle()
             for mark, index in late:
                 mark.publish(index)
+        return bool(late)
 
     def ends(self, txn: StoreTransaction) -> list[int]:
         """Return the ends of the fork queues, in a transaction of the home store; for :meth:`done`."""
@@ -275,7 +281,7 @@ class Forwarder:
 
     def tidy(self) -> None:
         """Write the marks and trim the forwarded messages. Call it before the stores are closed."""
-        self._publish(at_rest=True)
+        self.publish(at_rest=True)
         for fork_queue in self._forks:
             raw = self._row(fork_queue)
             if raw is not None and (at := ProducerRow.unpack(raw).at) > fork_queue.first:

@@ -26,7 +26,7 @@ class LowWater:
     def __init__(self, queue: Queue, reader: ForeignReader, holding: bool = False) -> None:
         self.queue = queue
         self.reader = reader
-        self._key = names.low_water_key(queue._log.id, reader.home, reader.processor)
+        self._key = names.low_water_key(queue._log.id, reader.home, reader.name)
         self._holding = holding
         self._guard = threading.Lock()
         self._written = self._read()
@@ -102,7 +102,7 @@ def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int)
 
     A mark that is lower already does not move: it follows the position that is durable at home.
     """
-    key = names.low_water_key(log_id, reader.home, reader.processor)
+    key = names.low_water_key(log_id, reader.home, reader.name)
 
     def put(txn: StoreTransaction) -> None:
         raw = txn.get(key)
@@ -114,4 +114,4 @@ def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int)
 
 def drop_mark(store: BaseStore, log_id: str, reader: ForeignReader) -> None:
     """Delete the mark of a reader that has stopped for ever."""
-    store._commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.processor)))
+    store._commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.name)))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
 from cues.graphs.options import FRAME as FRAME
@@ -31,7 +32,7 @@ Mode = Literal["one", "join", "alts"]
 class Node:
     """A processor as engines run it, with every default resolved. It never changes."""
 
-    id: str
+    id: ProcessorId
     """Processor id, ``graph.processor``."""
     kind: Kind
     fn: Function | None
@@ -49,7 +50,7 @@ class Node:
     """Queues that the function writes by itself, besides its outputs."""
     partition: int = 0
     """The partition of the inputs that this unit reads."""
-    first_id: str | None = None
+    first_id: ProcessorKey | None = None
     """The id that its unit had at its first start, if ``renamed_from=`` has changed it since."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, compare=False, repr=False)
     """What its messages must fit, by input binding; ``""`` is for every binding. The plan resolves annotations and
@@ -57,7 +58,7 @@ class Node:
 
     def unit(self, partition: int) -> Node:
         """The part of the processor that works on one partition, with an owner and positions of its own."""
-        return replace(self, id=names.log_id(self.id, partition), partition=partition)
+        return replace(self, id=ProcessorId(names.log_id(self.id, partition)), partition=partition)
 
     @property
     def input_partition(self) -> int:
@@ -65,22 +66,22 @@ class Node:
         return self.partition
 
     @property
-    def processor(self) -> str:
+    def processor(self) -> ProcessorId:
         """The id of the processor to which this unit belongs."""
-        return self.id.rpartition("/")[0] if self.partition else self.id
+        return ProcessorId(self.id.rpartition("/")[0]) if self.partition else self.id
 
     @property
-    def key(self) -> str:
+    def key(self) -> ProcessorKey:
         """The id under which stores and targets know this unit: the one of its first start, whatever its name is now.
 
         Its try log, state, fork queues, tailers and delivery hashes have it.
         """
-        return self.first_id or self.id
+        return self.first_id or ProcessorKey(self.id)
 
     def tailer(self, queue: str) -> str:
         """The id of the processor's position on a queue."""
-        processor = self.key.rpartition("/")[0] if self.partition else self.key
-        return names.tailer_id(processor, queue, self.partition)
+        key = ProcessorKey(self.key.rpartition("/")[0]) if self.partition else self.key
+        return names.tailer_id(key, queue, self.partition)
 
     @cached_property
     def imperative(self) -> bool:
@@ -175,7 +176,7 @@ class RedriveNode(Node):
     """The unit whose failed messages it takes."""
 
     @staticmethod
-    def of(node: Node, id: str = "") -> RedriveNode:
+    def of(node: Node, id: ProcessorKey | None = None) -> RedriveNode:
         """Return the node for the redriven messages of a unit; with ``id``, for its delayed ones (steps/delays.py)."""
         id = id or names.redriver_id(node.key)
         shared = {field.name: getattr(node, field.name) for field in fields(Node)}
@@ -183,7 +184,7 @@ class RedriveNode(Node):
         # A message that was redriven and fails again is an error message again, whatever the first failure does.
         options = replace(node.options, isolation="uncommitted", linger_s=0, on_error=None, max_errors=None)
         own = {
-            "id": id,
+            "id": ProcessorId(id),
             "first_id": None,
             "inputs": inputs,
             "options": options,
@@ -223,7 +224,7 @@ class TimerNode(Node):
         options = node.options
         assert options.timer is not None
         own: dict[str, Any] = {
-            "id": names.timer_id(node.key),
+            "id": ProcessorId(names.timer_id(node.key)),
             "first_id": None,
             "fn": _firing(options.timer),
             "mode": "one",

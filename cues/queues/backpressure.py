@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +43,7 @@ from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import readers_of, unpack_reader
-from cues.storage import locks, wakeup
+from cues.storage import door, locks, wakeup
 from cues.storage.transaction import StoreTransaction, named_rows
 
 NOTE_S: Final = 0.05
@@ -128,10 +129,10 @@ def readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
             first, next = committed[0]
         return max(0, next - max(position, first))
 
-    for name, position, _ in readers_of(txn, log.id):
-        yield Reader(here, name, behind(*position), "processor")
+    for processor, position, _ in readers_of(txn, log.id):
+        yield Reader(here, processor, behind(*position), "processor")
     for who, mark in marks.of_log(txn, log):
-        yield Reader(who.home.hex(), who.processor, row.next - max(mark.next, row.first), "other")
+        yield Reader(who.home.hex(), who.name, row.next - max(mark.next, row.first), "other")
     for name, value in named_rows(txn, names.reader_key(log.queue, log.partition, "")):
         yield Reader(here, name, behind(*unpack_reader(value, log.id, name)[:2]), "tailer")
     for group, claim in claims.of_log(txn, log.id):
@@ -183,7 +184,9 @@ def _hint(reader: Reader, log: str, store: str) -> str:
 
 
 def _path(store: str, home: str, writer: str) -> Path:
-    return Path(store, _FOLDER, f"{home}.{quote(writer, safe='')}.json")
+    folder = Path(store, _FOLDER)
+    door.look(folder, stat.S_IFDIR)
+    return folder / f"{home}.{quote(writer, safe='')}.json"
 
 
 def notes(store: str | os.PathLike[str]) -> list[Note]:
@@ -194,7 +197,7 @@ def notes(store: str | os.PathLike[str]) -> list[Note]:
 
 def _read(path: Path) -> Note | None:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(door.read_text(path))
         return Note(**data | {"edges": tuple(Edge(**edge) for edge in data["edges"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -347,9 +350,7 @@ class Gate:
         for path in self._paths:
             with contextlib.suppress(OSError):  # a full disk, or a reader without permission
                 path.parent.mkdir(exist_ok=True)
-                part = path.with_suffix(f".{os.getpid()}.part")
-                part.write_text(text)
-                os.replace(part, path)
+                door.replace(path, text)
 
     def clear(self) -> None:
         """Note that the writer does not wait any more."""

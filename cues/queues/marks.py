@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cues.base import names
+from cues.base.names import ProcessorKey
 from cues.queues.log import Log
 from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
@@ -52,7 +53,8 @@ class ForeignReader:
 
     home: bytes
     """Id of the store that holds its position."""
-    processor: str
+    name: ProcessorKey
+    """The key of the processor; of a consumer :data:`CONSUMER` and its name."""
     epoch: int
 
 
@@ -68,7 +70,7 @@ def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
 
 def put(txn: StoreTransaction, log_id: str, reader: ForeignReader, mark: Mark) -> None:
     """Write a mark, unless a later owner of the reader has written one."""
-    key = names.low_water_key(log_id, reader.home, reader.processor)
+    key = names.low_water_key(log_id, reader.home, reader.name)
     raw = txn.get(key)
     if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
         txn.put(key, mark.pack())
@@ -79,5 +81,5 @@ def _rows(txn: StoreTransaction, log_id: str) -> dict[str, Mark]:
 
 
 def _reader(name: str, mark: Mark) -> ForeignReader:
-    home, _, processor = name.partition("/")
-    return ForeignReader(bytes.fromhex(home), processor, mark.epoch)
+    home, _, key = name.partition("/")
+    return ForeignReader(bytes.fromhex(home), ProcessorKey(key), mark.epoch)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
+from cues import codec
 from cues.base import clock, names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
 
@@ -94,6 +96,11 @@ def source_of(raw: bytes) -> bytes:
     return raw[_end(raw) : -sealed.CHECKSUM_BYTES]
 
 
+def has_state(source: bytes) -> bool:
+    """Return whether the position of a source belongs to rows of its state: it is nothing without them."""
+    return bool(source) and len(codec.unpack(source)) == 3
+
+
 def _end(raw: bytes) -> int:
     """Return the place after the positions of a packed row."""
     return _HEAD.size + raw[_HEAD.size - 1] * POSITION.size
@@ -115,8 +122,8 @@ class ProcessorInputs:
     """Queue ids, in the same order."""
     stores: tuple[bytes, ...]
     """Ids of the stores that the queues are in, in the same order; empty for the home store."""
-    key: str = ""
-    """The id of its first start, under which its try log, state and fork queues are; empty if that is its id now."""
+    key: ProcessorKey | None = None
+    """The id of its first start, under which its try log, state and fork queues are; None if that is its id now."""
 
     def pack(self) -> bytes:
         record: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
@@ -134,9 +141,13 @@ class ProcessorInputs:
         try:
             queues = tuple(record["queues"])
             stores = tuple(record.get("stores", [b""] * len(queues)))
-            return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores, record.get("key", ""))
+            return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores, record.get("key"))
         except Exception as error:
             raise sealed.damaged(what, f"{type(error).__name__}: {error}") from error
+
+    def key_of(self, processor: ProcessorId) -> ProcessorKey:
+        """Return the key of the processor, whose id is not in the record."""
+        return self.key or ProcessorKey(processor)
 
     @property
     def places(self) -> dict[str, bytes]:
@@ -149,29 +160,38 @@ def boot() -> bytes:
     return xxhash.xxh3_64_digest(clock.boot_id().encode())
 
 
-def read_row(txn: StoreTransaction, processor: str) -> ProcessorRow | None:
+def read_row(txn: StoreTransaction, processor: ProcessorId) -> ProcessorRow | None:
     raw = txn.get(names.processor_key(processor))
     return None if raw is None else ProcessorRow.unpack(raw, processor)
 
 
-def read_topology(txn: StoreTransaction, processor: str) -> ProcessorInputs | None:
+def read_topology(txn: StoreTransaction, processor: ProcessorId) -> ProcessorInputs | None:
     raw = txn.get(names.topology_key(processor))
     return None if raw is None else ProcessorInputs.unpack(raw, processor)
 
 
-def key_of(txn: StoreTransaction, processor: str) -> str:
+def key_of(txn: StoreTransaction, processor: ProcessorId) -> ProcessorKey:
     """Return the id of the try log, the state and the fork queues of a processor, which it keeps when it is renamed."""
     topology = read_topology(txn, processor)
-    return processor if topology is None else topology.key or processor
+    return ProcessorKey(processor) if topology is None else topology.key_of(processor)
 
 
-def all_keys(txn: StoreTransaction) -> dict[str, str]:
+def all_ids(txn: StoreTransaction) -> list[ProcessorId]:
+    """Return the ids of all processors of the store, and of their units."""
+    return [ProcessorId(id) for id, _ in named_rows(txn, names.PROCESSORS)]
+
+
+def topologies(txn: StoreTransaction) -> Iterator[tuple[ProcessorId, ProcessorInputs]]:
+    """Iterate over the topology records of the store, by the ids of their processors."""
+    return ((ProcessorId(id), ProcessorInputs.unpack(raw, id)) for id, raw in named_rows(txn, names.TOPOLOGIES))
+
+
+def all_keys(txn: StoreTransaction) -> dict[ProcessorId, ProcessorKey]:
     """Return the keys (:func:`key_of`) of all processors of the store, by id."""
-    rows = named_rows(txn, names.topology_key(""))
-    return {id: ProcessorInputs.unpack(raw, id).key or id for id, raw in rows}
+    return {id: topology.key_of(id) for id, topology in topologies(txn)}
 
 
-def forget(txn: StoreTransaction, processor: str) -> None:
+def forget(txn: StoreTransaction, processor: ProcessorId) -> None:
     """Delete the row of a processor, its topology, and the notes for which retention waits."""
     topology = read_topology(txn, processor)
     txn.delete(names.processor_key(processor))
@@ -181,10 +201,11 @@ def forget(txn: StoreTransaction, processor: str) -> None:
             txn.delete(names.subscription_key(queue, processor))
 
 
-def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, tuple[bytes, int], bool]]:
+def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[ProcessorId, tuple[bytes, int], bool]]:
     """Return the processors that read a log: id, identity and position, and whether a step is under way from there."""
-    readers: list[tuple[str, tuple[bytes, int], bool]] = []
-    for processor, _ in named_rows(txn, names.subscription_key(log_id, "")):
+    readers: list[tuple[ProcessorId, tuple[bytes, int], bool]] = []
+    for name, _ in named_rows(txn, names.subscriptions_prefix(log_id)):
+        processor = ProcessorId(name)
         row = read_row(txn, processor)
         topology = read_topology(txn, processor)
         if row is not None and topology is not None:

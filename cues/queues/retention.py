@@ -201,7 +201,7 @@ def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
         PositionHolder(name, needed_from(txn, log, *position), pending)
         for name, position, pending in readers_of(txn, log.id)
     ]
-    holders += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
+    holders += [PositionHolder(who.name, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
     tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))
     for name, value in tailers:
         holders.append(PositionHolder(name, needed_from(txn, log, *unpack_reader(value, log.id, name)[:2]), False))

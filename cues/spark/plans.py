@@ -77,7 +77,7 @@ def process_of(
 ) -> Process:
     """The argument ``process`` of a frame. Outside of a step it has no delivery, index or metadata."""
     imperative = Imperative(node.id, {}, {})
-    return process_type(node, system, Hasher(node.id, 0), epoch, store, None, lambda: False, imperative)
+    return process_type(node, system, Hasher(node.key, 0), epoch, store, None, lambda: False, imperative)
 
 
 def fields_of(node: Node, binding: str) -> str | None:

@@ -165,7 +165,7 @@ def _run_part(job: StepJob, runner: Runner, part: StepPart) -> PartResult:
 
 def remote_runner(job: StepJob, part: StepPart) -> Runner:
     """The runner that calls the job's function without state."""
-    state = StateTable(_store(part.pieces[0].site), job.node.id)  # never read
+    state = StateTable(_store(part.pieces[0].site), job.node.key)  # never read
     return runner_of(job, job.generation, state, job.options.__getitem__, process_type=_RemoteProcess)
 
 

@@ -135,7 +135,8 @@ class Deliverer(Redriver):
 def deliverer_of(main: Stepper) -> Deliverer:
     """Claim the deliverer of a unit that this process owns, and recover it. Raises :class:`Fenced` if it lost it."""
     store = main.store
-    node = RedriveNode.of(main.node, names.delayer_id(main.node.key))
+    own = names.delayer_id(main.node.key)
+    node = RedriveNode.of(main.node, own)
     wanted = {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG}
 
     def create(txn: StoreTransaction) -> None:
@@ -144,7 +145,7 @@ def deliverer_of(main: Stepper) -> Deliverer:
 
     store._commit(create)
     logs = {port.queue: Log(store, port.queue) for port in node.inputs}
-    deliverer = Deliverer(main, node, claim_beside(main, node, node.id, logs))
+    deliverer = Deliverer(main, node, claim_beside(main, node, own, logs))
     faults.point("delay.claimed")
     deliverer.recover()
     return deliverer

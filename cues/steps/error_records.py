@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from cues import codec
 from cues.base import clock, names
 from cues.base.closing import Closing
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CuesError, QueueNotFound
 from cues.forwarding import other_stores
 from cues.overrides import override
@@ -84,7 +85,7 @@ class ErrorRecord:
     """The error queue, or its partition (``errors/3``)."""
     index: int
     time: datetime
-    processor: str
+    processor: ProcessorId
     """The id of the unit that failed: ``graph.processor``, or ``graph.processor/3``; if it was renamed, its new id."""
     message: dict[str, Any]
     """The whole message, as it is on the queue."""
@@ -93,7 +94,7 @@ class ErrorRecord:
     """The identity of the log, under which its rows are kept."""
     batch: Batch | None
     """The record batch, which has the provenance; None in a directory of ``cues run --queues``."""
-    unit_key: str = ""
+    unit_key: ProcessorKey
     """The key of the unit (:attr:`Node.key`), under which the store has its redrives."""
 
     @property
@@ -182,7 +183,7 @@ class Counts(NamedTuple):
         return self.asked - self.done
 
 
-def waiting(txn: StoreTransaction, unit: str) -> int:
+def waiting(txn: StoreTransaction, unit: ProcessorId) -> int:
     """Return the number of redrives of a unit that were asked for and are not done."""
     return Counts.unpack(txn.get(names.redrives_key(key_of(txn, unit)))).waiting
 
@@ -346,10 +347,10 @@ class ErrorLog:
                 if message.get(names.TYPE) != names.PROCESSOR_ERROR:
                     continue
                 config = message.get(names.ERR_CONFIG) or {}
-                named = str(config.get("id"))
+                named = ProcessorId(str(config.get("id")))
                 # The key of a unit stays the same when it is renamed, and an error message has it if it differs.
-                unit = ids.get(str(config.get("key", named)), named)
-                key = keys.get(unit, unit)
+                unit = ids.get(ProcessorKey(str(config.get("key", named))), named)
+                key = keys.get(unit, ProcessorKey(unit))
                 record = ErrorRecord(self.id, at, time, unit, message, resolution, row.identity, batch, key)
                 if settled or not record.settled:
                     yield record

@@ -7,6 +7,9 @@ its own event loop, which continues between its yields.
 
 A step takes yielded messages in the range (position before, position after]. The function has run already, so only
 the commit of the protocol is left.
+
+A source that takes its position has a state too. Its changes between two yields are committed with the second one: the
+position is one value of bounded size, and the state is as many rows as the source needs to know what it has read.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,7 +27,7 @@ from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.partitioners import is_watermark
-from cues.queues.processor_rows import source_of, with_source
+from cues.queues.processor_rows import has_state, source_of, with_source
 from cues.records import batch as batches
 from cues.records.batch import SLASH, has_mark
 from cues.records.provenance import Provenance
@@ -33,6 +37,7 @@ from cues.steps.failure import Failure, error_message, retry_event, stopped_at
 from cues.steps.outgoing import Packer
 from cues.steps.parts import Part, divided
 from cues.steps.results import Output
+from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.stepper import Outcome, Stepper
 
 if TYPE_CHECKING:
@@ -68,12 +73,22 @@ class RefusedItem:
         """The message's ``repr`` when it was yielded."""
 
 
+class Changed:
+    """A yielded message with the changes of the state that are committed with it."""
+
+    __slots__ = ("body", "changes")
+
+    def __init__(self, body: bytes | RefusedItem, changes: Changes) -> None:
+        self.body = body
+        self.changes = changes
+
+
 NO_MESSAGE: Final = b""
 """In place of a packed message: the position moves, and nothing is written."""
 
 After = bytes | int | MessageCount | RefusedItem
 """The position after a message. It is packed unless it is an integer; for bare messages it is the count so far."""
-Body = bytes | RefusedItem
+Body = bytes | RefusedItem | Changed
 """A yielded message, packed at once, because the generator may change it later."""
 
 
@@ -102,6 +117,12 @@ class Feed:
         self._packer = Packer(lambda: output._options)
         self._schema: Schema | None = None
         self._loop: EventLoop | None = None
+        self._table: StateTable | None = None
+        """The state as the generator sees it: also with its changes that are not committed."""
+        self._state: Layer | None = None
+        self._uncommitted: deque[Changes] = deque()
+        self.committed_changes = self._forgotten = 0
+        """How many changes were committed, and how many of these are not in :attr:`_uncommitted` any more."""
         self.ended = False
         self.answered = False
         """Whether the generator has yielded, or has paused: before, nobody knows whether there is something to take."""
@@ -162,7 +183,13 @@ class Feed:
         self._schema = source.node.schemas.get("")
         arguments: list[Any] = [position] * position_count(fn)
         self._has_position = bool(arguments)
-        yielded = fn(*arguments, **({"process": source.process} if wants_process(fn) else {}))
+        has_process = wants_process(fn)
+        if has_process:
+            if self._has_position:
+                self._table = StateTable(source.store, source.node.key)
+                self._state = self._table.apart()
+            source.process._use(self._state)
+        yielded = fn(*arguments, **({"process": source.process} if has_process else {}))
         try:
             if isinstance(yielded, AsyncIterable):
                 return self._from_loop(yielded)
@@ -183,6 +210,7 @@ class Feed:
         # Most messages are dicts of which only the size and the keys are checked.
         plain: Any = dict if schema is None and not packer.places else None
         most_bytes, pack = packer.limit_bytes, codec.thread_packer()
+        state = self._state
         for item in iterator:
             if type(item) is tuple and len(item) == 2:
                 if not has_position:
@@ -236,12 +264,29 @@ class Feed:
                 body = self._packed(after, message)
                 pack = codec.thread_packer()  # another one after an error
                 self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE
+            if state is not None and state.touched:
+                body = self._with_changes(body)
             afters.append(after)
             bodies.append(body)
             if self._awaited or len(bodies) >= most:
                 self._before = before
                 return True
         return False
+
+    def _with_changes(self, body: bytes | RefusedItem) -> Body:
+        """Add the changes of the state since the last yield. Raises :class:`CodecError` for one that cannot be kept."""
+        state, table = self._state, self._table
+        assert state is not None and table is not None
+        while self._forgotten < self.committed_changes:
+            table.part_committed(self._uncommitted.popleft())
+            self._forgotten += 1
+        state.settled = {}
+        state.settle()
+        if not state.settled:
+            return body
+        self.uniform = False
+        self._uncommitted.append(state.settled)
+        return Changed(body, state.settled)
 
     def _refused_position(self, position: Any) -> PositionRequired:
         node = self._source.node
@@ -357,6 +402,7 @@ class SourceStepper(Stepper):
         self.process._checked = lambda message: self.feed.check(message)
         self.process._answered = lambda: self.feed.note_answer()
         self._failures = 0
+        self._has_state = has_state(source_of(self._expected))
 
     @override
     def close(self) -> None:
@@ -368,6 +414,7 @@ class SourceStepper(Stepper):
     def adopt(self, row: ProcessorRow) -> None:
         """Take over the stored row. Drop messages yielded after its position; start the generator there again."""
         super().adopt(row)
+        self._has_state = has_state(source_of(self._expected))
         self.feed.abandon()
         self.feed = Feed(self)
 
@@ -377,7 +424,7 @@ class SourceStepper(Stepper):
         source = source_of(self._expected)
         if not source:
             return None, 0
-        position, count = codec.unpack(source)
+        position, count, *_ = codec.unpack(source)
         return position, count
 
     @property
@@ -412,9 +459,20 @@ class SourceStepper(Stepper):
         return "idle"
 
     def _commit_yielded(self, afters: list[After], bodies: list[Body]) -> None:
-        parts, row, stop = self._source_parts(afters, bodies)
+        changed: list[tuple[int, Changes]] = []
+        if not self.feed.uniform:
+            for at, body in enumerate(bodies):
+                if type(body) is Changed:
+                    changed.append((at, body.changes))
+                    bodies[at] = body.body
+        parts, row, stop = self._source_parts(afters, bodies, bool(changed))
         if parts:
+            taken = sum(part.stop for part in parts)
+            changed = [pair for pair in changed if pair[0] < taken]
+            if changed or self.state.changed:
+                self._keep([changes for _, changes in changed])
             self._commit_parts(parts, row)
+            self.feed.committed_changes += len(changed)
             committed = getattr(self.node.fn, "committed", None)
             if committed is not None:  # a source that acknowledges its messages elsewhere
                 committed(self.position[0])
@@ -425,6 +483,15 @@ class SourceStepper(Stepper):
         if stop is not None:
             self._stop = stop
             raise stopped_at(self.node, stop)
+
+    def _keep(self, changed: list[Changes]) -> None:
+        """Make changes of the state part of the next commit, and of no other."""
+        state = self.state
+        state.forget()
+        for changes in changed:
+            for row in changes:
+                state.packed(row)  # the commit deletes the pieces of rows that were read
+            state.settle(changes)
 
     def again(self) -> float | None:
         """After a failure: seconds until the function is called again, or None if it is not.
@@ -448,10 +515,13 @@ class SourceStepper(Stepper):
         self.feed = Feed(self)
         return wait_s
 
-    def _source_parts(self, afters: list[After], bodies: list[Body]) -> tuple[list[Part], bytes, Failure | None]:
+    def _source_parts(
+        self, afters: list[After], bodies: list[Body], changed: bool
+    ) -> tuple[list[Part], bytes, Failure | None]:
         """Cut the step at messages that cannot be written: parts, the row, and the failure that stops the source."""
         parts: list[Part] = []
         position, count = self.position
+        self._has_state |= changed
         start = 0
         while start < len(bodies):
             first, message = afters[start], bodies[start]
@@ -489,7 +559,9 @@ class SourceStepper(Stepper):
         return parts, self._at(position, count), None
 
     def _at(self, position: Any, count: int) -> bytes:
-        return with_source(self._expected, codec.pack([position, count]))
+        return with_source(
+            self._expected, codec.pack([position, count, True] if self._has_state else [position, count])
+        )
 
     @property
     def output(self) -> Queue:

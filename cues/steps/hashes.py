@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from cues import codec
+from cues.base.names import ProcessorKey
 
 Range = tuple[str, bytes, int, int]
 """Tailer id, queue identity, first index, index after the last."""
@@ -27,7 +28,7 @@ _VERSION = 1
 class Hasher:
     """Delivery hashes of one processor and generation. The constant part is packed once."""
 
-    def __init__(self, processor: str, generation: int) -> None:
+    def __init__(self, processor: ProcessorKey, generation: int) -> None:
         self.processor = processor
         self.generation = generation
         self._head = b"\x95" + codec.pack(_VERSION) + codec.pack(processor) + codec.pack(generation)
@@ -47,5 +48,5 @@ class Hasher:
 
 
 def delivery_hash(processor: str, generation: int, ranges: Sequence[Range], extra: Sequence[Any] | None = None) -> str:
-    """Return the hash as 32 hex digits, for tests and tools."""
-    return Hasher(processor, generation).digest(ranges, extra).hex()
+    """Return the hash as 32 hex digits, for tests and tools. ``processor`` is the id that it had at its first start."""
+    return Hasher(ProcessorKey(processor), generation).digest(ranges, extra).hex()

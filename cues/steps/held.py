@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.names import ProcessorKey
 from cues.errors import CuesError, InvalidArgument
 from cues.graphs.processor import FRAME, Node
 from cues.overrides import override
@@ -36,7 +37,7 @@ MOVED_BYTES_MAX: Final = 4 << 20
 _FIELD: Final = struct.Struct(">QH8sQ")
 _COUNT: Final = "count"
 _KEY: Final = key_part(None)
-_SUFFIX: Final = names.delayer_id("").removeprefix(".")
+_SUFFIX: Final = names.delayer_id(ProcessorKey("")).removeprefix(".")
 
 
 class Held:
@@ -180,7 +181,7 @@ def waiting(store: Store) -> list[Waiting]:
         unit = id.removesuffix(f".{_SUFFIX}")
         if not (name.startswith(b"state:") and unit != id and "." in unit):
             continue
-        table = StateTable(store, id)
+        table = StateTable(store, ProcessorKey(id))
         first_ns = _first_ns(table)
         if first_ns != NEVER_NS:
             units.append(Waiting(unit, table.view(None)[_COUNT], clock.to_datetime(first_ns)))

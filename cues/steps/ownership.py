@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from cues import faults
 from cues.base import names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, QueueNotFound, TopologyChanged
 from cues.forwarding import low_water, other_stores
 from cues.queues import marks
@@ -63,7 +64,7 @@ def supervisor_lock(graph: str) -> int:
 # --- claiming -----------------------------------------------------------------------------------
 
 
-def require_replaceable(store: Store, processors: Iterable[str]) -> None:
+def require_replaceable(store: Store, processors: Iterable[ProcessorId]) -> None:
     """Raise :class:`AlreadyRunning` if a process that answers, or was alive shortly ago, owns one of the processors."""
     for processor in processors:
         offset = locks.offset_of(processor)
@@ -73,7 +74,7 @@ def require_replaceable(store: Store, processors: Iterable[str]) -> None:
             raise refused
 
 
-def _refusal(store: Store, processor: str, take_over: bool) -> AlreadyRunning | None:
+def _refusal(store: Store, processor: ProcessorId, take_over: bool) -> AlreadyRunning | None:
     """The error for a start while another owner holds the lock of a processor; None if it may be replaced."""
     offset = locks.offset_of(processor)
     with store._view() as txn:
@@ -112,10 +113,10 @@ def _refusal(store: Store, processor: str, take_over: bool) -> AlreadyRunning | 
 class Claimant:
     """A processor to be claimed, and the logs that it reads, by tailer id."""
 
-    processor: str
+    processor: ProcessorId
     kind: str
     logs: dict[str, Log]
-    key: str = ""
+    key: ProcessorKey | None = None
     """The id of its first start, if it has another one now."""
 
     def topology(self, home: Store) -> ProcessorInputs:
@@ -150,7 +151,7 @@ class Ownership:
             self.release()
             raise
 
-    def _lock(self, processor: str, take_over: bool) -> None:
+    def _lock(self, processor: ProcessorId, take_over: bool) -> None:
         offset = locks.offset_of(processor)
         if self.store._locks.try_lock(offset):
             self._locked.append(offset)
@@ -267,7 +268,7 @@ class Ownership:
                 if topology.places.get(tailer) != store:
                     known.pop(tailer, None)
                     txn.delete(names.subscription_key(queue, claimant.processor))
-        elif (claimant.key or claimant.processor) in all_keys(txn).values():
+        elif topology.key_of(claimant.processor) in all_keys(txn).values():
             raise _renamed_meanwhile(claimant.processor)
         positions = [known.get(tailer, starts[tailer]) for tailer in topology.tailers]
         return ProcessorRow(
@@ -351,7 +352,7 @@ def fenced(processor: str, expected: bytes, stored: bytes | None) -> Fenced:
 
 
 def seek(
-    store: Store, processor: str, positions: dict[str, int], again: bool = False, reset_state: bool = False
+    store: Store, processor: ProcessorId, positions: dict[str, int], again: bool = False, reset_state: bool = False
 ) -> ProcessorRow:
     """Move positions (indices by tailer id) of a processor, whether it runs or not, and raise its epoch.
 
@@ -383,13 +384,13 @@ def seek(
                 with other._view() as txn:
                     index = log.needed_from(txn, targets[at].next)
                 # First, so that the messages there are kept: a mark that is too low costs only space.
-                reader = marks.ForeignReader(store.id, topology.key or processor, before.epoch + 1)
+                reader = marks.ForeignReader(store.id, topology.key_of(processor), before.epoch + 1)
                 low_water.lower_mark(other, topology.queues[at], reader, index)
 
     table = None
     if reset_state:
         with contextlib.suppress(QueueNotFound):
-            table = store._database(names.state_database(topology.key or processor))
+            table = store._database(names.state_database(topology.key_of(processor)))
 
     def move(txn: StoreTransaction) -> ProcessorRow:
         row = read_row(txn, processor)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from cues import codec, faults
 from cues.base import clock, names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.graphs.error_rate import ErrorRate
 from cues.queues.processor_rows import all_keys, read_topology
 from cues.records import sealed
@@ -54,7 +55,7 @@ _WINDOW: Final = struct.Struct(">QQ")
 class ProcessorPause:
     """The pause of one unit of a processor, with its reason."""
 
-    processor: str
+    processor: ProcessorId
     """The id of the unit: ``graph.processor``, or ``graph.processor/3``."""
     why: Why
     time: datetime
@@ -92,7 +93,7 @@ class ProcessorPause:
         return sealed.seal(codec.pack(fields | {"time_ns": clock.to_ns(self.time)}))
 
     @staticmethod
-    def unpack(raw: bytes, processor: str) -> ProcessorPause:
+    def unpack(raw: bytes, processor: ProcessorId) -> ProcessorPause:
         fields = codec.unpack(sealed.unseal(raw, f"pause of the processor {processor}"))
         fields["next"] = tuple((queue, index) for queue, index in fields.get("next", ()))
         return ProcessorPause(processor, time=clock.to_datetime(fields.pop("time_ns")), **fields)
@@ -105,7 +106,7 @@ class ProcessorPause:
 
 
 def of_failure(
-    unit: str, failure: Failure, next: Iterable[tuple[str, int]], messages: int = 1, limit: str = ""
+    unit: ProcessorId, failure: Failure, next: Iterable[tuple[str, int]], messages: int = 1, limit: str = ""
 ) -> ProcessorPause:
     """Return the pause because of a failure, or of the last one of as many as ``limit`` allows."""
     cause, *_ = failure.account()[names.ERR_CAUSE] or [{}]
@@ -131,7 +132,7 @@ class ErrorWindow(NamedTuple):
     errors: int = 0
 
     @staticmethod
-    def read(txn: StoreTransaction, key: str, rate: ErrorRate) -> ErrorWindow:
+    def read(txn: StoreTransaction, key: ProcessorKey, rate: ErrorRate) -> ErrorWindow:
         """Return the window of a unit, by its key."""
         raw = txn.get(names.failures_key(key))
         if raw is None:
@@ -155,7 +156,7 @@ class ErrorWindow(NamedTuple):
         return sealed.seal(_WINDOW.pack(self.began_ns, self.errors))
 
 
-def of_store(txn: StoreTransaction) -> dict[str, ProcessorPause]:
+def of_store(txn: StoreTransaction) -> dict[ProcessorId, ProcessorPause]:
     """Return the pauses of all units, by the id of the unit."""
     found = {}
     for unit, key in all_keys(txn).items():
@@ -165,7 +166,7 @@ def of_store(txn: StoreTransaction) -> dict[str, ProcessorPause]:
     return found
 
 
-def resume(home: BaseStore, units: Iterable[str]) -> list[ProcessorPause]:
+def resume(home: BaseStore, units: Iterable[ProcessorId]) -> list[ProcessorPause]:
     """Take the pauses of units away, in one commit, and wake their owners; return those that there were.
 
     Their error messages are counted from 0 again.
@@ -183,7 +184,7 @@ def resume(home: BaseStore, units: Iterable[str]) -> list[ProcessorPause]:
     return _written(home, delete)
 
 
-def ask(home: BaseStore, units: Iterable[str], reason: str = "") -> list[ProcessorPause]:
+def ask(home: BaseStore, units: Iterable[ProcessorId], reason: str = "") -> list[ProcessorPause]:
     """Pause units that are not paused, in one commit, and wake their owners; return the new pauses."""
     by = whoami()
 
@@ -209,7 +210,7 @@ def _written(home: BaseStore, write: Callable[[StoreTransaction], list[Processor
     return changed
 
 
-def forget(txn: StoreTransaction, key: str) -> None:
+def forget(txn: StoreTransaction, key: ProcessorKey) -> None:
     """Delete the rows of a unit that is deleted."""
     txn.delete(names.pause_key(key))
     txn.delete(names.failures_key(key))

@@ -46,6 +46,7 @@ import xxhash
 
 from cues import codec, faults
 from cues.base import clock, events, names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CuesError, Diverged, Fenced, StoreNotFound
 from cues.forwarding import other_stores
 from cues.overrides import override
@@ -110,7 +111,7 @@ class PendingRow(NamedTuple):
         return PendingRow(producer, {(store, log): Due(*ack) for store, log, *ack in due})
 
 
-def read_row(txn: StoreTransaction, processor: str) -> PendingRow | None:
+def read_row(txn: StoreTransaction, processor: ProcessorKey) -> PendingRow | None:
     """Read the row in a transaction of the home store; None if the processor never wrote pending messages."""
     raw = txn.get(names.pending_key(processor))
     return None if raw is None else PendingRow.unpack(raw, processor)
@@ -126,7 +127,7 @@ class Settling:
     known paths.
     """
 
-    def __init__(self, home: Store, processor: str, queues: Iterable[Queue]) -> None:
+    def __init__(self, home: Store, processor: ProcessorKey, queues: Iterable[Queue]) -> None:
         self.home = home
         self.processor = processor
         self._queues = tuple(queues)
@@ -210,7 +211,12 @@ def _one(log: Queue) -> Queue:
 
 
 def finish(
-    home: Store, processor: str, key: str, owner: ProcessorRow, queues: Sequence[Queue], give_up: bool = False
+    home: Store,
+    processor: ProcessorId,
+    key: ProcessorKey,
+    owner: ProcessorRow,
+    queues: Sequence[Queue],
+    give_up: bool = False,
 ) -> dict[Target, str]:
     """Settle the pending messages of a processor that is now declared without ``across="pending"``; delete the row.
 
@@ -394,7 +400,7 @@ class PendingStepper(Stepper):
             store.sync()
 
 
-def _producer(owner: bytes, processor: str) -> int:
+def _producer(owner: bytes, processor: ProcessorKey) -> int:
     """The producer id of one owner's unit. No other owner and no other unit has it."""
     drawn = bytearray(xxhash.xxh3_64_digest(owner + processor.encode())[:PRODUCER_BYTES])
     drawn[0] |= _MULTICAST

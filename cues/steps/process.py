@@ -109,7 +109,8 @@ class Process:
     index, indices        index of the message, or of each message of a batch, on its queue
                           (a join: dict by binding)
     metadata              of the message; of the batch's last message in a batch function
-    state                 mutable mapping, of the message's key (option ``key``) or of the processor
+    state                 mutable mapping, of the message's key (option ``key``) or of the processor. Of a source that
+                          takes its position: its changes are committed with the next message (or None) that it yields
     delivery              :class:`Delivery`; ``delivery_hash`` for short
     connection            of a sink with ``checkpoint=``: the open transaction of this call in its target
     now                   aware datetime, in UTC: the time of this step (with ``concurrency=``: of this call)
@@ -166,6 +167,12 @@ class Process:
         """Follow a new generation or epoch, after a seek."""
         self._hasher = hasher
         self._epoch = epoch
+
+    def _use(self, state: Layer | None) -> None:
+        """Let the function of a source, which is called now, use this state."""
+        self._layer = state
+        self._own_state = None
+        self._states_by_key = {}
 
     def _begin(self, taken: Taken) -> None:
         """Set the current step."""
@@ -382,7 +389,10 @@ class Process:
             )
         if self._layer is None:
             if self._node.kind == "source":
-                raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
+                raise CuesError(
+                    f"{self.id} is a source that takes no position, so it has no state: what it has read is not known.",
+                    "declare def …(position, process), and yield position, message.",
+                )
             raise CuesError(
                 f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
                 " processor's state.",

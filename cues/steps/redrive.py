@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
 from cues.base import events, names
+from cues.base.names import ProcessorKey
 from cues.errors import CuesError
 from cues.graphs.processor import FRAME, Node, RedriveNode
 from cues.overrides import override
@@ -468,7 +469,7 @@ def refuse_waiting(main: Stepper, rows: ErrorRows, why: str, firer: Beside | Non
         main._emit(events.Event(unit, text, logging.WARNING))
 
 
-def claim_beside(main: Stepper, node: Node, id: str, logs: dict[str, Log]) -> ProcessorRow:
+def claim_beside(main: Stepper, node: Node, id: ProcessorKey, logs: dict[str, Log]) -> ProcessorRow:
     """Claim a second row of a unit that ``main`` owns, for other steps of it (redrive.py, timers.py): under ``id``.
 
     ``logs``: the logs that it reads, by tailer id. Raises :class:`Fenced` if this process lost the unit.

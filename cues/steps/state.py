@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.names import ProcessorKey
 from cues.errors import CuesError, QueueNotFound
 from cues.native import mypyc_attr
 from cues.records import batch, sealed
@@ -95,7 +96,7 @@ Changes = dict[bytes, bytes | None]
 class StateTable:
     """The state of one processor, with the changes of the step that runs."""
 
-    def __init__(self, store: Store | None, processor: str, ttl_ns: int | None = None) -> None:
+    def __init__(self, store: Store | None, processor: ProcessorKey, ttl_ns: int | None = None) -> None:
         """``store``: None for a subclass that has its rows elsewhere. ``ttl_ns``: values that were not written for this
         time expire; None: they stay."""
         self._store: Any = store
@@ -380,6 +381,10 @@ class StateTable:
             self._missing = False
             self._open()
 
+    def database(self) -> Any:
+        """Return the handle of the table's database; None if it was never written."""
+        return self._database if self._open() else None
+
     def exists(self) -> bool:
         """Return whether the table was ever written."""
         return self._open()
@@ -404,10 +409,23 @@ class StateTable:
         for row, packed in self._step.items():
             self._remember(row, packed)
         self._drop_step()
-        if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
-            self._drop_rows()
+        self._bound()
+
+    def part_committed(self, changes: Changes) -> None:
+        """Keep values that another table of this state has committed; :meth:`settle` returned them."""
+        self._missing = False
+        for row, packed in changes.items():
+            if row in self._step and self._step[row] is packed:  # else it has changed again
+                del self._step[row]
+            self._remember(row, packed)
+        self._step_order = None
+        self._bound()
 
     # --- inside ---
+
+    def _bound(self) -> None:
+        if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
+            self._drop_rows()
 
     def _drop_rows(self) -> None:
         self.known.clear()
@@ -618,7 +636,7 @@ class Layer:
             self._read.clear()
 
 
-def rows_under(store: Store, processor: str, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
+def rows_under(store: Store, processor: ProcessorKey, after: bytes = b"") -> Iterator[tuple[bytes, Any, Any, Any]]:
     """The committed rows of a processor's state, in the order of the table: row, key, field, value.
 
     ``after`` is the row after which they begin. A key of more than 200 bytes is kept as its hash, which is what is

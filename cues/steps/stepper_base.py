@@ -199,7 +199,7 @@ class StepperBase:
         self._halving = [Halving() for _ in self.inputs]
         """For each input: the parts of a batch that failed."""
         self.hasher = Hasher(node.key, row.generation)
-        state = None if node.kind == "source" else self.state.call  # a source's state is its position
+        state = None if node.kind == "source" else self.state.call  # that of a source is made with its generator
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
         self.process._inputs = self.whole.inputs
         self.runner = (
@@ -220,7 +220,7 @@ class StepperBase:
             node.id,
             written,
             store.id.hex(),
-            [node.id],
+            {node.id, node.key},  # other stores know it by its key
             dict.fromkeys([store.directory, *(reader.queue.store.directory for reader in self._readers)]),
         )
         """The waits for the readers of the queues that it writes to."""

@@ -38,6 +38,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cues import faults
+from cues.base.names import ProcessorKey
 from cues.errors import Closed, ConcurrentUse, InvalidArgument, TailerMoved
 from cues.overrides import override
 from cues.queues.base import OptionsChanged
@@ -249,7 +250,7 @@ class Transaction:
         moved = [tailer for tailer in self._tailers.values() if tailer.moved()]
         if not moved and not self._writes:
             return
-        digest = Hasher("", 0).digest(self._ranges()) if moved else None
+        digest = Hasher(ProcessorKey(""), 0).digest(self._ranges()) if moved else None
         came = concat(self._origins) if any(self._origins) else None
         self._writes.await_room({tailer.name for tailer in self._tailers.values() if tailer.name})
         faults.point("transaction.before")

@@ -40,7 +40,7 @@ from cues.storage.datafile import DURABILITIES
 from cues.storage.environment import Environment
 from cues.storage.format_record import record_of
 from cues.storage.lmdb_errors import described, translate
-from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, refuse_written
+from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, open_lmdb, refuse_written
 from cues.storage.transaction import StoreTransaction
 from cues.storage.writer_lock import reentered
 
@@ -392,9 +392,7 @@ class BaseStore(Closing):
 
     def _same(self, copy: Path, txnid: int) -> bool:
         """Return whether the file ``copy`` ends with transaction ``txnid`` and has this store's rows and databases."""
-        env = lmdb.open(
-            os.fsencode(copy), subdir=False, readonly=True, create=False, max_dbs=0, lib_version=0, lock=False
-        )
+        env = open_lmdb(copy, subdir=False, readonly=True, create=False, max_dbs=0, lock=False)
         try:
             with self._view() as ours, env.begin() as theirs:
                 pairs = itertools.zip_longest(ours.cursor(), theirs.cursor(), fillvalue=(b"", b""))

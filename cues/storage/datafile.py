@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 from cues import codec
 from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
 from cues.records import batch
-from cues.storage import free_space
+from cues.storage import door, free_space
 from cues.storage.wakeup import ALLOCATED, ROOM
 
 FORMAT: Final = 1
@@ -90,8 +90,8 @@ def used(path: Path) -> int:
     """
     data = path / "data.mdb"
     try:
-        size = data.stat().st_size
-        with data.open("rb") as file:
+        with door.reading(data) as file:
+            size = os.fstat(file.fileno()).st_size
             head = file.read(2 * PAGE_BYTES)
     except FileNotFoundError:
         return 0
@@ -118,7 +118,7 @@ def used(path: Path) -> int:
 
 def map_bytes(path: Path) -> int:
     """Return the size of the largest map with which a process has committed, from the meta pages."""
-    with (path / "data.mdb").open("rb") as file:
+    with door.reading(path / "data.mdb") as file:
         head = file.read(2 * PAGE_BYTES)
     return max(int(struct.unpack_from("=Q", head, at + _MAP_SIZE_AT)[0]) for at in (0, PAGE_BYTES))
 
@@ -132,7 +132,7 @@ def row_keys(path: Path, prefix: bytes) -> list[bytes]:
     the file, and ValueError or struct.error for pages that are not LMDB's.
     """
     keys: list[bytes] = []
-    with (path / "data.mdb").open("rb", buffering=0) as file:
+    with door.reading(path / "data.mdb") as file:
         for _ in range(_LOOKS):
             number, root, size = _newest_meta(file.fileno())
             keys = list(_keys_below(file.fileno(), root, size, prefix, [_LOOK_PAGES]))
@@ -331,7 +331,7 @@ class Allocation:
         """Allocate the blocks of the pages from ``start`` to ``end``; return False when the disk is full."""
         if not hasattr(os, "posix_fallocate"):
             return True
-        fd = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        fd = door.opened(self._path / "data.mdb", os.O_RDWR)
         try:
             os.posix_fallocate(fd, start * PAGE_BYTES, (end - start) * PAGE_BYTES)
         except OSError as error:

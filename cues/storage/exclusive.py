@@ -21,13 +21,13 @@ import lmdb
 
 from cues import faults
 from cues.errors import AlreadyRunning, StoreError
-from cues.storage import environment, locks, open_mark
+from cues.storage import door, environment, locks, open_mark
 from cues.storage.base_store import BaseStore, internal_handle
 from cues.storage.datafile import sync_directory
 from cues.storage.environment import Environment
 from cues.storage.format_record import read_format
 from cues.storage.lmdb_errors import translate
-from cues.storage.lmdb_map import open_map_alone
+from cues.storage.lmdb_map import open_lmdb, open_map_alone
 
 S = TypeVar("S", bound="BaseStore")
 
@@ -84,8 +84,8 @@ def adopt(path: str | os.PathLike[str]) -> None:
     ):
         new = place / "data.mdb.adopted"
         try:
-            env = lmdb.open(os.fsencode(place), readonly=True, create=False, lib_version=0, lock=False, max_dbs=0)
-            with contextlib.closing(env), new.open("wb") as file:
+            env = open_lmdb(place, readonly=True, create=False, lock=False, max_dbs=0)
+            with contextlib.closing(env), door.new(new) as file:
                 env.copyfd(file.fileno(), compact=True)
                 os.fsync(file.fileno())
         except (lmdb.Error, OSError) as error:

@@ -23,7 +23,7 @@ from cues.base import clock, names
 from cues.errors import DurabilityMismatch
 from cues.storage import datafile
 from cues.storage.lmdb_errors import translate
-from cues.storage.lmdb_map import MAP_BYTES_MIN, SPARE_BYTES
+from cues.storage.lmdb_map import MAP_BYTES_MIN, SPARE_BYTES, open_lmdb
 from cues.storage.transaction import StoreTransaction
 from cues.storage.writer_lock import WriterLock
 
@@ -35,7 +35,7 @@ def make_data_file(path: Path) -> None:
     """
     new = path / f"data.{os.getpid()}.new"
     new.unlink(missing_ok=True)
-    lmdb.open(os.fsencode(new), subdir=False, lock=False, map_size=MAP_BYTES_MIN, lib_version=0).close()
+    open_lmdb(new, subdir=False, lock=False, map_size=MAP_BYTES_MIN).close()
     with contextlib.suppress(FileExistsError):  # another process was faster
         os.link(new, path / "data.mdb")
     new.unlink()
@@ -47,9 +47,7 @@ def read_format(path: Path, lock: bool) -> dict[str, Any] | None:
         try:
             # With room for the writes of others between the check of the file's size and the transaction.
             size = datafile.used(path) + SPARE_BYTES
-            env = lmdb.open(
-                os.fsencode(path), map_size=size, readonly=True, max_dbs=0, lib_version=0, create=False, lock=lock
-            )
+            env = open_lmdb(path, map_size=size, readonly=True, max_dbs=0, create=False, lock=lock)
         except (lmdb.Error, OSError) as error:
             raise translate(error, str(path)) from error
         try:

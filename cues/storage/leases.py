@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues.base import clock
+from cues.storage import door
 from cues.storage.base_store import BaseStore
 from cues.storage.lmdb_errors import translated
 
@@ -38,7 +39,7 @@ class Lease:
         self._path, self._store = _path(store, owner), store.path
         self._pid = os.getpid()
         with translated(self._store):
-            self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd: int | None = door.opened(self._path, os.O_RDWR | os.O_CREAT)
         self.beat()
 
     def beat(self, figures: dict[str, Figures] | None = None) -> None:
@@ -64,7 +65,7 @@ class Lease:
 def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
     """Return the seconds until the lease of an owner of this boot ends; negative after its end, 0 without a lease."""
     try:
-        beaten = int.from_bytes(_path(store, owner).read_bytes()[:8], "big")
+        beaten = int.from_bytes(door.read_bytes(_path(store, owner))[:8], "big")
     except FileNotFoundError:
         return 0.0
     return lease_s - (clock.monotonic_ns() - beaten) / 1e9
@@ -81,7 +82,7 @@ def beaten_ns(store: BaseStore, owner: bytes) -> int:
 def figures(store: BaseStore, owner: bytes) -> dict[str, Figures]:
     """Return the figures of an owner's processors at its last beat, by id; empty if it noted none."""
     try:
-        text = _path(store, owner).read_bytes()[8:]
+        text = door.read_bytes(_path(store, owner))[8:]
         return json.loads(text) if text else {}
     except (OSError, ValueError):  # deleted, not readable for this user, or read in the middle of a beat
         return {}

@@ -4,6 +4,7 @@ lmdb.MapFullError, a full disk             StoreFull
 lmdb.ReadonlyError, no permission          StoreReadOnly
 lmdb.CorruptedError, a truncated row       StoreDamaged
 FileNotFoundError                          StoreNotFound
+the pid of a reader is taken       StoreError: two pid namespaces
 other errors of LMDB or of the system      StoreError
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +71,14 @@ def translate(error: BaseException, path: str) -> BaseException:
         return StoreError(f"Too many processes and threads read {path} at once.", "close some of them.", path=path)
     number = error.errno if isinstance(error, OSError) else None
     text = str(error)
+    if isinstance(error, lmdb.Error) and os.strerror(errno.EAGAIN) in text:  # the lock of this pid in lock.mdb
+        return StoreError(
+            f"Another process with the same number ({os.getpid()}) has the store {path} open, in another container or"
+            " pid namespace. LMDB knows its readers by their numbers.",
+            "run all containers that share a store in one pid namespace (docker run --pid=container:NAME; in a pod of"
+            " Kubernetes, shareProcessNamespace: true).",
+            path=path,
+        )
     if number in (errno.EACCES, errno.EROFS, errno.EPERM) or (
         isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text)
     ):

@@ -18,7 +18,7 @@ import lmdb
 
 from cues.base.events import log
 from cues.errors import StoreReadOnly
-from cues.storage import locks
+from cues.storage import door, locks
 from cues.storage.lmdb_errors import DATABASES_MAX
 
 MAP_BYTES: Final = 64 << 30
@@ -26,6 +26,14 @@ MAP_BYTES: Final = 64 << 30
 MAP_BYTES_MIN: Final = 1 << 20
 SPARE_BYTES: Final = 64 << 20
 """Size of a map for a short read, beyond the bytes used."""
+
+
+def open_lmdb(path: Path, **options: Any) -> Any:
+    """Open LMDB in a directory, or with ``subdir=False`` the data file at ``path``, after a look at its files."""
+    door.reserve()
+    for file in (path / "data.mdb", path / "lock.mdb") if options.get("subdir", True) else (path,):
+        door.look(file)
+    return lmdb.open(os.fsencode(path), lib_version=0, **options)
 
 
 def open_map(path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool) -> Any:
@@ -36,8 +44,8 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
     wanted = size
     while True:
         try:
-            env = lmdb.open(
-                os.fsencode(path),
+            env = open_lmdb(
+                path,
                 map_size=size,
                 readonly=readonly,
                 create=not readonly,
@@ -48,7 +56,6 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
                 max_dbs=DATABASES_MAX,
                 max_readers=1024,
                 max_spare_txns=0,  # closing them in a forked child would free the parent's reader slots
-                lib_version=0,
             )
         except (lmdb.MemoryError, MemoryError):
             if not is_default or size <= MAP_BYTES_MIN:
@@ -71,9 +78,7 @@ def open_map_alone(path: Path, size: int) -> Any:
     """Open LMDB without its locks, for durable commits; the map shrinks to the file's size if needed."""
     for map_size in (size, (path / "data.mdb").stat().st_size + SPARE_BYTES):
         try:
-            return lmdb.open(
-                os.fsencode(path), map_size=map_size, create=False, max_dbs=1 << 16, lib_version=0, lock=False
-            )
+            return open_lmdb(path, map_size=map_size, create=False, max_dbs=1 << 16, lock=False)
         except (lmdb.MemoryError, MemoryError) as error:
             failed = error
     raise failed

@@ -26,6 +26,8 @@ from typing import Final
 
 import xxhash
 
+from cues.storage import door
+
 REGISTER: Final = 0
 """Held while a process opens a store for writing, joins its writers, or leaves."""
 WRITER: Final = 1
@@ -129,12 +131,12 @@ def open_locks(path: Path) -> LockFile:
     """Open the lock file at ``path``, and make it if it is missing. Raises OSError if that fails."""
     with _registry_lock:
         with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
+            status = path.lstat()
             shared = _registry.get((status.st_dev, status.st_ino))
             if shared is not None:
                 shared._users += 1
                 return shared
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = door.opened(path, os.O_RDWR | os.O_CREAT)
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino)
         lock_file = _registry[key] = LockFile(fd, key)
@@ -149,7 +151,7 @@ def opened_by(path: Path) -> int | None:
     the file would release them.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = door.opened(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:

@@ -14,11 +14,10 @@ names another boot is suspect: its machine stopped while the store was being wri
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from cues.base import clock
-from cues.storage import timeline
+from cues.storage import door, timeline
 from cues.storage.datafile import sync_directory
 
 _FILE = "open"
@@ -27,7 +26,7 @@ _FILE = "open"
 def is_suspect(path: Path) -> bool:
     """Return whether the machine stopped while this store was being written with durability ``"process"``."""
     try:
-        return (path / _FILE).read_text().split()[:1] != [clock.boot_id()]
+        return door.read_text(path / _FILE).split()[:1] != [clock.boot_id()]
     except FileNotFoundError:
         return False
 
@@ -35,7 +34,7 @@ def is_suspect(path: Path) -> bool:
 def of_copy(path: Path) -> bool:
     """Return whether the file is there and was copied with the store: it names other files than those of the store."""
     try:
-        noted = (path / _FILE).read_text().split()[1:]
+        noted = door.read_text(path / _FILE).split()[1:]
         now = timeline.inodes(path)
     except FileNotFoundError:
         return False
@@ -49,13 +48,7 @@ def write(path: Path, durable: bool) -> None:
     mark = path / _FILE
     if mark.exists() and not is_suspect(path):
         return
-    new = path / f"{_FILE}.{os.getpid()}"  # renamed when it is whole: an empty mark would be that of another boot
-    with new.open("w") as file:
-        file.write(" ".join((clock.boot_id(), *timeline.inodes(path))))
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    new.rename(mark)
+    door.replace(mark, " ".join((clock.boot_id(), *timeline.inodes(path))), durable)
     if durable:
         sync_directory(path)
 

@@ -31,7 +31,7 @@ from cues.storage import environment, locks, timeline
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import sync_directory
 from cues.storage.lmdb_errors import translate
-from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN
+from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, open_lmdb
 
 T = TypeVar("T")
 
@@ -118,9 +118,7 @@ class Replica(Closing):
         size = max(map_size, file.stat().st_size if file.exists() else 0)
         while True:
             try:
-                self._env = lmdb.open(
-                    os.fsencode(file), subdir=False, map_size=size, max_dbs=1 << 16, lib_version=0, lock=False
-                )
+                self._env = open_lmdb(file, subdir=False, map_size=size, max_dbs=1 << 16, lock=False)
                 return
             except (lmdb.MemoryError, MemoryError) as error:
                 if size <= MAP_BYTES_MIN:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cues.errors import StoreForeign, StoreNotFound
+from cues.storage import door
 from cues.storage.datafile import sync_directory
 
 COPY: Final = ".following"
@@ -26,7 +27,7 @@ _DATA: Final = "data.mdb.retired"
 
 def retire(directory: Path, copy: str) -> None:
     """Retire a store in favour of its copy. No process may be inside a write transaction."""
-    (directory / _NOTE).write_text(copy)
+    door.replace(directory / _NOTE, copy)
     (directory / "data.mdb").rename(directory / _DATA)
     sync_directory(directory)
 
@@ -60,7 +61,7 @@ def refuse_copies(directory: Path) -> None:
 def refuse(directory: Path) -> None:
     """Raise :class:`StoreNotFound` if a store was retired. Called when there is no data file."""
     if is_retired(directory) or (directory / _NOTE).exists():
-        copy = (directory / _NOTE).read_text() if (directory / _NOTE).exists() else "a copy"
+        copy = door.read_text(directory / _NOTE) if (directory / _NOTE).exists() else "a copy"
         raise StoreNotFound(
             f"The store {directory} was retired: {copy} was promoted and took its place.",
             f"use the store {copy}; or delete {directory}, to make a new store there.",

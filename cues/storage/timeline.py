@@ -31,6 +31,7 @@ from cues import codec
 from cues.base import names
 from cues.records import sealed
 from cues.records.log_row import LogRow
+from cues.storage import door
 from cues.storage.transaction import StoreTransaction
 
 FILE: Final = "mark"
@@ -47,8 +48,8 @@ def same(directory: Path, last: int, counted: int) -> bool:
     nothing to write.
     """
     try:
-        noted = (directory / FILE).read_text()
-    except (FileNotFoundError, UnicodeDecodeError):
+        noted = door.read_text(directory / FILE)
+    except FileNotFoundError:
         return False
     return noted == _files(directory) and counted <= last + 1
 
@@ -59,18 +60,16 @@ def is_copy(directory: Path) -> bool:
     Only their inodes count: a change of permissions is no copy, and neither is a mount under another device number.
     """
     try:
-        noted = (directory / FILE).read_text().split()
+        noted = door.read_text(directory / FILE).split()
         locks, data = inodes(directory)
-    except (FileNotFoundError, UnicodeDecodeError):
+    except FileNotFoundError:
         return False
     return len(noted) == 3 and noted[0] != locks and noted[2] != data
 
 
 def mark(directory: Path) -> None:
     """Note the files that the store has now. Called after the commit of a new timeline, if there is one."""
-    new = directory / f"{FILE}.{os.getpid()}"
-    new.write_text(_files(directory))
-    new.rename(directory / FILE)
+    door.replace(directory / FILE, _files(directory))
 
 
 def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:

@@ -24,6 +24,7 @@ import mmap
 import operator
 import os
 import select
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +33,8 @@ from typing import Final, TypeVar
 
 import xxhash
 
-from cues.errors import StoreNotFound
+from cues.errors import StoreForeign, StoreNotFound
+from cues.storage import door
 from cues.storage.locks import SLOTS, LockFile
 
 SAFETY_S: Final = 0.1
@@ -115,7 +117,8 @@ class Doorbells:
         self._fifos = directory / "bells"
         self._locks = locks
         self._fifos.mkdir(exist_ok=True)
-        fd = os.open(directory / "wake", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        door.look(self._fifos, stat.S_IFDIR)
+        fd = door.opened(directory / "wake", os.O_RDWR | os.O_CREAT)
         try:
             allocate(fd, _FILE_BYTES)
             self.mapping = mmap.mmap(fd, _FILE_BYTES)
@@ -154,14 +157,13 @@ class Doorbells:
                 fd = self._writers.get(slot)
                 try:
                     if fd is None:
-                        path = self._fifos / str(slot)
-                        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                        fd = door.opened(self._fifos / str(slot), os.O_WRONLY, stat.S_IFIFO)
                         self._writers[slot] = fd
                     os.write(fd, _UP)
                     return
                 except BlockingIOError:
                     return  # the FIFO is full: the sleeper was rung already
-                except OSError:
+                except (OSError, StoreForeign):
                     # ENXIO, ENOENT, EPIPE: the sleeper died, and another may have its slot by now.
                     fd = self._writers.pop(slot, None)
                     if fd is not None:
@@ -177,11 +179,7 @@ class Doorbells:
             for slot in range(_SLOT_COUNT):
                 if self._locks.try_lock(SLOTS + slot):
                     try:
-                        path = self._fifos / str(slot)
-                        path.unlink(missing_ok=True)
-                        os.mkfifo(path)
-                        # O_RDWR: without a writer a read-only FIFO would report end of file.
-                        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                        fd = door.fifo(self._fifos / str(slot))
                     except BaseException as error:
                         self._locks.unlock(SLOTS + slot)
                         if isinstance(error, FileNotFoundError):

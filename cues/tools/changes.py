@@ -38,8 +38,10 @@ import xxhash
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorKey
 from cues.errors import StoreDamaged, StoreError
 from cues.queues.log import KEY
+from cues.queues.processor_rows import all_keys
 from cues.records import batch
 from cues.records.log_row import LogRow, unpack_row
 from cues.storage import timeline
@@ -118,6 +120,7 @@ class Changes:
         self.records = 0
         """Records that were read."""
         self._moment = moment
+        self._guards = _Guards(moment)
         self._path = path
 
     def __iter__(self) -> Iterator[Change]:
@@ -165,7 +168,7 @@ class Changes:
 
     def _rows(self, name: bytes, before: RowsCut | None) -> Iterator[Change]:
         moment = self._moment
-        guard = _guard(moment, name)
+        guard = self._guards.of(name)
         if before is not None and guard and guard == before.guard:
             self.cut.rows[name] = before
             return
@@ -204,10 +207,11 @@ def cut_of(moment: Moment, id: bytes, number: int) -> Cut:
             seal = _last_seal(moment.txn.cursor(moment.handle(name)), None)
             cut.logs[name] = LogCut(row.identity, row.next, seal, [line for _, line in lines])
             cut.appended += row.next - 1 if b"." not in name else 0
+    guards = _Guards(moment)
     for name in (*moment.databases(), UNNAMED):
         if not name.startswith(_LOG):
             found = [[start, _checksum(rows)] for start, rows, _ in _ranges(moment, name)]
-            cut.rows[name] = RowsCut(_guard(moment, name), found)
+            cut.rows[name] = RowsCut(guards.of(name), found)
     return cut
 
 
@@ -298,13 +302,19 @@ def _checksum(rows: list[tuple[bytes, bytes]]) -> bytes:
     return xxhash.xxh3_128_digest(b"".join(parts))
 
 
-def _guard(moment: Moment, name: bytes) -> bytes:
-    """Return bytes that differ if the state of a processor differs: its row, its try log's, and LMDB's entry."""
-    if not name.startswith(_STATE):
-        return b""
-    processor = name.removeprefix(_STATE).decode()
-    # LMDB's entry of the database has the number of its root page, which every commit that changes the state replaces.
-    rows = [moment.txn.get(key) for key in (names.processor_key(processor), names.row_key(processor, 0), name)]
-    if None in rows:
-        return b""  # the state of a checkpoint, for example, which has no such rows
-    return xxhash.xxh3_128_digest(b"".join(rows))
+class _Guards:
+    """Bytes that differ if the state of a processor differs: of its row, its try log's, and LMDB's entry."""
+
+    def __init__(self, moment: Moment) -> None:
+        self._txn = moment.txn
+        self._ids = {key: id for id, key in all_keys(moment.txn).items()}
+
+    def of(self, name: bytes) -> bytes:
+        """Return the guard of a database; empty if nothing is known that changes with it."""
+        key = ProcessorKey(name.removeprefix(_STATE).decode("utf-8", "replace"))
+        if not name.startswith(_STATE) or key not in self._ids:
+            return b""  # the state of a checkpoint, for example, which has no such rows
+        # LMDB's entry of the database has the number of its root page, which every commit that changes it replaces.
+        row, tries = names.processor_key(self._ids[key]), names.row_key(key, 0)
+        rows = [self._txn.get(key) for key in (row, tries, name)]
+        return b"" if None in rows else xxhash.xxh3_128_digest(b"".join(rows))

@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorId
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
@@ -99,9 +100,8 @@ def check_others(store: Store) -> list[str]:
                 except CuesError as error:
                     problems.append(error.message)
         with store._view() as txn:
-            rows = list(transaction.named_rows(txn, names.topology_key("")))
-        for processor, raw in rows:
-            topology = ProcessorInputs.unpack(raw, processor)
+            topologies = list(processor_rows.topologies(txn))
+        for processor, topology in topologies:
             with store._view() as txn:
                 row = processor_rows.read_row(txn, processor)
             for tailer, queue, id, position in zip(
@@ -140,10 +140,10 @@ class _Walker:
         yield from self._others(queues)
         yield from self._outside(queues)
         yield from self._groups(queues)
-        yield from self._intact(names.redriver_key(""), "The row of the redriver of {}")
-        yield from self._intact(names.redrives_key(""), "The row of the redrives of {}")
-        yield from self._intact(names.pause_key(""), "The row of the pause of {}")
-        yield from self._intact(names.failures_key(""), "The row of the count of error messages of {}")
+        yield from self._intact(names.REDRIVERS, "The row of the redriver of {}")
+        yield from self._intact(names.REDRIVES, "The row of the redrives of {}")
+        yield from self._intact(names.PAUSES, "The row of the pause of {}")
+        yield from self._intact(names.FAILURES, "The row of the count of error messages of {}")
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -243,8 +243,8 @@ class _Walker:
     # --- positions ---
 
     def _processors(self, queues: list[str]) -> Iterator[str]:
-        with_topology = set(self._rows(names.topology_key("")))
-        for processor in self._rows(names.processor_key("")):
+        with_topology = set(self._rows(names.TOPOLOGIES))
+        for processor in map(ProcessorId, self._rows(names.PROCESSORS)):
             # One transaction for the row and its queues, because they change together.
             with self.store._view() as txn:
                 raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
@@ -280,11 +280,11 @@ class _Walker:
             if row.source and not _decodes(row.source):
                 yield f"The source position of {processor} cannot be decoded."
             with_topology.discard(processor)
-            key = topology.key or processor
+            key = topology.key_of(processor)
             if key in queues:
                 yield from self._tries(key, queues)
-        for processor in with_topology:
-            yield f"The topology of {processor} belongs to no processor."
+        for left in with_topology:
+            yield f"The topology of {left} belongs to no processor."
 
     def _readers(self, queues: list[str]) -> Iterator[str]:
         for reader in self._rows(b"\0reader\0"):

@@ -162,7 +162,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 f"The queue {queue!r} has {row.next - row.first:,} messages.",
                 "empty it with store.queue(…).delete(), if you do not need the messages.",
             )
-    for processor, raw in transaction.named_rows(txn, names.topology_key("")):
+    for processor, raw in transaction.named_rows(txn, names.TOPOLOGIES):
         topology = ProcessorInputs.unpack(raw, processor)
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
             raise in_use(

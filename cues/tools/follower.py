@@ -56,7 +56,7 @@ from cues.forwarding import other_stores
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.records import sealed
-from cues.storage import locks, retirement
+from cues.storage import door, locks, retirement
 from cues.storage.base_store import LOOK_S
 from cues.storage.datafile import sync_directory
 from cues.storage.format_record import read_format
@@ -113,16 +113,14 @@ class Following:
         return datetime.fromisoformat(self.copied) if self.copied else None
 
     def save(self, file: Path) -> None:
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps({**vars(self), "stores": [vars(store) for store in self.stores]}))
-        os.replace(part, file)
+        door.replace(file, json.dumps({**vars(self), "stores": [vars(store) for store in self.stores]}))
 
     @staticmethod
     def load(dest: Path) -> Following | None:
         """Return the state of the follower in a directory; None if there is none. Raises :class:`StoreDamaged`."""
         file = dest / STATE
         try:
-            data = json.loads(file.read_text())
+            data = json.loads(door.read_text(file))
             return Following(
                 [Followed(**store) for store in data["stores"]],
                 data["copied"],
@@ -264,10 +262,8 @@ class Follower(Closing):
         mark = f"follow-{xxhash.xxh3_64_hexdigest(os.path.realpath(self.dest).encode())}.json"
         with contextlib.suppress(OSError):  # a user who may only read the store may follow it
             file = Path(self._store.directory) / mark
-            part = file.with_suffix(".part")
             facts = {"dest": os.path.realpath(self.dest), "pid": os.getpid(), "max_lag_s": self.max_lag_s}
-            part.write_text(json.dumps({**facts, "copied": self.state.copied}))
-            os.replace(part, file)
+            door.replace(file, json.dumps({**facts, "copied": self.state.copied}))
 
     # --- copies ---
 
@@ -358,7 +354,7 @@ class Follower(Closing):
         """Remove the note of this follower from ``cues status``."""
         for file in Path(self._store.directory).glob(PATTERN):
             with contextlib.suppress(OSError, ValueError):
-                if json.loads(file.read_text())["dest"] == os.path.realpath(self.dest):
+                if json.loads(door.read_text(file))["dest"] == os.path.realpath(self.dest):
                     file.unlink()
 
     @override
@@ -438,7 +434,7 @@ def seen(directory: str | os.PathLike[str]) -> list[FollowerSeen]:
     now = clock.to_datetime(clock.now_ns())
     for file in sorted(Path(directory).glob(PATTERN)):
         try:
-            data = json.loads(file.read_text())
+            data = json.loads(door.read_text(file))
             copied = datetime.fromisoformat(data["copied"])
             alive = locks.process_state(data["pid"]) != "gone"
             lag_s = max(0.0, (now - copied).total_seconds())

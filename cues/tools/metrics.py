@@ -32,6 +32,7 @@ from typing import Any, Final
 from cues import codec
 from cues.base import clock, names
 from cues.base.events import Counters
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import RecordedFailure, WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import other_stores
@@ -131,7 +132,7 @@ class TailerMetrics:
 class ForwardMetrics:
     """The messages of a processor for another store."""
 
-    processor: str
+    processor: ProcessorId
     store: str
     """The path of the other store; its id if the path is unknown."""
     waiting: int | None
@@ -142,7 +143,8 @@ class ForwardMetrics:
 class ReaderMetrics:
     """A processor of another store that reads a queue of this one."""
 
-    processor: str
+    processor: ProcessorKey
+    """Its key: a store knows the processors of other stores by the ids of their first starts."""
     store: str
     """The id of the store that has its position."""
     queue: str
@@ -174,7 +176,7 @@ class LastError:
 
 @dataclass(frozen=True)
 class ProcessorMetrics:
-    processor: str
+    processor: ProcessorId
     kind: str
     epoch: int
     generation: int
@@ -361,10 +363,10 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
 # --- processors -----------------------------------------------------------------------------------
 
 
-def processors(store: Store) -> list[str]:
+def processors(store: Store) -> list[ProcessorId]:
     """The ids of the processors that the store knows."""
     with store._view() as txn:
-        return [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
+        return processor_rows.all_ids(txn)
 
 
 class _Figures:
@@ -391,11 +393,11 @@ def of_processors(
     figures = figures or _Figures(store)
     known = processors(store)
     failures = _failures(store)
-    wanted = known if only is None else [id for id in only if id in known]
+    wanted = known if only is None else [ProcessorId(id) for id in only if id in known]
     return [_processor(store, id, failures.get(id, Failures()), figures) for id in wanted]
 
 
-def tailers(store: Store, processor: str) -> list[TailerMetrics]:
+def tailers(store: Store, processor: ProcessorId) -> list[TailerMetrics]:
     """The positions of a processor; empty for a source and for an unknown processor."""
     with store._view() as txn:
         topology = processor_rows.read_topology(txn, processor)
@@ -436,15 +438,17 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
                 with contextlib.suppress(CuesError):  # the stores contradict each other; the next start explains it
                     waiting = Forwarder(store, other, [processor]).waiting()
             waits.append(
-                ForwardMetrics(ids.get(processor, processor), id.hex() if other is None else other.path, waiting)
+                ForwardMetrics(
+                    ids.get(processor, ProcessorId(processor)), id.hex() if other is None else other.path, waiting
+                )
             )
     return waits
 
 
-def producers(store: Store) -> list[str]:
-    """The processors of other stores that have forwarded to this one."""
+def producers(store: Store) -> list[ProcessorKey]:
+    """The keys of processors of other stores that have forwarded to this one."""
     with store._view() as txn:
-        return [name.partition("/")[2] for name, _ in transaction.named_rows(txn, names.PRODUCERS)]
+        return [ProcessorKey(name.partition("/")[2]) for name, _ in transaction.named_rows(txn, names.PRODUCERS)]
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:
@@ -455,9 +459,9 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
             with store._view() as txn:
                 known = marks.of_log(txn, view._log)
             readers += [
-                ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next)
+                ReaderMetrics(who.name, who.home.hex(), view._log.id, mark.next)
                 for who, mark in known
-                if not who.processor.startswith(marks.CONSUMER)
+                if not who.name.startswith(marks.CONSUMER)
             ]
     return readers
 
@@ -493,12 +497,12 @@ def _processes(store: Store, known: _Figures) -> Iterable[ProcessMetrics]:
             yield ProcessMetrics(own["pid"], own["cpu_s"], own["memory_bytes"], units, *named)
 
 
-def _next_timer(store: Store, key: str) -> datetime | None:
+def _next_timer(store: Store, key: ProcessorKey) -> datetime | None:
     due = StateTable(store, key).first_due()
     return None if due is None else clock.to_datetime(due)
 
 
-def _processor(store: Store, id: str, failures: Failures, known: _Figures) -> ProcessorMetrics:
+def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figures) -> ProcessorMetrics:
     with store._view() as txn:
         row = processor_rows.read_row(txn, id)
         topology = processor_rows.read_topology(txn, id)
@@ -529,11 +533,11 @@ def _processor(store: Store, id: str, failures: Failures, known: _Figures) -> Pr
         counters,
         _beaten(store, row) if holder is None else None,
         known.pauses.get(id),
-        None if is_source else _next_timer(store, known.keys.get(id, id)),
+        None if is_source else _next_timer(store, topology.key_of(id)),
     )
 
 
-def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owner | None:
+def owner(store: Store, processor: ProcessorId, row: ProcessorRow | None = None) -> Owner | None:
     """The owner of a processor: the process that holds its lock, also this one; None if there is none."""
     pid = _holder(store, locks.offset_of(processor))
     if pid is None:
@@ -559,7 +563,7 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
         return 0.0
 
 
-def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
+def _steps(store: Store, processor: ProcessorId) -> tuple[float, datetime | None]:
     """Messages taken a second, from the try log, and the time of its last record."""
     with store._view() as txn:
         key = processor_rows.key_of(txn, processor)
@@ -626,7 +630,8 @@ def _failures(store: Store) -> dict[str, Failures]:
     with ErrorLogs(store) as logs:
         for log in logs.logs:
             unresolved = itertools.islice(log.records(), ERRORS_MAX)
-            count_failures(log.id, ((r.index, clock.to_ns(r.time), r.message) for r in unresolved), failures)
+            for record in unresolved:
+                _count_failure(record.processor, log.id, record.index, record.time, record.message, failures)
     return failures
 
 
@@ -638,12 +643,17 @@ def count_failures(
         if message.get(names.TYPE) != names.PROCESSOR_ERROR:
             break
         processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
-        known = failures.setdefault(processor, Failures())
-        known.count += _inputs(message)
-        time = clock.to_datetime(time_ns)
-        if known.last is None or time > known.last.time:
-            cause = (message.get(names.ERR_CAUSE) or [{}])[0]
-            known.last = LastError(queue, index, time, str(cause.get("type")), str(cause.get("message")))
+        _count_failure(processor, queue, index, clock.to_datetime(time_ns), message, failures)
+
+
+def _count_failure(
+    processor: str, queue: str, index: int, time: datetime, message: dict[str, Any], failures: dict[str, Failures]
+) -> None:
+    known = failures.setdefault(processor, Failures())
+    known.count += _inputs(message)
+    if known.last is None or time > known.last.time:
+        cause = (message.get(names.ERR_CAUSE) or [{}])[0]
+        known.last = LastError(queue, index, time, str(cause.get("type")), str(cause.get("message")))
 
 
 def failed_messages(logs: Iterable[ErrorLog], records: int) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cues.base import names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine import identities
 from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
@@ -76,7 +77,7 @@ class SeekOutput:
 class SeekPlan:
     """The effects of a seek of one unit."""
 
-    processor: str
+    processor: ProcessorId
     """The id of the unit."""
     inputs: tuple[SeekInput, ...]
     outputs: tuple[SeekOutput, ...]
@@ -92,7 +93,7 @@ class SeekPlan:
         return self.state_values > 0 and any(input.again for input in self.inputs)
 
 
-def units_of(store: Store, processor: str) -> list[str]:
+def units_of(store: Store, processor: str) -> list[ProcessorId]:
     """Return the units of a processor, or the one unit that is named. Raises :class:`InvalidArgument`."""
     known = metrics.processors(store)
     units = [id for id in known if id == processor or processor_of(id) == processor]
@@ -131,7 +132,7 @@ def plan_seek(
 
 
 def plan_unit(
-    store: Store, unit: str, positions: dict[str, int], again: bool = False, plan: Plan | None = None
+    store: Store, unit: ProcessorId, positions: dict[str, int], again: bool = False, plan: Plan | None = None
 ) -> SeekPlan:
     """Return the effects of new positions, by tailer id, of one unit."""
     standing = {tailer.tailer: tailer for tailer in metrics.tailers(store, unit)}
@@ -164,7 +165,7 @@ def seek(
     return rows
 
 
-def _positions(store: Store, unit: str, to: Place, tailer: str | None) -> dict[str, int]:
+def _positions(store: Store, unit: ProcessorId, to: Place, tailer: str | None) -> dict[str, int]:
     standing = metrics.tailers(store, unit)
     chosen = [t for t in standing if tailer in (None, t.tailer, t.queue, t.queue.partition("/")[0])]
     if not chosen or (len(chosen) > 1 and isinstance(to, int)):
@@ -194,7 +195,7 @@ def _positions(store: Store, unit: str, to: Place, tailer: str | None) -> dict[s
     return positions
 
 
-def _outputs(store: Store, unit: str, again: bool, plan: Plan | None) -> tuple[SeekOutput, ...]:
+def _outputs(store: Store, unit: ProcessorId, again: bool, plan: Plan | None) -> tuple[SeekOutput, ...]:
     node = None if plan is None else next((n for n in plan.running if n.id == processor_of(unit)), None)
     with store._view() as txn:
         topology = read_topology(txn, unit)
@@ -214,7 +215,7 @@ def _outputs(store: Store, unit: str, again: bool, plan: Plan | None) -> tuple[S
     return (*outputs, *(SeekOutput(queue, "appended again", path) for queue, path in ends))
 
 
-def _wrote(store: Store, key: str) -> set[str]:
+def _wrote(store: Store, key: ProcessorKey) -> set[str]:
     """The queues that the try log of a processor names: those of its last steps."""
     log = Log(store, key)
     with store._view() as txn:
@@ -224,7 +225,7 @@ def _wrote(store: Store, key: str) -> set[str]:
     return {names.log_parts(queue)[0] for each in indices for queue in each}
 
 
-def _state_size(store: Store, unit: str) -> tuple[int, int]:
+def _state_size(store: Store, unit: ProcessorId) -> tuple[int, int]:
     with store._view() as txn:
         key = key_of(txn, unit)
     try:
@@ -244,7 +245,7 @@ class ForgetPlan:
     """A processor in the store that can be deleted, with all of its units."""
 
     processor: str
-    units: tuple[str, ...]
+    units: tuple[ProcessorId, ...]
     unread: int
     """The number of messages that it has not taken, for which retention may wait."""
     state_values: int
@@ -279,7 +280,7 @@ def plan_forget(store: Store, processor: str, graph: Graph | None = None) -> For
             raise QueueInUse(
                 f"{waiting} of {forward.processor} wait to be forwarded to the store {forward.store}.",
                 "run the graph once, which forwards them.",
-                queue=names.fork_id(forward.processor, b""),
+                queue=f"{forward.processor}.fork.",
             )
     sizes = [_state_size(store, unit) for unit in units]
     unread = sum(tailer.lag or 0 for unit in units for tailer in metrics.tailers(store, unit))
@@ -335,7 +336,7 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
     return plan
 
 
-def _settle(store: Store, unit: str, key: str) -> None:
+def _settle(store: Store, unit: ProcessorId, key: ProcessorKey) -> None:
     """Append the acknowledgements that are due in other stores, and drop the pending messages there."""
     with store._view() as txn:
         row, owner = pending.read_row(txn, key), read_row(txn, unit)

@@ -21,6 +21,7 @@ that a batch function gets batches of the same size; the order of messages from 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ from cues.queues.queue import create_queue
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
+from cues.steps.state import StateTable
 from cues.storage.transaction import StoreTransaction, rows
 from cues.tools import replay_diff
 from cues.tools.replay_diff import ReplayReport
@@ -188,6 +190,7 @@ def _planned(
             path=old.path,
         )
     logs = {queue: [view._log for view in old.queue(queue)._views] for queue in sorted(wanted & present)}
+    states = {node.key: StateTable(old, node.key).database() for node in sources}
     with old._view() as txn:
         for node in sources:
             former = node.options.renamed_from
@@ -237,6 +240,11 @@ def _planned(
             if node.fn is not None and txn.get(names.processor_key(node.id)) is not None:
                 for key in (names.processor_key(node.id), names.topology_key(node.id)):
                     source_rows.append([key, bytes(txn.get(key))])
+        state_rows = {
+            id: [[bytes(key), bytes(value)] for key, value in txn.cursor(database)]
+            for id, database in states.items()
+            if database is not None
+        }
         if whole:
             source_rows += [[key, bytes(value)] for key, value in rows(txn, names.SOURCES)]
     return ReplayNote(
@@ -251,6 +259,7 @@ def _planned(
         log_rows=log_rows,
         source_rows=source_rows,
         options=options,
+        state_rows=state_rows,
     )
 
 
@@ -294,7 +303,8 @@ def _begin(new: Store, note: ReplayNote) -> ReplayNote:
 
 
 def _pages_of(note: ReplayNote) -> int:
-    return 4 + sum(len(key) + len(value) for key, value in [*note.log_rows, *note.source_rows]) // 1000
+    rows = itertools.chain(note.log_rows, note.source_rows, *note.state_rows.values())
+    return 4 + sum(len(key) + len(value) for key, value in rows) // 1000
 
 
 def _check_note(
@@ -444,8 +454,13 @@ def _unlimited(processor: Processor) -> Processor:
 def _finish(new: Store, note: ReplayNote) -> ReplayNote:
     """Write the rows of sources and the options of copied queues; the store is done."""
     done = note.at("done")
+    states = {id: StateTable(new, id) for id in note.state_rows}
+    for table in states.values():
+        table.ensure()
 
     def finish(txn: StoreTransaction) -> None:
+        for id, table in states.items():
+            txn.cursor(table.database()).putmulti([(key, value) for key, value in note.state_rows[id]])
         for key, value in note.source_rows:
             txn.put(key, value)
         for queue, options in note.options.items():

@@ -127,7 +127,7 @@ class _Progress:
             for queue, raw in named_rows(txn, names.queue_key("")):
                 count = unpack_record(queue, raw)["partitions"]
                 self.ends[queue] = [read_row(txn, queue, partition).next for partition in range(count)]
-            units = [id for id, _ in named_rows(txn, names.processor_key(""))]
+            units = processor_rows.all_ids(txn)
             for node in nodes:
                 former = node.options.renamed_from
                 ids = {node.id} if node.id in units or former is None else {names.processor_id(note.graph, former)}

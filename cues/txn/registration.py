@@ -33,6 +33,7 @@ import xxhash
 
 from cues import faults
 from cues.base import clock, logs, names
+from cues.base.names import ProcessorKey
 from cues.errors import CuesError, StoreNotFound, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.queues import consumer_rows, marks, rollback
@@ -207,13 +208,13 @@ class Registration:
             row = consumer_rows.read(txn, self.id)
             if row is not None and row.fence > self._fence:
                 return
-            reader = ForeignReader(self.id, CONSUMER + self.name, self._fence)
+            reader = ForeignReader(self.id, ProcessorKey(CONSUMER + self.name), self._fence)
             for place in places:
                 marks.put(txn, place.log, reader, Mark(self._fence, place.needed, False, place.whole))
             positions = {place.log: place.next for place in places}
             for log in set(row.positions if row is not None else ()) - set(positions):
                 if places:  # it is not a source any more
-                    txn.delete(names.low_water_key(log, self.id, CONSUMER + self.name))
+                    txn.delete(names.low_water_key(log, self.id, reader.name))
             own = ConsumerRow(
                 self.name, self._place, self._fence, positions, tuple(sorted(self._outputs)), clock.now_ns()
             )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import BatchDamaged, CuesError
 from cues.queues.log import Log
 from cues.queues.processor_rows import key_of
@@ -57,13 +58,13 @@ class Descendants:
     complete: bool = True
 
 
-def unit_key(store: Store, unit: str) -> str:
+def unit_key(store: Store, unit: ProcessorId) -> ProcessorKey:
     """The id of a unit's try log and state, which it keeps when it is renamed."""
     with store._view() as txn:
         return key_of(txn, unit)
 
 
-def steps_of(store: Store, unit: str) -> Iterator[Step]:
+def steps_of(store: Store, unit: ProcessorId) -> Iterator[Step]:
     """The steps in a processor's try log, last first."""
     key = unit_key(store, unit)
     tailer = store.queue(key).tailer()
@@ -92,7 +93,7 @@ def steps_of(store: Store, unit: str) -> Iterator[Step]:
         attempt = {}
 
 
-def step_that_wrote(store: Store, units: list[str], hash: str) -> Step | None:
+def step_that_wrote(store: Store, units: list[ProcessorId], hash: str) -> Step | None:
     """The step with a delivery hash; None if the try logs have it no more."""
     for unit in units:
         for step in steps_of(store, unit):

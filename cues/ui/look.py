@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues.base import clock, names
+from cues.base.names import ProcessorId
 from cues.cli import place as places
 from cues.cli.output import from_json
 from cues.cli.tries import steps_of_log
@@ -374,20 +375,20 @@ class StoreLook:
                 return {"processor": shape.id, "unit": step.processor, "taken": taken}
         return None
 
-    def _units(self, processor: str) -> list[str]:
+    def _units(self, processor: str) -> list[ProcessorId]:
         base = processor_of(processor)
         return [unit for unit in metrics.processors(self.store) if processor_of(unit) == base]
 
-    def _unit(self, processor: str) -> str:
+    def _unit(self, processor: str) -> ProcessorId:
         """The unit of that name; the first one of a processor."""
         units = self._units(processor)
         if not units:
             raise QueueNotFound(
                 f"The processor {safe(processor)!r} has not run on this store.", "run its graph.", queue=processor
             )
-        return processor if processor in units else units[0]
+        return next((unit for unit in units if unit == processor), units[0])
 
-    def _position(self, processor: str, log: str) -> tuple[str | None, int | None]:
+    def _position(self, processor: str, log: str) -> tuple[ProcessorId | None, int | None]:
         """The unit of a processor that reads a log, and the index that it takes next."""
         for unit in self._units(processor):
             for tailer in metrics.tailers(self.store, unit):

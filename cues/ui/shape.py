@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.names import ProcessorId
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.graphs.graph import Graph
 from cues.graphs.plan import written
 from cues.graphs.processor import function_name
 from cues.queues.processor_rows import read_topology
+from cues.queues.queue import open_named
 from cues.queues.store import Store
 from cues.tools import metrics
 
@@ -111,8 +113,8 @@ def shape_of_store(store: Store) -> Shape:
     return Shape(None, list(shapes.values()))
 
 
-def _last_steps(store: Store, unit: str) -> list[dict[str, Any]]:
-    tailer = store.queue(unit).tailer()
+def _last_steps(store: Store, unit: ProcessorId) -> list[dict[str, Any]]:
+    tailer = open_named(store, unit).tailer()
     tailer.to_index(max(tailer.index, tailer.queue.last_index + 1 - _STEPS))
     return tailer.read_many(_STEPS)
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
 from cues.base import events, names
+from cues.base.names import ProcessorId
 from cues.engine import record
 from cues.engine.engine import Host
 from cues.engine.growth import Emit, Growth, divide, tell
@@ -444,7 +445,9 @@ class ClusterEngine:
     def standings(self) -> list[UnitStatus]:
         units = self.sources.standings()
         loops: list[_InletThread | _StageThread] = [*self._inlets, *self._stages]
-        return units + [UnitStatus(loop.id, processor_of(loop.id), loop.counters, _state(loop)) for loop in loops]
+        return units + [
+            UnitStatus(ProcessorId(loop.id), processor_of(loop.id), loop.counters, _state(loop)) for loop in loops
+        ]
 
     @property
     def stopped(self) -> list[BaseException]:

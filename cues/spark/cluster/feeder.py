@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, events, names
+from cues.base.names import ProcessorId
 from cues.errors import Diverged, Unsupported
-from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, read_row
+from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row
 from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
 from cues.records.batch import Batch
@@ -42,6 +43,7 @@ from cues.spark.cluster.data import Writer
 from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
+from cues.steps.state import StateTable
 
 if TYPE_CHECKING:
     from cues.queues.queue import Queue
@@ -76,7 +78,7 @@ class Feeder:
         driver: Driver,
         store: Store,
         queues: Mapping[str, Queue],
-        sources: Collection[str],
+        sources: Collection[ProcessorId],
         written: Collection[str],
     ) -> None:
         """``sources`` are the ids of the sources with a function, ``written`` the queues that stages write to.
@@ -119,6 +121,7 @@ class Feeder:
         rows = {id: view._row() for id, view in self.logs().items()}
         fresh = {name: secrets.token_bytes(8) for name in self.queues}
         sources = last.sources if last is not None else {}
+        self._refuse_without_state(sources)
 
         def restore(txn: StoreTransaction) -> None:
             # All rows are written: the store may have continued this directory before, and then been left without
@@ -131,7 +134,7 @@ class Feeder:
             for source in set(self._sources) - sources.keys():
                 txn.delete(names.processor_key(source))
                 txn.delete(names.topology_key(source))
-            for source, packed in sources.items():
+            for source, packed in ((ProcessorId(id), packed) for id, packed in sources.items()):
                 epoch, generation, position = codec.unpack(bytes.fromhex(packed))
                 restored = ProcessorRow(bytes(8), epoch, generation, 0, boot(), False, (), position)
                 txn.put(names.processor_key(source), restored.pack())
@@ -139,6 +142,21 @@ class Feeder:
 
         self._store._commit(restore)
         return True
+
+    def _refuse_without_state(self, sources: Mapping[str, str]) -> None:
+        """Raise :class:`Diverged` for a source whose position belongs to rows that only the former store has."""
+        for source, packed in sources.items():
+            if not has_state(codec.unpack(bytes.fromhex(packed))[2]):
+                continue
+            with self._store._view() as txn:
+                key = key_of(txn, ProcessorId(source))
+            if not StateTable(self._store, key).exists():
+                raise Diverged(
+                    f"{source} keeps a state, such as the files that it has read. It is in the store that fed"
+                    f" {self.driver.files.url} until now, and not in {self._store.path}.",
+                    "start with that store; or give the source another id, which begins at the start.",
+                    processor=source,
+                )
 
     def _continues(self, last: LedgerRecord | None, known: Mapping[str, tuple[str, int]]) -> bool:
         """Return True if an empty store can continue: the record is at a cut, or nothing was copied."""

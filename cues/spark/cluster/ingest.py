@@ -90,7 +90,7 @@ class StreamIngest(BatchCommits):
         self.ledger = Ledger(driver.files, node.id, driver.owner)
         self.directory = driver.queues[node.outputs[0].queue]
         self._checkpoint = f"_cues/checkpoints/{folder_of(node.id)}"
-        self._hasher = Hasher(node.id, 0)
+        self._hasher = Hasher(node.key, 0)
         self._query: Any = None
 
     def claim(self) -> None:

@@ -137,7 +137,7 @@ class FrameQuery(BatchCommits, Stage):
             self._last = None
         else:
             self._last = self.batches.need(kept[0])
-            moved = {names.tailer_id(self.node.id, q): stop for q, (_, stop) in self._last.ranges.items()}
+            moved = {names.tailer_id(self.node.key, q): stop for q, (_, stop) in self._last.ranges.items()}
             if self._last.chain != kept[1] or moved != {tailer: next for tailer, (_, next) in positions.items()}:
                 raise Diverged(
                     f"Batch {kept[0]} of {self.node.id} in {self.driver.files.url}/{self.batches.folder} is not the one"
@@ -325,7 +325,7 @@ class FrameQuery(BatchCommits, Stage):
     def _publish(self, rows: Any, batch: Batch) -> None:
         """Write the rows of a batch, and commit it."""
         directory, record = self.targets[0], self.ledger.now.number + 1
-        ranges = {names.tailer_id(self.node.id, queue): span for queue, span in batch.ranges.items()}
+        ranges = {names.tailer_id(self.node.key, queue): span for queue, span in batch.ranges.items()}
         delivered = [(t, self.inputs[t].directory.identity, low, high) for t, (low, high) in ranges.items()]
         digest = self._hasher.digest(delivered, ["batch", batch.number])
         encoding = Encoding(

@@ -111,7 +111,7 @@ class Stage:
         self._served = 0
         self.fresh = False
         """True if it has no record from before the claim."""
-        self._hasher = Hasher(node.id, 0)
+        self._hasher = Hasher(node.key, 0)
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._stop: ProcessorStopped | None = None
         self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=FIRST_MESSAGES, fixed=True)

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorKey
 from cues.errors import Diverged
 from cues.graphs.processor import Node
 from cues.overrides import override
@@ -140,7 +141,7 @@ class TaskOutput:
 class CarriedState(StateTable):
     """The state that a task has read, with the changes of its calls."""
 
-    def __init__(self, processor: str, sees: Sees) -> None:
+    def __init__(self, processor: ProcessorKey, sees: Sees) -> None:
         super().__init__(None, processor)
         self._missing = True  # no store is below these rows
         self._sees = sees
