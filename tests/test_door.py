@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import cues
+from cues.cli import fresh
 from cues.engine.record import WorkersRecord, note_queues
 from cues.errors import StoreError, StoreForeign
 from cues.queues import backpressure
@@ -23,7 +26,7 @@ from cues.storage.lmdb_map import open_lmdb
 ROOT = Path(cues.__file__).parent
 BELOW_THE_COMMANDS = (
     "base", "records", "storage", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn", "groups", "engine",
-    "tools",
+    "tools", "spark",
 )  # fmt: skip
 
 NO_FILES_OF_STORES = {
@@ -39,6 +42,12 @@ NO_FILES_OF_STORES = {
     "tools.doctor": "files in a directory that it has just made, and /proc",
     "tools.backup": "files of a backup; new ones are made with O_EXCL",
     "tools.follower.redo": "a file of a copy that this user makes",
+    "spark.remote": "a place, not a file",
+    "spark.java": "the user's own installation of Java",
+    "spark.checkpoint": "the user's own checkpoint of Spark",
+    "spark.session": "a file in a directory that it has just made",
+    "spark.cluster.files": "files of a shared directory: they are written with door.opener",
+    "spark.cluster.batch_stream": "files in a directory that the driver has just made",
 }
 """Functions that open other files than those of a store, and why."""
 
@@ -56,13 +65,10 @@ def openers(path: Path) -> set[str]:
             call = node.func
             name = call.id if isinstance(call, ast.Name) else call.attr if isinstance(call, ast.Attribute) else ""
             of = call.value.id if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) else ""
-            mode = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
-            is_path = not node.args or (isinstance(mode, str) and not mode.startswith("x"))  # "x": O_EXCL
-            if (
-                name in OPENERS
-                and of != "door"
-                and (name != "open" or isinstance(call, ast.Name) or of in ("os", "io", "lmdb") or is_path)
-            ):
+            modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            is_safe = modes[:1] in (["x"], ["xb"], ["x+b"]) or any(word.arg == "opener" for word in node.keywords)
+            is_path = isinstance(call, ast.Name) or of in ("os", "io", "lmdb") or modes or not node.args
+            if name in OPENERS and of != "door" and not is_safe and (name != "open" or is_path):
                 found.add(place)
         for child in ast.iter_child_nodes(node):
             visit(child, place)
@@ -74,8 +80,9 @@ def openers(path: Path) -> set[str]:
 @pytest.mark.interpreted
 def test_files_of_stores_are_opened_through_the_door() -> None:
     found = set[str]().union(*(openers(path) for name in BELOW_THE_COMMANDS for path in (ROOT / name).rglob("*.py")))
-    unknown = {place for place in found if not any(f"{place}.".startswith(f"{name}.") for name in NO_FILES_OF_STORES)}
-    assert unknown == set(), "use door.opened, door.read_text, door.replace or door.new"
+    known = {name: {at for at in found if f"{at}.".startswith(f"{name}.")} for name in NO_FILES_OF_STORES}
+    assert found - set().union(*known.values()) == set(), "use door.opened, door.read_text, door.replace or door.new"
+    assert [name for name in known if not known[name]] == [], "entries that are not needed any more"
 
 
 KINDS = ("a link", "a FIFO", "a directory")
@@ -153,6 +160,36 @@ def test_a_bell_that_is_a_link_is_not_rung(place: Path, victim: Path) -> None:
         assert not bells.mapping[512 + bell.slot], "rung"
         assert len(store.queue("q")) == 2
         bells.release(bell)
+    assert victim.read_bytes() == before
+
+
+def test_folders_in_which_files_are_deleted_may_not_be_links(place: Path, tmp_path: Path) -> None:
+    """``cues run --fresh`` deletes in ``bells``, and a Spark writer deletes folders of ended writers in ``staged``."""
+    other = tmp_path / "other"
+    (other / "photos-of-2025").mkdir(parents=True)
+    (other / "0").write_text("mine")
+    put("a link", place / "bells", other)
+    with pytest.raises(StoreForeign, match="bells"):
+        fresh._delete(place)
+    if find_spec("pyspark"):
+        staging = importlib.import_module("cues.spark.staging")
+        put("a link", place / "staged", other)
+        with pytest.raises(StoreForeign, match="staged"):
+            staging.sweep(str(place))
+    assert sorted(path.name for path in other.iterdir()) == ["0", "photos-of-2025"]
+    assert (place / "data.mdb").exists()
+
+
+def test_a_file_of_a_shared_directory_is_not_written_through_a_link(tmp_path: Path, victim: Path) -> None:
+    files = importlib.import_module("cues.spark.cluster.files").LocalFiles(str(tmp_path / "shared"))
+    before = victim.read_bytes()
+    put("a link", tmp_path / "shared" / "one", victim)
+    with pytest.raises(StoreForeign, match="one"):
+        files.write("one", b"1")
+    with pytest.raises(StoreForeign, match="one"), files.create("one"):
+        pass
+    files.write("two", b"2")
+    assert files.read("two") == b"2"
     assert victim.read_bytes() == before
 
 
@@ -257,3 +294,4 @@ def test_two_containers_with_one_pid_are_told_what_it_is(place: Path) -> None:
         other.stdin.close()
     with cues.open(place) as store:
         assert len(store.queue("q")) == 1
+    assert locks.process_state(0) == "in another container"  # the system gives this number for its processes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from cues.forwarding import other_stores
 from cues.graphs.plan import Plan
 from cues.queues.processor_rows import all_keys
 from cues.queues.store import Store
-from cues.storage import locks
+from cues.storage import door, locks
 from cues.tools import metrics
 
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
@@ -195,11 +196,12 @@ def _forget(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
+    door.look(path / "bells", stat.S_IFDIR)
     for bell in (path / "bells").glob("*"):
         bell.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (path / "bells").rmdir()
-    for pattern in ("lease-*", record.PATTERN, record.PLACES):
+    for pattern in ("lease-*", record.PATTERN, record.PLACES, "*.[0-9]*-[0-9]*.part"):
         for file in path.glob(pattern):
             file.unlink(missing_ok=True)
     for name in _FILES:

@@ -19,6 +19,7 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from cues.base import clock
 from cues.records.batch import Page
-from cues.storage import locks
+from cues.storage import door, locks
 
 FOLDER: Final = "staged"
 INLINE_BYTES_MAX: Final = 256 << 10
@@ -64,7 +65,7 @@ class Staged(WriterCommitMessage):
         if self.path is None:
             yield from _some(msgpack.unpackb(raw) for raw in self.inline)
         else:
-            with open(self.path, "rb") as file:
+            with door.reading(Path(self.path)) as file:
                 yield from _some(msgpack.Unpacker(file, max_buffer_size=0))
 
     def drop(self) -> None:
@@ -80,7 +81,7 @@ class StagingArea:
 
     def __init__(self, store: str, owner: int) -> None:
         """``owner`` is the process that will commit the pages. After its end they are worthless."""
-        self._folder = Path(store) / FOLDER / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
+        self._folder = _area(store) / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
     def collect(self, pages: Iterable[PlacedPage], local: bool, inline_bytes: int = INLINE_BYTES_MAX) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
@@ -118,11 +119,18 @@ class StagingArea:
 
 def sweep(store: str) -> None:
     """Delete the files of writers that are gone."""
-    for folder in Path(store, FOLDER).glob("*-*-*"):
+    for folder in _area(store).glob("*-*-*"):
         boot, _, rest = folder.name.partition("-")
         pid = rest.partition("-")[0]
         if boot != this_boot() or not pid.isdigit() or locks.process_state(int(pid)) == "gone":
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _area(store: str) -> Path:
+    """The folder of a store, which is its own: :func:`sweep` deletes in it."""
+    folder = Path(store, FOLDER)
+    door.look(folder, stat.S_IFDIR)
+    return folder
 
 
 def this_boot() -> str:

@@ -53,6 +53,11 @@ def opened(path: Path, flags: int, kind: int = stat.S_IFREG) -> int:
     return fd
 
 
+def opener(path: str, flags: int) -> int:
+    """The ``opener=`` of :func:`open`, for files that others may have put into a shared directory."""
+    return opened(Path(path), flags)
+
+
 def reading(path: Path) -> BinaryIO:
     """Open a file of a store for reading, without a buffer."""
     return os.fdopen(opened(path, os.O_RDONLY), "rb", buffering=0)
@@ -125,8 +130,8 @@ def reserve() -> None:
 
 def _foreign(path: Path, mode: int, kind: int) -> StoreForeign:
     return StoreForeign(
-        f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; in a store it is {_KINDS[kind]}. It was not opened.",
-        "look who made it; put the store's own file there, or use another store (its directory may be a link, its files"
-        " may not).",
+        f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}, and should be {_KINDS[kind]}. It was not opened.",
+        "find out who made it; put the file itself there, or use another store (the directory of a store may be a link,"
+        " its files may not).",
         path=str(path.parent),
     )

@@ -106,11 +106,13 @@ def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> It
     locked = False
     try:
         locked = opened.try_lock(offset)
-        pid = opened.holder(start, stop) or (None if locked else opened.holder(offset))
+        pid = opened.holder(start, stop)
+        if pid is None and not locked:
+            pid = opened.holder(offset)
         if pid is not None or not locked:
             raise AlreadyRunning(
                 f"The store {path} is open in process {pid or 'unknown'} ({locks.process_state(pid or 0)}).",
-                f"stop that process first (kill {pid})." if pid else "call it again.",
+                f"stop that process first (kill {pid})." if pid else "stop that process first, and call it again.",
                 pid=pid or 0,
             )
         yield

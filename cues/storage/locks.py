@@ -97,7 +97,10 @@ class LockFile:
         return offset in self._mine
 
     def holder(self, start: int, stop: int | None = None) -> int | None:
-        """Return the pid of another process that holds a lock in [start, stop), or None."""
+        """Return the pid of another process that holds a lock in [start, stop), or None.
+
+        The pid is 0 if the process is in another pid namespace, as in another container.
+        """
         fd = self._open_fd()
         length = 1 if stop is None else stop - start
         if sys.platform == "darwin":
@@ -184,7 +187,12 @@ _STATES: Final = {
 
 
 def process_state(pid: int) -> str:
-    """Return the state of process ``pid``: "running", "sleeping", "stopped", …, "gone" or "unknown"."""
+    """Return the state of process ``pid``: "running", "sleeping", "stopped", …, "gone" or "unknown".
+
+    Number 0 is that of a process in another pid namespace (:meth:`LockFile.holder`).
+    """
+    if pid == 0:
+        return "in another container"
     try:
         if sys.platform == "linux":
             text = Path(f"/proc/{pid}/stat").read_text()

@@ -34,6 +34,7 @@ import xxhash
 
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
+from cues.storage import door
 
 ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
@@ -205,7 +206,7 @@ class LocalFiles(Files):
 
     def _store(self, path: str, data: bytes) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
+        with open(path, "wb", opener=door.opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -215,7 +216,7 @@ class LocalFiles(Files):
     def create(self, name: str) -> Iterator[Any]:
         path = self.path(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
+        with open(path, "wb", opener=door.opener) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
