@@ -46,6 +46,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import glob
 import io
 import json
 import os
@@ -168,7 +169,7 @@ class FileSink:
 
     def finished(self) -> list[str]:
         """Return the paths of the finished files, sorted by processor, partition and number."""
-        return places.place_of(self.path).list(f"{self.path}/*{self._encoding.ending}")
+        return places.place_of(self.path).list(f"{glob.escape(self.path)}/*{self._encoding.ending}")
 
     def holds(self, processors: Iterable[str]) -> list[str]:
         """Return those of the processors that have a row here: they are refused from another store."""

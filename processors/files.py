@@ -30,8 +30,10 @@ import codecs
 import csv
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -46,7 +48,10 @@ MALFORMED: Final = foreign.MALFORMED
 """The ``q/type`` of a line that could not be read."""
 
 LINE_BYTES_MAX: Final = 131_072
-"""Longest record, in bytes: the csv module's own limit for a field. A longer one is malformed, and not read whole."""
+"""Longest record, in bytes, unless ``line_bytes_max=`` says otherwise: the csv module's own limit for a field."""
+
+RECORD_LINES_MAX: Final = 100
+"""Most lines of a CSV row with line ends inside of quoted fields, unless ``record_lines_max=`` says otherwise."""
 
 DEPTH_MAX: Final = 256
 """Deepest nesting of a JSON row: half of the limit for messages."""
@@ -69,6 +74,46 @@ class FileChanged(cues.CuesError):
     position: Position
 
 
+class BadFile(ValueError):
+    """Stands for a file that cannot be read, or not to its end; its text has the name, the place and the problem."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The records of text files: what separates them, and how large they may be.
+
+    Raises :class:`cues.errors.InvalidArgument` for what no file can have.
+    """
+
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    record_lines_max: int = RECORD_LINES_MAX
+    line_bytes_max: int = LINE_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.delimiter, str) and len(self.delimiter) == 1 and self.delimiter not in '"\r\n'):
+            raise InvalidArgument(
+                f"The delimiter is {self.delimiter!r}.", "give one character that is no quote and no line end."
+            )
+        for name in ("record_lines_max", "line_bytes_max"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidArgument(f"{name} is {value!r}.", "give an integer from 1 on.")
+        if not isinstance(self.encoding, str) or not _writes_plain_line_ends(self.encoding):
+            raise InvalidArgument(
+                f"The encoding {self.encoding!r} does not write line ends as the byte 0x0A, by which lines are found.",
+                "convert the files to UTF-8.",
+            )
+        try:
+            self.delimiter.encode(self.encoding)
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                f"The delimiter {self.delimiter!r} cannot be written in {self.encoding}.", "give another delimiter."
+            ) from None
+        # The limit is one of the process. Raised, it changes nothing for others but what they refuse.
+        csv.field_size_limit(max(csv.field_size_limit(), self.line_bytes_max))
+
+
 def check(row: Row) -> Row:
     """Return ``row``, or raise :class:`Malformed` if it is a malformed line."""
     if row.get("q/type") == MALFORMED:
@@ -81,7 +126,8 @@ def read_csv(
     position: Position | None = None,
     delimiter: str = ",",
     encoding: str = "utf-8",
-    record_lines_max: int = 1,
+    record_lines_max: int = RECORD_LINES_MAX,
+    line_bytes_max: int = LINE_BYTES_MAX,
     at: str | None = None,
     reserved: Sequence[str] = (),
 ) -> Iterator[tuple[Position, Row]]:
@@ -91,8 +137,9 @@ def read_csv(
     one file in it); each begins with a header.
     ``position`` is the position of the last committed row, None for the start.
     ``encoding`` must write line ends as the byte 0x0A, as UTF-8 and the Latin encodings do.
-    ``record_lines_max`` is the largest number of lines of a row with quoted fields. It is 1, so that a
-    quote by mistake affects only its own line.
+    ``record_lines_max`` is the largest number of lines of a row, whose quoted fields may have line ends. A quote that
+    is not closed within them is an error of its own line, and the next line is a row again.
+    ``line_bytes_max`` is the largest size of a row in bytes. A larger one is malformed, and not read whole.
     ``at`` names a column that is added to each row, with its place in the file (``"b.csv:7"``).
     ``reserved`` are keys that rows may set: ``"q/type"``, ``"q/topics"`` (:mod:`cues.processors.foreign`).
 
@@ -105,14 +152,15 @@ def read_csv(
     ValueError when a header cannot be read. These errors concern the file, so they stop the source.
     """
 
-    reader = csv_parser(delimiter, encoding, foreign.allowed(reserved))
-    return _read(paths, position, reader, True, encoding, record_lines_max, at)
+    shape = Shape(delimiter, encoding, record_lines_max, line_bytes_max)
+    return _read(paths, position, csv_parser(shape, foreign.allowed(reserved)), True, shape, at)
 
 
 def read_jsonl(
     *paths: str | os.PathLike[str],
     position: Position | None = None,
     encoding: str = "utf-8",
+    line_bytes_max: int = LINE_BYTES_MAX,
     at: str | None = None,
     reserved: Sequence[str] = (),
 ) -> Iterator[tuple[Position, Row]]:
@@ -126,17 +174,17 @@ def read_jsonl(
     Mechanism: position of file number, byte and line, committed with the messages
     """
 
-    return _read(paths, position, jsonl_parser(encoding, foreign.allowed(reserved)), False, encoding, 1, at)
+    shape = Shape(encoding=encoding, record_lines_max=1, line_bytes_max=line_bytes_max)
+    return _read(paths, position, jsonl_parser(shape, foreign.allowed(reserved)), False, shape, at)
 
 
 Parser = Callable[[bytes], Row]
 """Reads one record without its line end. Raises ValueError with the problem."""
 
 
-def csv_parser(
-    delimiter: str = ",", encoding: str = "utf-8", may: frozenset[str] = frozenset()
-) -> Callable[[str, bytes], Parser]:
+def csv_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
     """Return a function that takes the path and the header line of a file, and returns the parser of its rows."""
+    delimiter, encoding = shape.delimiter, shape.encoding
 
     def of_file(path: str, header: bytes) -> Parser:
         if b"\r" in header.rstrip(b"\r\n") and b'"' not in header:
@@ -167,8 +215,9 @@ def csv_parser(
     return of_file
 
 
-def jsonl_parser(encoding: str = "utf-8", may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
+def jsonl_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
     """Return a function that returns the parser of JSON lines, for any path and no header."""
+    encoding = shape.encoding
 
     def read(line: bytes) -> Row:
         row = jsontext.decode(line.decode(encoding))
@@ -184,8 +233,9 @@ def jsonl_parser(encoding: str = "utf-8", may: frozenset[str] = frozenset()) -> 
     return lambda path, header: read
 
 
-def text_parser(encoding: str = "utf-8") -> Callable[[str, bytes], Parser]:
+def text_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
     """Return a function that returns the parser of text: a row is ``{"line": text}``."""
+    encoding = shape.encoding
     return lambda path, header: lambda line: {"line": line.decode(encoding)}
 
 
@@ -203,31 +253,42 @@ class Record(NamedTuple):
 
 
 def records(
-    file: IO[bytes], offset: int, line: int, parse: Parser, encoding: str, lines_max: int = 1, complete: bool = True
+    file: IO[bytes], offset: int, line: int, parse: Parser, shape: Shape, lines_max: int = 1, complete: bool = True
 ) -> Iterator[Record]:
     """Yield the records of a file from its present place, which is at ``offset`` and after ``line`` lines.
 
-    ``complete``: the file does not grow, so a last line without a line end is a record. Otherwise that line waits:
-    it is not read, and the file is put back before it. Empty lines are skipped.
+    ``lines_max``: lines of a record, whose quotes count then. ``complete``: the file does not grow, so a last line
+    without a line end is a record. Otherwise that line waits: it is not read, and the file is put back before it.
+    Empty lines are skipped.
     """
-    while record := file.readline(LINE_BYTES_MAX + 1):
+    encoding, limit = shape.encoding, shape.line_bytes_max
+    delimiter = shape.delimiter.encode(encoding)
+    ahead: deque[bytes] = deque()
+    """Lines that were read to find the end of a quote, and are records of their own."""
+    while record := ahead.popleft() if ahead else file.readline(limit + 1):
         lines = 1
-        # A record continues while a quote is open, up to its largest number of lines.
-        while lines < lines_max and record.count(b'"') % 2 and len(record) <= LINE_BYTES_MAX:
-            more = file.readline(LINE_BYTES_MAX + 1 - len(record))
-            if not more:
-                if not complete:
-                    file.seek(offset)
-                    return
-                break
-            record += more
-            lines += 1
+        if lines_max > 1 and b'"' in record and _ends_inside(record, False, delimiter):
+            parts, size, inside = [record], len(record), True
+            while inside and len(parts) < lines_max and size <= limit and parts[-1].endswith(b"\n"):
+                more = ahead.popleft() if ahead else file.readline(limit + 1)
+                if not more:
+                    if not complete:
+                        file.seek(offset)
+                        return
+                    break
+                parts.append(more)
+                size += len(more)
+                inside = _ends_inside(more, True, delimiter)
+            if inside:
+                ahead.extendleft(reversed(parts[1:]))
+            else:
+                record, lines = b"".join(parts), len(parts)
         problem, size, ended = "", len(record), record.endswith(b"\n")
-        if len(record) > LINE_BYTES_MAX:
+        if len(record) > limit:
             if not ended:
                 rest, ended = _skip_line(file)
                 size += rest
-            problem = f"{size:,} bytes long, at most {LINE_BYTES_MAX:,} are read"
+            problem = f"{size:,} bytes long, at most line_bytes_max={limit:,} are read"
             record = record[:_RAW_CHARACTERS_MAX]
         if not ended and not complete:
             file.seek(offset)
@@ -263,8 +324,7 @@ def _read(
     position: Position | None,
     reader: Callable[[str, bytes], Parser],
     has_header: bool,
-    encoding: str,
-    lines_max: int,
+    shape: Shape,
     at: str | None,
 ) -> Iterator[tuple[Position, Row]]:
     """The common part of the formats: the order of files, resuming, and malformed lines."""
@@ -272,7 +332,7 @@ def _read(
     for number, path in list(enumerate(map(Path, paths)))[first:]:
         with ExitStack() as stack:
             file = _open(path, stack)
-            header = file.readline(LINE_BYTES_MAX) if has_header else b""
+            header = file.readline(shape.line_bytes_max) if has_header else b""
             if has_header and not header:
                 continue  # not even a header: an empty file
             parse = reader(str(path), header)
@@ -280,7 +340,7 @@ def _read(
             if number == first and position:
                 _resume(file, path, [first, start, start_line])
                 offset, line = start, start_line
-            for record in records(file, offset, line, parse, encoding, lines_max):
+            for record in records(file, offset, line, parse, shape, shape.record_lines_max):
                 row = malformed(path.name, record) if record.row is None else record.row
                 if at is not None:
                     row[at] = f"{path.name}:{record.first_line}"
@@ -320,6 +380,30 @@ def _skip_line(file: IO[bytes]) -> tuple[int, bool]:
         if piece.endswith(b"\n"):
             return skipped, True
     return skipped, False
+
+
+def _ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
+    """Return whether a quoted field is open at the end of a line; ``inside``: one is open at its start.
+
+    A quote opens a field only as its first character: in ``5'11"`` it is a character like others.
+    """
+    at = line.find(b'"')
+    while at >= 0:
+        if not inside:
+            inside = at == 0 or line.endswith(delimiter, 0, at)
+        elif line.startswith(b'"', at + 1):
+            at += 1  # a quote inside of the field
+        else:
+            inside = False
+        at = line.find(b'"', at + 1)
+    return inside
+
+
+def _writes_plain_line_ends(encoding: str) -> bool:
+    try:
+        return "a\n".encode(encoding)[-2:] == b"a\n" and "\n\n".encode(encoding).endswith(b"\n\n")
+    except LookupError:
+        raise InvalidArgument(f"The encoding {encoding!r} is unknown.", "use one that Python knows.") from None
 
 
 def _fields(line: str, delimiter: str) -> list[str]:

@@ -15,10 +15,10 @@ import gzip
 import io
 import lzma
 import os
+import stat
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, Final, NamedTuple, Protocol, cast
 
 from cues.errors import NotInstalled
@@ -48,6 +48,9 @@ class Place(Protocol):
     def list(self, pattern: str) -> list[str]:
         """Return the files that a path, a directory or a glob pattern names now, sorted by name. A path comes first."""
 
+    def entries(self, pattern: str) -> dict[str, Stat]:
+        """Return these files in the same order, each with what identifies it now."""
+
     def open(self, name: str) -> IO[bytes]:
         """Open a file to read its bytes, as they are stored."""
 
@@ -61,19 +64,29 @@ class Local:
     remote = False
 
     def list(self, pattern: str) -> list[str]:
+        return [*self.entries(pattern)]
+
+    def entries(self, pattern: str) -> dict[str, Stat]:
         if os.path.isfile(pattern):
-            return [pattern]  # a file that is named is read, whatever its name
-        if os.path.isdir(pattern):
-            pattern = os.path.join(glob.escape(pattern), "*")
-        # not iglob's order, which is that of the directory
-        return sorted(n for n in glob.glob(pattern, recursive=True) if _is_complete(n) and os.path.isfile(n))
+            names = [pattern]  # a file that is named is read, whatever its name
+        else:
+            if os.path.isdir(pattern):
+                pattern = os.path.join(glob.escape(pattern), "*")
+            # not iglob's order, which is that of the directory
+            names = sorted(filter(_is_complete, glob.glob(pattern, recursive=True)))
+        found: dict[str, Stat] = {}
+        for name in names:
+            with suppress(OSError):  # it is gone by now, or a link to nothing
+                entry = os.stat(name)
+                if stat.S_ISREG(entry.st_mode):
+                    found[name] = _stat_of(entry)
+        return found
 
     def open(self, name: str) -> IO[bytes]:
         return open(name, "rb")
 
     def stat(self, name: str) -> Stat:
-        found = os.stat(name)
-        return Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
+        return _stat_of(os.stat(name))
 
 
 class Remote:
@@ -85,15 +98,18 @@ class Remote:
         self.system: Any = filesystem(url)
 
     def list(self, pattern: str) -> list[str]:
+        return [*self.entries(pattern)]
+
+    def entries(self, pattern: str) -> dict[str, Stat]:
         self.system.invalidate_cache()
         path = self.system._strip_protocol(pattern)
         if not glob.has_magic(path):
             path = path.rstrip("/") + "/*" if self.system.isdir(path) else path
-        return sorted(
-            name
-            for name, entry in self.system.glob(path, detail=True).items()
+        return {
+            name: Stat(0, 0, entry.get("size") or 0, 0.0)
+            for name, entry in sorted(self.system.glob(path, detail=True).items())
             if entry["type"] == "file" and _is_complete(name)
-        )
+        }
 
     def open(self, name: str) -> IO[bytes]:
         # The files of most stores have a readline() without a limit, and some read a byte at a time in it.
@@ -265,6 +281,10 @@ class _Seekable:
         self._stream.close()
 
 
+def _stat_of(entry: os.stat_result) -> Stat:
+    return Stat(entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime)
+
+
 def _is_complete(name: str) -> bool:
-    last = Path(name).name
+    last = os.path.basename(name)
     return not last.startswith((".", "_")) and not last.endswith(".tmp")

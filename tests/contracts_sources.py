@@ -21,6 +21,7 @@ from http_servers import Reply, Seen
 
 import cues
 from cues import testing
+from cues.graphs.processor import wants_process
 from cues.processors import files
 from cues.processors.file_source import Files
 from cues.processors.kafka_source import Records
@@ -107,11 +108,11 @@ def _tailed(path: Path) -> Source:
             log.rename(f"{log}.{4 - number}")
     source = Files(log, follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)
 
-    def begin(position: Any) -> Iterator[Any]:
+    def begin(position: Any, process: Any) -> Iterator[Any]:
         if position is None:  # the file from which everything follows
             found = Path(f"{log}.4").stat()
             position = [1, "", [], [str(log), found.st_dev, found.st_ino, 0, b""], 0, 0]
-        yield from source(position)
+        yield from source(position, process)
 
     return begin
 
@@ -219,18 +220,23 @@ def graph_over(source: Source) -> cues.Graph:
     graph = cues.Graph("g")
 
     @graph.source("rows", batch_size=7)
-    def rows(position: Any) -> Iterator[Any]:
-        yield from source(position)
+    def rows(position: Any, process: Any) -> Iterator[Any]:
+        yield from begun(source, position, process)
 
     return graph
+
+
+def begun(source: Source, position: Any, process: Any) -> Iterator[Any]:
+    """What a source yields; one with a state gets the process that has it."""
+    return source(position, process) if wants_process(source) else source(position)
 
 
 def run_child(name: str, path: str) -> None:
     """Run a case to its end in this process; a test kills it on the way. Equal data are written at each start."""
     source = SOURCES[name].make(Path(path, "data"))
 
-    def slowly(position: Any) -> Iterator[Any]:
-        for item in source(position):
+    def slowly(position: Any, process: Any) -> Iterator[Any]:
+        for item in begun(source, position, process):
             print("row", flush=True)
             yield item
 

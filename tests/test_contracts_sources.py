@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import seeds
 from children import Child
 from contracts_sinks import KAFKA, POSTGRES
-from contracts_sources import HTTP, ROWS, SOURCES, SourceCase, graph_over, http_answer
+from contracts_sources import HTTP, ROWS, SOURCES, SourceCase, begun, graph_over, http_answer
 from http_servers import serving
 from sets import slow_except
 
@@ -43,12 +45,21 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
 
 def test_from_every_position_the_rest_follows(case: SourceCase, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source = case.make(tmp_path)
-    whole = list(source(None))
-    assert [case.row(message) for _, message in whole] == ROWS
+
+    def read(position: Any, process: Any) -> Iterator[tuple[Any, Any]]:
+        for after, message in begun(source, position, process):
+            yield codec.unpack(codec.pack(after)), None if message is None else case.row(message)
+
+    def rows(items: Iterable[tuple[Any, Any]]) -> list[Any]:
+        return [row for _, row in items if row is not None]
+
+    whole = list(read(None, SimpleNamespace(state={}, stopping=False)))
+    assert rows(whole) == ROWS
     stride = 6 if any(name in request.node.name for name in SERVERS) else 1  # each round of these is a connection
-    for stop, (position, _) in list(enumerate(whole))[::-stride]:
-        kept = codec.unpack(codec.pack(position))
-        assert list(map(case.row, (m for _, m in source(kept)))) == ROWS[stop + 1 :]
+    for stop in range(len(whole))[::-stride]:
+        process = SimpleNamespace(state={}, stopping=False)
+        before = list(itertools.islice(read(None, process), stop + 1))
+        assert rows(before) + rows(read(before[-1][0], process)) == ROWS
     assert max(len(codec.pack(position)) for position, _ in whole) < 2_000
 
 
@@ -76,10 +87,10 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
     """A source that reads ahead by one, and yields the position up to which it has read."""
 
     def ahead(source: Any) -> Any:
-        def pairs(position: Any) -> Iterator[Any]:
-            if position == "end":
+        def pairs(position: Any, process: Any) -> Iterator[Any]:
+            read = [] if position == "end" else list(begun(source, position, process))
+            if not read:
                 return
-            read = list(source(position))
             for (_, message), (after, _) in zip(read, [*read[1:], ("end", None)], strict=True):
                 yield after, message
 
@@ -89,7 +100,7 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip", "rows-sqlite", "rows-duckdb", "kafka"])
+@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka"])
 def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     chance = random.Random(seeds.new())
     (tmp_path / "data").mkdir()

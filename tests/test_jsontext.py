@@ -44,7 +44,7 @@ def test_each_sink_refuses_what_json_cannot_hold(sink: str, value: Any) -> None:
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
 def test_numbers_that_are_not_json_are_refused(text: str) -> None:
     line = f'{{"v": {text}}}'.encode()
-    for read in (jsontext.decode, kafka.json_of, files.jsonl_parser()("x", b"")):
+    for read in (jsontext.decode, kafka.json_of, files.jsonl_parser(files.Shape())("x", b"")):
         with pytest.raises(ValueError, match=r"is not JSON|too large"):
             read(line)
     assert jsontext.decode(b"[1e300, 1]") == [1e300, 1]

@@ -7,17 +7,20 @@ import csv
 import gzip
 import io
 import json
+import random
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cues
 from cues import codec, testing
+from cues.errors import InvalidArgument
 from cues.processors import files
 
 Rows = list[dict[str, Any]]
@@ -205,13 +208,50 @@ def test_a_line_without_end_is_malformed_and_never_in_memory(csv_of: Callable[..
     assert len(longest["a"]) == files.LINE_BYTES_MAX - 1
 
 
-def test_a_quoted_field_may_run_over_lines_when_asked(csv_of: Callable[..., Rows]) -> None:
+@pytest.mark.parametrize("most", [3, 100])
+def test_a_quoted_field_may_run_over_lines_and_an_open_quote_costs_its_own_line(
+    most: int, csv_of: Callable[..., Rows]
+) -> None:
     data = b'a,b\n1,"x\ny"\n2,"open\n3,z\n4,w\n5,v\n'
-    assert [row.get("problem") for row in csv_of(data)].count(None) == 3
-    got = csv_of(data, record_lines_max=3, at="at")
+    got = csv_of(data, record_lines_max=most, at="at")
     assert got[0] == {"a": "1", "b": "x\ny", "at": "a.csv:2"}
     assert got[1]["problem"] == "a quote is not closed" and got[1]["line"] == 4
-    assert got[2:] == [{"a": "5", "b": "v", "at": "a.csv:7"}]
+    assert got[2:] == [
+        {"a": a, "b": b, "at": f"a.csv:{n}"} for a, b, n in (("3", "z", 5), ("4", "w", 6), ("5", "v", 7))
+    ]
+    assert [row.get("problem") for row in csv_of(data, record_lines_max=1)].count(None) == 3
+
+
+def test_csv_with_quotes_equals_pythons_reader(csv_of: Callable[..., Rows]) -> None:
+    """Cells with line ends, delimiters and quotes at random, quoted as RFC 4180 says, or with quotes inside of them."""
+    chance = random.Random(seeds.new())
+    for _ in range(30):
+        cells = [["".join(chance.choices('ab",\n\r', k=chance.randint(1, 6))) for _ in "ab"] for _ in range(20)]
+        cells = [row if chance.random() < 0.7 else ["5'11\"", 'x"y"'] for row in cells]
+        out = io.StringIO(newline="")
+        csv.writer(out, lineterminator="\n").writerow(["a", "b"])
+        for row in cells:
+            if row == ["5'11\"", 'x"y"']:
+                out.write(",".join(row) + "\n")
+            else:
+                csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL).writerow(row)
+        wanted = list(csv.reader(io.StringIO(out.getvalue(), newline=""), strict=True))[1:]
+        assert wanted == cells
+        assert [[row.get("a"), row.get("b")] for row in csv_of(out.getvalue().encode())] == cells
+
+
+def test_the_longest_line_is_an_option(csv_of: Callable[..., Rows]) -> None:
+    data = b'a\n"' + b"x" * 200_000 + b'"\n'
+    assert "line_bytes_max=131,072" in csv_of(data)[0]["problem"]
+    assert csv_of(data, line_bytes_max=300_000) == [{"a": "x" * 200_000}]
+
+
+@pytest.mark.parametrize(
+    "options", [{"delimiter": "||"}, {"delimiter": '"'}, {"record_lines_max": 0}, {"line_bytes_max": 1.5}]
+)
+def test_a_shape_that_no_file_has_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(options)).replace("_", ".")):
+        files.read_csv(tmp_path / "a.csv", **options)
 
 
 def test_other_delimiters_and_encodings(csv_of: Callable[..., Rows]) -> None:

@@ -1,0 +1,284 @@
+"""A file of a source that is open: its records after a place in it, and what it is known by."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import lzma
+import os
+import struct
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import IO, Any, Final, Protocol
+
+from cues.errors import CuesError, InvalidArgument
+from cues.processors import columns, files, foreign, places
+from cues.processors.known_files import Identity, Progress
+
+FINGERPRINT_BYTES: Final = 1_024
+"""Bytes at the start of a file by which it is known. More would cost more at each look at a growing file."""
+
+_PARSERS: Final[dict[str, Callable[[files.Shape, frozenset[str]], Callable[[str, bytes], files.Parser]]]] = {
+    "csv": files.csv_parser,
+    "jsonl": files.jsonl_parser,
+    "text": files.text_parser,
+}
+
+_DAMAGE: Final = (
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    lzma.LZMAError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What libraries raise for bytes that are not what they should be."""
+_REFUSED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP))
+"""Errors of the system that are about one file."""
+
+
+class Source(Protocol):
+    """The options of :class:`cues.processors.file_source.Files` that are needed here."""
+
+    pattern: str
+    shape: files.Shape
+    may: frozenset[str]
+    tails: bool
+    grace_s: float
+
+    def format_of(self, name: str) -> str: ...
+
+
+def is_damage(error: Exception, remote: bool) -> bool:
+    """Return whether an error is about the file that is read, and not about this process, its machine or a network."""
+    if isinstance(error, CuesError):
+        return isinstance(error, files.FileChanged)
+    if isinstance(error, OSError):
+        if error.errno is None:  # of a library: bz2, gzip, Arrow
+            return not isinstance(error, (TimeoutError, ConnectionError))
+        return not remote and error.errno in _REFUSED
+    return isinstance(error, _DAMAGE)
+
+
+class Opened:
+    """An open file, and the place in it from which it is read."""
+
+    def __init__(self, source: Source, where: places.Place, name: str, place: Progress) -> None:
+        """Open the file at ``place``; raise :class:`files.FileChanged` if it is not the file that was read up to there.
+
+        For a file that is followed the caller compares instead (:meth:`is_same`).
+        """
+        self.name, self.start = name, place
+        self.whole = False
+        """The file was rotated, and is read to its end."""
+        self._source, self._where = source, where
+        self._format = source.format_of(source.pattern if source.tails else name)
+        self._parse: files.Parser | None = None
+        self.offset, self.line = place.offset, place.line
+        with ExitStack() as stack:
+            self._open(stack, place)
+            self._stack = stack.pop_all()
+
+    def _open(self, stack: ExitStack, place: Progress) -> None:
+        source, where, name = self._source, self._where, self.name
+        self._file = stack.enter_context(where.open(name))
+        self._is_table = self._format in ("parquet", "arrow")
+        self._compressed = places.compression_of(name) is not None and not self._is_table
+        self._plain = places.open_plain(self._file, name, stack) if self._compressed else self._file
+        self.start_stat = places.Stat(0, 0, 0, 0.0) if where.remote else _fstat(self._file)
+        self._print: tuple[int, bytes] = (0, b"")
+        current = place.current
+        if current is not None:
+            self._print = (current.size, current.print)
+            if not source.tails and not (self.is_same(place.offset) and self.is_line_end()):
+                raise files.FileChanged(
+                    f"{name} has changed: it is not the file that was read up to byte {place.offset:,}.",
+                    "restore the file; or give the source another id, which begins at the start.",
+                    path=name,
+                    position=place.packed(),
+                )
+        if self._is_table:  # its bytes are read in another order than the records
+            head = self._head(FINGERPRINT_BYTES)
+            self._print = len(head), checksum(head)
+
+    def stat(self) -> places.Stat:
+        return _fstat(self._file)
+
+    def grace_s(self) -> float:
+        """Seconds without growth until a rotated file is whole: none if it was last written long ago."""
+        limit = self._source.grace_s
+        return 0.0 if self._compressed or time.time() - self.stat().modified >= limit else limit
+
+    def records(self, complete: bool) -> Iterator[files.Record]:
+        """Yield the records that are there after those that were yielded."""
+        if self._is_table:
+            yield from self._rows()
+            return
+        if self._parse is None and not self._begin(complete):
+            return
+        assert self._parse is not None
+        self._plain.seek(self.offset)
+        shape = self._source.shape
+        lines_max = shape.record_lines_max if self._format == "csv" else 1
+        found = files.records(self._plain, self.offset, self.line, self._parse, shape, lines_max, complete)
+        for record in found:
+            self.offset, self.line = record.offset, record.line
+            yield record
+
+    def _begin(self, complete: bool) -> bool:
+        """Read the header; False if there is none yet."""
+        source, header = self._source, b""
+        if self._format == "csv":
+            self._plain.seek(0)
+            header = self._plain.readline(source.shape.line_bytes_max)
+            if not header or (not complete and not header.endswith(b"\n")):
+                return False
+            if not self.offset:
+                self.offset, self.line = len(header), 1
+        self._parse = _PARSERS[self._format](source.shape, source.may)(self.name, header)
+        return True
+
+    def _rows(self) -> Iterator[files.Record]:
+        """Yield the rows of a table: a row's number is its offset and its line."""
+        done = self.offset
+        for first, rows in tables(self._file, self.name, self._format, done):
+            for number, row in enumerate(rows, first + 1):
+                if number > done:
+                    self.offset = number
+                    try:
+                        if isinstance(row, ValueError):
+                            raise row
+                        foreign.check(row, self._source.may)
+                    except ValueError as error:
+                        problem = error.message if isinstance(error, InvalidArgument) else str(error)
+                        shown = "" if error is row else repr(row)[:1_000]
+                        yield files.Record(number, number, number, None, problem, shown)
+                    else:
+                        yield files.Record(number, number, number, row, "", "")
+
+    def identity(self, offset: int) -> Identity:
+        """Return the identity of the file, of which ``offset`` bytes were read."""
+        size = min(offset, FINGERPRINT_BYTES)
+        if self._print[0] < size and not self._is_table:
+            head = self._head(size)
+            self._print = len(head), checksum(head)
+        return Identity(self.name, self.start_stat.device, self.start_stat.inode, *self._print)
+
+    def is_same(self, offset: int) -> bool:
+        """Return whether the file has ``offset`` bytes, and still begins with those that were read."""
+        size, known = self._print
+        if not (self._compressed or self._is_table or self._where.remote) and self.stat().size < offset:
+            return False
+        head = self._head(size)
+        return len(head) == size and (not size or checksum(head) == known)
+
+    def end(self) -> bytes:
+        """Return the checksum of the last bytes of the file as they are stored; empty in an object store."""
+        return b"" if self._where.remote else end_of(self._file)
+
+    @property
+    def stored(self) -> IO[bytes]:
+        """The bytes of the file as they are stored."""
+        return self._file
+
+    @property
+    def compressed(self) -> bool:
+        return self._compressed
+
+    def is_line_end(self) -> bool:
+        """Return whether the position is at the end of a line, or of the file."""
+        if not self.offset or self._is_table:
+            return True
+        self._plain.seek(self.offset - 1)
+        before = self._plain.read(1)
+        return before == b"\n" or (bool(before) and not self._plain.read(1))
+
+    def is_at(self, path: str) -> bool:
+        """Return whether this file is at the path."""
+        return is_inode(stat_of(places.Local(), path), self.start_stat)
+
+    def _head(self, size: int) -> bytes:
+        """The first bytes of the uncompressed file. The place in the file stays as it is."""
+        if not self._compressed and not self._where.remote:
+            return os.pread(self._file.fileno(), size, 0)
+        self._plain.seek(0)
+        head = self._plain.read(size)
+        self._plain.seek(0 if self._is_table else self.offset)
+        return head
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_file(source: Source, where: places.Place, name: str, place: Progress) -> Opened | None:
+    """Open a file; None if it is not there."""
+    try:
+        return Opened(source, where, name, place)
+    except FileNotFoundError:
+        return None
+
+
+def is_inode(found: places.Stat | None, other: Identity | places.Stat) -> bool:
+    return found is not None and (found.device, found.inode) == (other.device, other.inode)
+
+
+def stat_of(where: places.Place, name: str) -> places.Stat | None:
+    try:
+        return where.stat(name)
+    except FileNotFoundError:
+        return None
+
+
+def checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def end_of(file: IO[bytes]) -> bytes:
+    """Return the checksum of the last bytes of an open file of this machine."""
+    descriptor = file.fileno()
+    size = os.fstat(descriptor).st_size
+    return checksum(os.pread(descriptor, FINGERPRINT_BYTES, max(0, size - FINGERPRINT_BYTES)))
+
+
+def _fstat(file: IO[bytes]) -> places.Stat:
+    found = os.fstat(file.fileno())
+    return places.Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
+
+
+def tables(file: IO[bytes], name: str, format: str, skip: int) -> Iterator[tuple[int, list[files.Row | ValueError]]]:
+    """Yield ``(rows before, rows)`` for each batch of a Parquet or Arrow file that ends after ``skip`` rows."""
+    pa = places.arrow()
+    before = 0
+    if format == "parquet":
+        import pyarrow.parquet as pq
+
+        parquet = pq.ParquetFile(file)
+        groups: list[int] = []
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            if not groups and before + count <= skip:
+                before += count
+                continue
+            groups.append(group)
+        batches: Any = parquet.iter_batches(batch_size=1_000, row_groups=groups) if groups else ()
+    else:
+        file.seek(0)
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+        batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
+    for batch in batches:
+        if before + batch.num_rows > skip:
+            yield before, columns.rows_of(batch, name)
+        before += batch.num_rows

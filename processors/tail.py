@@ -1,0 +1,321 @@
+"""One path that is followed through its rotations, as ``tail -F`` does, but with files that are known, and in order.
+
+    state[n] = [device, inode, size, head, end, compressed]      the n-th file that was rotated and read to its end
+
+``head`` and ``end`` are checksums of the first and last 1,024 bytes as they are stored. A rotated file is known by its
+inode and head; or, after it was copied or restored, by its size, head and end; or, after it was compressed, by those of
+its uncompressed bytes. The n-th file comes before the next one in the order of rotation too, so that a new file that is
+equal to an old one is not taken for it.
+
+The order of rotated files, the oldest first:
+
+    app.log.9 … app.log.1          a number of up to five digits after the path: the highest is the oldest
+    app-1.log … app-9.log          such a number elsewhere (``rotated="app-*.log"``): the lowest is the oldest
+    app.log-20260131, …            a time, of six digits or more: the earliest is the oldest
+    anything else, or a mixture    the time of the last write
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+from cues.processors import files, opened_file, places
+from cues.processors.known_files import Former, Progress
+from cues.processors.opened_file import FINGERPRINT_BYTES, Opened, checksum, is_damage, is_inode, open_file, stat_of
+
+ROWS_MAX: Final = 1_000
+"""Rotated files that are known. Of more, the rows of those that are gone are deleted, the oldest first."""
+
+_RECORDS_AT_ONCE: Final = 500
+"""Records of a growing file that are read before it is looked at again, whether it is still the same."""
+_TIME_DIGITS: Final = 6
+"""Digits in a name that are a time, and not a number."""
+
+_log = logging.getLogger("cues.processors")
+
+
+class Source(opened_file.Source, Protocol):
+    """The options of :class:`cues.processors.file_source.Files` that are needed here."""
+
+    rotated: str | None
+
+    def item(self, name: str, record: files.Record) -> files.Row | Exception: ...
+
+    def bad_file(self, name: str, place: Progress, error: Exception) -> files.Row | Exception: ...
+
+
+class Waiting(Protocol):
+    def moved(self) -> None: ...
+
+    def pause(self, at_end: bool = True) -> bool: ...
+
+
+class Rotated(NamedTuple):
+    """A file that was read to its end."""
+
+    device: int
+    inode: int
+    size: int
+    head: bytes
+    end: bytes
+    compressed: bool
+
+
+class Tail:
+    """The records of one path and its rotations."""
+
+    def __init__(self, source: Source, state: MutableMapping[Any, Any], waiting: Waiting) -> None:
+        self._source, self._state, self._waiting = source, state, waiting
+        self._where = places.Local()
+        self._rows = {n: Rotated(*row) for n, row in state.items() if type(n) is int}
+        self._seen: dict[str, tuple[places.Stat, int | None]] = {}
+        """By name, a rotated file as it was when it was compared, and the number of its row."""
+
+    def records(self, place: Progress, former: Former | None) -> Iterator[tuple[list[Any], Any]]:
+        """Yield the records after ``place``, each with the position after it."""
+        opened: Opened | None = None
+        if former is not None or place == Progress():
+            self._begin(place)
+            place = place.reread()
+            yield place.packed(), None
+        try:
+            while True:
+                opened = self._continued(place)
+                if opened is None:
+                    if not self._waiting.pause():
+                        return
+                    continue
+                place = opened.start
+                try:
+                    for record in self._grown(opened):
+                        if record is None:
+                            return
+                        current = opened.identity(record.offset)
+                        place = Progress(place.serial, current, record.offset, record.line)
+                        yield place.packed(), self._source.item(opened.name, record)
+                        self._waiting.moved()
+                    if opened.whole:
+                        self._finish(opened)
+                        place = place.next()
+                except Exception as error:
+                    if not is_damage(error, remote=False):
+                        raise
+                    bad = self._source.bad_file(opened.name, place, error)
+                    self._finish(opened)
+                    place = place.next()
+                    yield place.packed(), bad
+                opened.close()
+                opened = None
+        finally:
+            if opened is not None:
+                opened.close()
+
+    def _grown(self, opened: Opened) -> Iterator[files.Record | None]:
+        """Yield the records of a file while it grows, until it is whole or is not the same file; None to end."""
+        path = self._source.pattern
+        rotated = None if opened.is_at(path) else time.monotonic()
+        read = opened.offset
+        while True:
+            opened.whole = rotated is not None and time.monotonic() - rotated >= opened.grace_s()
+            records = opened.records(complete=opened.whole)
+            moved = False
+            while batch := list(itertools.islice(records, _RECORDS_AT_ONCE)):
+                if not opened.is_same(batch[-1].offset):
+                    opened.whole = False
+                    return  # truncated, and perhaps written again, while it was read
+                yield from batch
+                moved, read = True, batch[-1].offset
+            if moved:
+                rotated = rotated and time.monotonic()
+            elif not opened.is_same(read):
+                opened.whole = False
+                return  # truncated: the rest is in a copy
+            elif opened.whole:
+                return
+            elif rotated is None and not opened.is_at(path) and os.path.exists(path):
+                rotated = time.monotonic()
+            elif not self._waiting.pause(at_end=rotated is None):
+                yield None
+
+    # --- which file is next ---
+
+    def _continued(self, place: Progress) -> Opened | None:
+        """Open the file of a position, wherever it is now, or the one after it; None if no file is there yet."""
+        current = place.current
+        unread = self._unread()
+        if current is None:
+            return self._first(unread, place)
+        names = [self._source.pattern, *unread]
+        own = [name for name in names if is_inode(stat_of(self._where, name), current)]
+        # The inode first: a copy begins with the same bytes, and may end before them.
+        for name in [*own, *(name for name in (*unread, self._source.pattern) if name not in own)]:
+            if not current.size and name not in own:
+                continue  # nothing of it was read: its inode is all that is known
+            opened = open_file(self._source, self._where, name, place)
+            if opened is None:
+                continue
+            try:
+                if opened.is_same(place.offset) and opened.is_line_end():
+                    return opened
+            except Exception as error:
+                if not is_damage(error, remote=False):
+                    raise
+            opened.close()
+        if place.offset:
+            why = "was truncated" if self._source.pattern in own else "is gone"
+            _log.warning(
+                "%s %s; it was read up to byte %d, and no copy of it has the rest.", current.name, why, place.offset
+            )
+        return self._first(unread, place)
+
+    def _first(self, unread: list[str], place: Progress) -> Opened | None:
+        """Open the first file that was not read."""
+        for name in [*unread, self._source.pattern]:
+            opened = open_file(self._source, self._where, name, place.next())
+            if opened is not None:
+                return opened
+        return None
+
+    def _rotated(self) -> dict[str, places.Stat]:
+        """The rotated files, the oldest first."""
+        path = self._source.pattern
+        escaped = glob.escape(path)
+        patterns = [self._source.rotated] if self._source.rotated else [f"{escaped}.*", f"{escaped}-*"]
+        at_path = stat_of(self._where, path)
+        found: dict[str, places.Stat] = {}
+        for pattern in patterns:
+            found |= self._where.entries(pattern)
+        inodes = set() if at_path is None else {at_path[:2]}  # a link is the file that it names
+        named: dict[str, places.Stat] = {}
+        for name, stat in found.items():
+            # A compressed file whose original is there may be under way.
+            under_way = places.compression_of(name) is not None and places.plain_name(name) in found
+            if name != path and not under_way and stat[:2] not in inodes:
+                inodes.add(stat[:2])
+                named[name] = stat
+        return in_order(named, path)
+
+    # --- what was read ---
+
+    def _begin(self, place: Progress) -> None:
+        """Take the rotated files that are there for read: all at the first start, else those before the current one."""
+        current = ""
+        if place.current is not None and (opened := self._continued(place)) is not None:
+            current = opened.name if opened.start.current is not None else ""
+            opened.close()
+        for name in self._rotated():
+            if name == current:
+                return
+            with self._where.open(name) as file:
+                self._put(_stored(file, places.compression_of(name) is not None))
+
+    def _finish(self, opened: Opened) -> None:
+        self._put(_stored(opened.stored, opened.compressed))
+
+    def _put(self, row: Rotated, number: int | None = None) -> None:
+        number = max(self._rows, default=0) + 1 if number is None else number
+        self._rows[number] = row
+        self._state[number] = list(row)
+        self._seen.clear()
+
+    def _unread(self) -> list[str]:
+        """The rotated files that were not read, the oldest first. Rows follow known files to their new inodes."""
+        found = self._rotated()
+        if all(name in self._seen and self._seen[name][0] == stat for name, stat in found.items()):
+            return [name for name in found if self._seen[name][1] is None]
+        matches = {name: self._by_inode(name, stat) for name, stat in found.items()}
+        free = [n for n in sorted(self._rows) if n not in matches.values()]
+        last = 0
+        for name, stat in found.items():
+            number = matches[name]
+            if number is None:
+                number = self._by_content(name, stat, [n for n in free if n > last])
+                if number is not None:
+                    free.remove(number)
+                    matches[name] = number
+            last = last if number is None else max(last, number)
+        for number in free[: max(0, len(self._rows) - ROWS_MAX)]:
+            del self._rows[number], self._state[number]
+        self._seen = {name: (stat, matches[name]) for name, stat in found.items()}
+        return [name for name in found if matches[name] is None]
+
+    def _by_inode(self, name: str, stat: places.Stat) -> int | None:
+        for number, row in self._rows.items():
+            if stat[:2] == row[:2] and stat.size >= row.size:
+                with self._where.open(name) as file:
+                    if checksum(file.read(min(row.size, FINGERPRINT_BYTES))) == row.head:
+                        return number
+        return None
+
+    def _by_content(self, name: str, stat: places.Stat, numbers: list[int]) -> int | None:
+        """The row of a file that was copied or compressed since."""
+        compressed = places.compression_of(name) is not None
+        with self._where.open(name) as file:
+            stored = _stored(file, compressed)
+            for number in numbers:
+                if self._rows[number][2:] == stored[2:]:
+                    self._put(stored, number)
+                    return number
+            plain = [n for n in numbers if not self._rows[n].compressed] if compressed else []
+            if plain:
+                file.seek(0)
+                content = _uncompressed(file, name)
+                for number in plain:
+                    if content is not None and self._rows[number][2:5] == content:
+                        self._put(stored, number)
+                        return number
+        return None
+
+
+def in_order(entries: dict[str, places.Stat], path: str) -> dict[str, places.Stat]:
+    """Return rotated files of a path, the oldest first; see the module."""
+    stamps = {name: _stamp(name, path) for name in entries}
+    kinds = {kind for kind, _ in stamps.values()}
+    named = len(kinds) == 1 and kinds != {""}
+    ordered = sorted(entries, key=lambda name: (stamps[name][1] if named else (), entries[name].modified, name))
+    return {name: entries[name] for name in ordered}
+
+
+def _stamp(name: str, path: str) -> tuple[str, tuple[int, ...]]:
+    """The number or the time in the name of a rotated file, such that the lowest is the oldest."""
+    plain = places.plain_name(name)
+    after = plain.startswith(path)
+    groups = re.findall(r"\d+", plain[len(path) :] if after else os.path.basename(plain), flags=re.ASCII)
+    if not groups:
+        return "", ()
+    numbers = tuple(map(int, groups))
+    if sum(map(len, groups)) >= _TIME_DIGITS:
+        return "time", numbers
+    return "number", tuple(-n for n in numbers) if after else numbers
+
+
+def _stored(file: IO[bytes], compressed: bool) -> Rotated:
+    """What an open file of this machine is known by."""
+    found = os.fstat(file.fileno())
+    head = checksum(os.pread(file.fileno(), FINGERPRINT_BYTES, 0))
+    return Rotated(found.st_dev, found.st_ino, found.st_size, head, opened_file.end_of(file), compressed)
+
+
+def _uncompressed(file: IO[bytes], name: str) -> tuple[int, bytes, bytes] | None:
+    """The size of the uncompressed bytes, and the checksums of the first and last of them; None if they are damaged."""
+    try:
+        with ExitStack() as stack:
+            plain = places.open_plain(file, name, stack)
+            end = head = plain.read(FINGERPRINT_BYTES)
+            size = len(head)
+            while more := plain.read(1 << 20):
+                size += len(more)
+                end = (end + more)[-FINGERPRINT_BYTES:]
+    except Exception as error:
+        if not is_damage(error, remote=False):
+            raise
+        return None
+    return size, checksum(head), checksum(end)
