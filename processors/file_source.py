@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.processors import SOURCE, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
 from cues.processors.opened_file import Opened, is_damage, is_inode
@@ -378,6 +379,7 @@ class Files:
             )
         return _ENDINGS[ending]
 
+    @override
     def __repr__(self) -> str:
         return f"Files({self.pattern!r})"
 
