@@ -12,7 +12,7 @@ A reducer keeps a state of a message's types, which is a part of the window's ro
 
 A field is a name or a function of the message. A message without the field, or with None in it, does not count, as in
 SQL; :func:`count` without a field counts every message. A value that does not fit raises, and the message is written to
-the error queue.
+the error queue. A result that does not exist, such as the sum of infinities of both signs, is None with a reason.
 
 Quantiles and distinct values above ``exact`` need the extra ``windows`` (Apache DataSketches). Their results depend
 only on the messages and their order, so a retry and another engine give the same ones.
@@ -26,6 +26,7 @@ import builtins
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from math import isinf
 from typing import Any, Final
 
 import xxhash
@@ -120,6 +121,13 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _defined(value: Any) -> Any:
+    """Return a result, unless it is NaN, as the sum of infinities of both signs is. No message alone is the cause."""
+    if value != value:
+        raise ValueError("infinities of both signs have no such result")
+    return value
+
+
 class _Count(Reducer):
     @override
     def start(self) -> int:
@@ -166,6 +174,10 @@ class _Sum(_OfField):
     def merge(self, state: Any, other: Any) -> Any:
         return state if other is None else other if state is None else state + other
 
+    @override
+    def result(self, state: Any) -> Any:
+        return _defined(state)
+
 
 def sum(field: Field) -> Reducer:
     """Return the sum of a field; None without values. Integers and decimals are exact."""
@@ -187,7 +199,7 @@ class _Mean(_OfField):
 
     @override
     def result(self, state: Any) -> Any:
-        return state[1] / state[0] if state[0] else None
+        return _defined(state[1] / state[0]) if state[0] else None
 
 
 def mean(field: Field) -> Reducer:
@@ -285,7 +297,7 @@ class _Quantiles(_OfField):
             return None
         if self._exact is not None and count > self._exact:
             digest = self._digest(state)
-            return [digest.get_quantile(q) for q in self._at]
+            return [_defined(digest.get_quantile(q)) for q in self._at]
         values = sorted(array("d", kept))
         return [_between(values, q * (count - 1)) for q in self._at]
 
@@ -293,7 +305,12 @@ class _Quantiles(_OfField):
 def _between(values: list[float], place: float) -> float:
     low = int(place)
     rest = place - low
-    return values[low] if not rest else values[low] + (values[low + 1] - values[low]) * rest
+    if not rest:
+        return values[low]
+    one, next = values[low], values[low + 1]
+    if isinf(one) or isinf(next):
+        return one if one == next else _defined(one + next)
+    return one + (next - one) * rest
 
 
 def quantiles(field: Field, at: Sequence[float] = (0.5, 0.9, 0.99), *, exact: int | None = 256) -> Reducer:

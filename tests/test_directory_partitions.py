@@ -383,6 +383,7 @@ def test_grow_asks_refuses_and_tells_what_it_did(files: FaultyFiles, tmp_path: P
     assert len(QueueDirectory(files, "q", QueueOptions()).logs) == 2
     done = cues_grow(f"{place}#q", "4", "--yes")
     assert json.loads(done.out) == {"queue": "q", "partitions": 4, "before": 2}
+    assert "If the graph file has partitions= for q, write partitions=4 there before the next start." in done.err
     assert [log.next - 1 for log in QueueDirectory(files, "q", QueueOptions()).logs][2:] == [0, 0]
     for arguments, said in (
         ((f"{place}#q", "3"), "has 4 partitions and cannot have fewer, such as 3"),

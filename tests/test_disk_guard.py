@@ -54,7 +54,7 @@ def test_an_append_is_refused_below_the_limit_and_what_frees_space_is_not(tmp_pa
         appender = queue.appender()
         appender.write_many([{"n": n, "x": "x" * 3000} for n in range(1000)])
         disk(GIB - 4096)
-        with pytest.raises(DiskLow, match=r"1,073,737,728 bytes free, less than min_free \(1,073,741,824\)") as caught:
+        with pytest.raises(DiskLow, match=r"1\.1 GB free, less than min_free \(1\.1 GB\)") as caught:
             for _ in range(5000):
                 appender.write({"n": queue.last_index, "x": "x" * 3000})
         assert (caught.value.free, caught.value.limit) == (GIB - 4096, GIB)
@@ -144,7 +144,7 @@ def test_before_the_limit_there_is_one_warning(tmp_path: Path, disk: Disk, monke
             for _ in range(4):
                 assert looked.acquire(timeout=60)
         assert running.wait_idle(60)
-    assert len([text for text in heard if "the run stops below 1,073,741,824" in text]) == 2
+    assert len([text for text in heard if "the run stops below 1.1 GB" in text]) == 2
 
 
 def test_the_command_line_says_what_was_found_and_has_an_exit_code_of_its_own(
@@ -159,7 +159,7 @@ def test_the_command_line_says_what_was_found_and_has_an_exit_code_of_its_own(
     disk(GIB // 2)
     assert cli(["run", "graph.py", "--idle-exit", "0"]) == 3
     error = capsys.readouterr().err
-    assert "536,870,912 bytes free, less than min_free (1,073,741,824)" in error and "Try: free space" in error
+    assert "537 MB free, less than min_free (1.1 GB)" in error and "Try: free space" in error
     assert cli(["status", "data/g"]) == 0
     assert '"free_bytes": 536870912, "min_free_bytes": 1073741824' in capsys.readouterr().out
     with cues.open("data/g", readonly=True) as store:

@@ -14,6 +14,7 @@ from terminal import cues as command
 
 import cues
 from cues import testing
+from cues.engine import record
 from cues.tools import metrics
 
 
@@ -100,6 +101,8 @@ def test_status_says_why_a_processor_stopped_last_and_whether_it_was_started_aga
     running.close()
     shown = command("status", path, "--table").out
     assert "g.p stopped, " in shown and "ZeroDivisionError" in shown and "; not started again" in shown
+    record.keep_stop(path, "g", "g.p", "stopped: ZeroDivisionError: all that it did is committed.")
+    assert "all that it did is committed; not started again" in command("status", path, "--table").out
     divisors[0] = 1
     graph.start().close()
     again = command("status", path, "--table").out

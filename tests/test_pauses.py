@@ -504,6 +504,45 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], errors: st
         Source("in", list, on_error="pause")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("of_graph", "reads", "own", "hint"),
+    [
+        (None, "in", {}, r"give the graph an error queue: cues.Graph\(…, errors='errors'\)"),
+        ("bad", "in", {"errors": None}, "give it an error queue of its own: errors='errors-of-s'"),
+        ("bad", "bad", {}, "give it an error queue of its own: errors='errors-of-s'"),
+    ],
+)
+def test_the_advice_to_give_an_error_queue_fits_the_graph(
+    of_graph: str | None, reads: str, own: dict[str, Any], hint: str
+) -> None:
+    """At the declaration, and when the processor stops."""
+
+    def fails(message: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(GraphError, match=hint):
+        Graph("g", [Source("in"), Sink(fails, reads, id="s", max_errors="2/d", **own)], errors=of_graph).plan()
+    with testing.temporary_store() as store:
+        store.queue(reads).appender().write({"n": 1})
+        with pytest.raises(ProcessorStopped, match=hint):
+            testing.run_until_idle(
+                Graph("g", [Source("in"), Sink(fails, reads, id="s", **own)], errors=of_graph), store
+            )
+
+
+def test_a_processor_with_an_error_queue_that_stops_is_not_told_to_get_one() -> None:
+    from cues.errors import CheckpointError
+
+    def fails(message: Any) -> None:
+        raise CheckpointError("The target is away.", "wait.")
+
+    with testing.temporary_store() as store:
+        store.queue("in").appender().write({"n": 1})
+        with pytest.raises(ProcessorStopped) as stopped:
+            testing.run_until_idle(Graph("g", [Source("in"), Sink(fails, "in", id="s")], errors="bad"), store)
+        assert "error queue" not in stopped.value.hint
+
+
 def test_sources_and_unknown_processors_cannot_be_paused() -> None:
     shop = Shop()
     graph = Graph("shop", [Source("in", lambda: iter([{"n": 1}]), resume="skip"), shop.stream])

@@ -363,15 +363,15 @@ def test_workers_without_cues_are_refused_by_name(unasked: SparkSession, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["python"]
 
 
-def test_workers_of_another_version_of_python_are_refused_by_name(
-    unasked: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unasked.sparkContext, "pythonExec", sys.executable)
-    monkeypatch.setattr(unasked.sparkContext, "pythonVer", "3.9")
-    with pytest.raises(Unsupported, match=r"different version.* Try: set PYSPARK_PYTHON="):
+def test_workers_of_another_version_of_python_are_refused_by_name(unasked: SparkSession) -> None:
+    """The changes end before the fixture of the session ends, which registers the data source again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unasked.sparkContext, "pythonExec", sys.executable)
+        patch.setattr(unasked.sparkContext, "pythonVer", "3.9")
+        with pytest.raises(Unsupported, match=r"different version.* Try: set PYSPARK_PYTHON="):
+            cues.spark.register(unasked)
+        patch.setattr(unasked.sparkContext, "pythonVer", ".".join(map(str, sys.version_info[:2])))
         cues.spark.register(unasked)
-    monkeypatch.setattr(unasked.sparkContext, "pythonVer", ".".join(map(str, sys.version_info[:2])))
-    cues.spark.register(unasked)
 
 
 def test_the_environment_of_the_workers_is_replaced_and_not_changed(spark: SparkSession) -> None:

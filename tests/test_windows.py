@@ -569,6 +569,23 @@ def test_a_value_that_does_not_fit_is_an_error_message(made: reducers.Reducer, v
     assert found["out"][0]["r"] in (1, 1.0, [1.0, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_result_of_infinities_is_one_or_none_with_a_reason_and_never_nan(swapped: bool) -> None:
+    signs = [float("inf"), float("-inf")]
+    both = signs[::-1] if swapped else signs
+    made = {"s": sum("v"), "m": mean("v"), "q": quantiles("v", at=(0.5,)), "l": min("v")}
+    found = run(minutes(reduce=made), at(0) | {"v": both[0]}, at(1) | {"v": both[1]}, at(60))
+    assert not found["errors"]
+    assert [found["out"][0][name] for name in "smql"] == [None, None, None, float("-inf")]
+    assert set(found["out"][0]["errors"]) == {"s", "m", "q"}
+    for values, middle in (
+        ([1, float("inf")], float("inf")),
+        ([1, float("-inf")], float("-inf")),
+        (signs[:1] * 2, signs[0]),
+    ):
+        assert reduce_of(quantiles("v", at=(0.5,)), values) == [middle]
+
+
 @pytest.mark.parametrize("parts", [1, 4])
 def test_sketches(parts: int) -> None:
     chance = random.Random(parts)

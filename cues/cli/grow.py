@@ -6,7 +6,7 @@ import click
 
 from cues.cli import shared
 from cues.cli import target as targets
-from cues.cli.options import WrongUsage, command, confirm, yes_option
+from cues.cli.options import WrongUsage, command, confirm, note, yes_option
 from cues.cli.output import CommandOutput, output_options
 
 
@@ -22,7 +22,7 @@ def grow(target: targets.StoreTarget, partitions: int, yes: bool, output: Comman
     take them before earlier ones, and its state of such a key begins anew. If that matters, stop the writers, wait
     until the graph is idle, grow, and start again. A graph that runs reads the new partitions within seconds.
 
-    Change partitions= in the graph file too, if it is there.
+    If the graph file has partitions= for the queue, change it there too: a start with the lower number is refused.
 
     \b
       cues grow graph.py#orders 8
@@ -53,6 +53,9 @@ def grow(target: targets.StoreTarget, partitions: int, yes: bool, output: Comman
         partitions=partitions,
         before=before,
     )
+    if partitions > before:
+        where = targets.shown(target.file.path) if target.file is not None else "the graph file"
+        note(f"If {where} has partitions= for {queue}, write partitions={partitions} there before the next start.")
 
 
 def _refuse_partition(target: targets.StoreTarget, queue: str) -> None:

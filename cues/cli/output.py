@@ -31,6 +31,7 @@ from typing import Any
 from uuid import UUID
 
 from cues.base.histogram import Histogram
+from cues.base.texts import size as size
 from cues.cli.options import F, option
 from cues.cli.printing import DIM, Printable, colour, coloured, escaped, is_terminal, is_unicode, out
 
@@ -95,8 +96,8 @@ def table(
     lines: list[Printable] = []
     for number, row in enumerate([titles, *cells]):
         parts = []
-        for place, cell, size in zip(kept, row, widths):
-            gap = " " * (size - width(cell))
+        for place, cell, columns_wide in zip(kept, row, widths):
+            gap = " " * (columns_wide - width(cell))
             parts.append(gap + cell if columns[place].right else cell + gap)
         line = cut("  ".join(parts).rstrip(), edge or sys.maxsize)
         lines.append(coloured(DIM, line) if on_terminal and number == 0 else escaped(line))
@@ -135,16 +136,6 @@ def cut(text: str, columns: int) -> str:
 def rate(value: float) -> str:
     """Messages a second, with the significant digits."""
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else "<0.1"
-
-
-def size(count: int) -> str:
-    """A number of bytes, as people read it."""
-    value = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError
 
 
 def duration(seconds: float) -> str:

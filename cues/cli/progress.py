@@ -164,7 +164,7 @@ class Lines(Progress):
 
     @override
     def _shows(self, event: events.Event) -> bool:
-        return True
+        return not _is_told_at_the_end(event)
 
     @override
     def _print(self, message: _Repeats, repeated: str, counts: dict[str, int]) -> None:

@@ -219,13 +219,18 @@ def _failures(supervisor: SupervisorMetrics) -> list[str]:
         if worker.last_failure is not None:
             again = f"; started again {count(worker.restarts, 'time')}" if worker.restarts else ""
             lines.append(
-                f"Last failure of a worker, {ago(worker.last_failure.when)}: {worker.last_failure.text}{again}"
+                f"Last failure of a worker, {ago(worker.last_failure.when)}: {_clause(worker.last_failure)}{again}"
             )
     for unit, failure in supervisor.record.stopped.items():
         how = "was stopped alone" if supervisor.record.workers and not failure.restarted else "stopped"
         again = f"; started again {ago(failure.restarted_at)}" if failure.restarted else "; not started again"
-        lines.append(f"{unit} {how}, {ago(failure.when)}: {failure.text}{again}")
+        lines.append(f"{unit} {how}, {ago(failure.when)}: {_clause(failure)}{again}")
     return lines
+
+
+def _clause(failure: RecordedFailure) -> str:
+    """The text of a failure as the first part of a sentence."""
+    return failure.text.rstrip(".")
 
 
 def _queue_row(queue: QueueMetrics) -> dict[str, Any]:

@@ -50,11 +50,6 @@ class StoreTarget:
     store: str | None = None
     """The value of ``--store``."""
 
-    @property
-    def tail(self) -> str:
-        """The command that prints a queue: a format with the name of the queue."""
-        return tail_of(self.text, self.store)
-
     def again(self, name: str) -> str:
         """The command that runs now, with ``name`` after ``#``."""
         return f"{click.get_current_context().command_path} {self.text}#{name}"
@@ -123,11 +118,6 @@ class StoreTarget:
             message = f"{shown(self.path)} is a file; a store is a directory"
         instead = " or ".join(map(str, stores)) or "the directory of a store, or a graph file"
         return f"{message}.", f"give {instead}."
-
-
-def tail_of(text: str, store: str | None) -> str:
-    """The command ``cues tail`` for a graph file or store; ``{}`` in it is the place for the name of the queue."""
-    return f"cues tail {text}#{{}}" + (f" --store {store}" if store else "")
 
 
 def takes_store(metavar: str, shared: bool = False) -> Callable[[F], F]:

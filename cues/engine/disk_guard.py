@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from cues.base import events
+from cues.base.texts import size
 from cues.engine.engine import Host
 from cues.engine.threads import report_stop
 from cues.errors import DiskLow
@@ -87,8 +88,8 @@ class DiskGuard:
                 elif path not in self._warned:
                     self._warned.add(path)
                     text = (
-                        f"the disk of the store {Path(path).name} has {space.free:,} bytes free; the run stops below"
-                        f" {space.limit:,} (--min-free)"
+                        f"the disk of the store {Path(path).name} has {size(space.free)} free; the run stops below"
+                        f" {size(space.limit)} (--min-free)"
                     )
                     self._host.emit(events.Event(self._host.plan.id, text, logging.WARNING))
         return False

@@ -287,8 +287,7 @@ def _check_pauses(node: Node) -> None:
     if options.max_errors is not None and node.errors is None:
         raise GraphError(
             f"{node.id} has {given} and no error queue, so there are no error messages to count.",
-            "give the graph an error queue: cues.Graph(…, errors='errors'); or set on_error='pause', which"
-            " pauses at the first failure.",
+            f"{node.way_to_errors}; or set on_error='pause', which pauses at the first failure.",
             processor=node.name,
         )
 
@@ -306,7 +305,7 @@ def _without_own_errors(node: Node, inherited: bool) -> Node:
     if node.errors not in {port.queue for port in node.reads}:
         return node
     if inherited:
-        return replace(node, errors=None)
+        return replace(node, errors=None, options=replace(node.options, errors=None))
     raise GraphError(
         f"{node.id} reads {node.errors!r} and has errors={node.errors!r}: each of its failures would be an error"
         " message that it reads, and fails at, again.",

@@ -14,7 +14,7 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
 from cues.graphs.options import FRAME as FRAME
-from cues.graphs.options import Function, Kind, Options
+from cues.graphs.options import INHERIT, Function, Kind, Options
 from cues.overrides import override
 from cues.schemas import Schema
 
@@ -115,6 +115,13 @@ class Node:
     @cached_property
     def at_most_once(self) -> bool:
         return self.kind != "source" and self.strategy == "at-most-once"
+
+    @property
+    def way_to_errors(self) -> str:
+        """How to give it an error queue, if it has none: by the graph, or by its own option if that decides."""
+        if self.options.errors == INHERIT:
+            return "give the graph an error queue: cues.Graph(…, errors='errors')"
+        return f"give it an error queue of its own: errors='errors-of-{self.name}'"
 
     @property
     def guarantee(self) -> str:

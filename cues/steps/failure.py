@@ -161,11 +161,11 @@ def _shallow(message: dict[str, Any]) -> dict[str, Any]:
 def stopped_at(node: Node, failure: Failure) -> ProcessorStopped:
     """Return the error of a processor that stops because no queue takes its failures."""
     where = "after the messages of its last step: at-most-once" if node.at_most_once else "at this message"
+    more = "" if node.errors is not None else f", or {node.way_to_errors}"
     error = ProcessorStopped(
         f"{node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
         f" {type(failure.error).__name__}: {line(failure.error)}",
-        f"correct the function and start again (it continues {where}), or give the graph an error"
-        " queue: cues.Graph(…, errors='errors').",
+        f"correct the function and start again (it continues {where}){more}.",
         processor=node.id,
     )
     error.__cause__ = failure.error

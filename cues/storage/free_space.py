@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cues.base.texts import size
 from cues.errors import DiskLow
 
 LEAST_BYTES: Final = 64 << 20
@@ -57,7 +58,8 @@ def look(path: str | os.PathLike[str], min_free: int | None = None) -> Space:
 def low(path: str | Path, space: Space, outcome: str) -> DiskLow:
     """Return the error of a disk below its limit. ``outcome`` says what was done."""
     return DiskLow(
-        f"The disk of the store {path} has {space.free:,} bytes free, less than min_free ({space.limit:,}); {outcome}.",
+        f"The disk of the store {path} has {size(space.free)} free, less than min_free ({size(space.limit)});"
+        f" {outcome}.",
         "free space on that disk, or drop messages (cues purge; then cues compact gives space back). min_free"
         " (--min-free) sets the limit; 0 uses the disk to its end.",
         path=str(path),

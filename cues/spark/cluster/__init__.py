@@ -23,6 +23,7 @@
     DIR/_cues/<graph>.id.json                   the same, after cues run --fresh of this graph
     DIR/_cues/<graph>.driver.json               the lease of the driver that runs the graph
     DIR/_cues/<graph>.store.json                the store of the graph's sources, for the lag of feeders in cues status
+    DIR/_cues/<graph>.vacuum.json               the time of the last vacuum of its queues (maintenance.py)
     DIR/_cues/steps/<processor id>/<n>.json     record n of a processor (ledger.py)
     DIR/_cues/state/<processor id>/             keyed state
     DIR/<queue>/_cues/queue.json                the queue's identity
@@ -30,8 +31,8 @@
     DIR/<queue>/_delta_log/<version>.json       the queue's log
     DIR/<queue>/<processor>-<record>-….parquet  messages
 
-The last field of each JSON file of Cues but the lease is the checksum of the rest, ``"seal"``; an earlier version wrote
-none. A batch or a block of batches is the field ``"list"`` of such a file.
+The last field of each JSON file of Cues but the lease and that time is the checksum of the rest, ``"seal"``; an
+earlier version wrote none. A batch or a block of batches is the field ``"list"`` of such a file.
 
 Not guaranteed: that the queues of one step change at the same moment. They change one after another, but all of them
 or none.

@@ -182,4 +182,6 @@ def remove(files: Files, graph: str, part: GraphPart) -> None:
         files.delete(folder_of(queue))
     for folder in part.folders:
         files.delete(folder)
-    files.delete(f"_cues/{folder_of(graph)}.store.json")
+    for name in files.names("_cues"):  # the notes of its drivers
+        if name.partition(".")[0] == folder_of(graph) and name.partition(".")[2] not in ("id.json", "driver.json"):
+            files.delete(f"_cues/{name}")
