@@ -234,6 +234,32 @@ def test_a_processor_never_waits_for_itself_under_a_new_name(store: Store, tmp_p
         assert numbers(other, "loop") == [2, 1, 0, 2, 1, 0]
 
 
+def test_a_changed_key_of_a_processor_with_state_is_told_once(tmp_path: Path) -> None:
+    def count(message: Any, process: Any) -> None:
+        process.state["n"] = process.state.get("n", 0) + 1
+
+    def told(key: Any, **options: Any) -> list[str]:
+        heard: list[str] = []
+        sink = Sink(count, "in", **{"id": "count", "key": key, **options})
+        graph = Graph("g", [Source("in"), sink], store=tmp_path / "s", durability="process")
+        with graph.start(listeners=[lambda event: heard.append(f"{event.processor}: {event.text}")]) as running:
+            running.send("in", {"a": 1, "b": 2})
+            assert running.wait_idle(60)
+        return [text.partition(": state")[0] for text in heard if "key=" in text]
+
+    def by_a(message: Any) -> Any:
+        return message["a"]
+
+    assert told("a") == told("a") == []
+    assert told("b") == ["g.count: key= was 'a' at the last start, and is 'b'"] and told("b") == []
+    assert told(lambda m: m["a"], id="new", renamed_from="count") == [
+        "g.new: key= was 'b' at the last start, and is a lambda of 'a'"
+    ]
+    assert told(lambda m: m["a"], id="new") == []
+    assert told(by_a, id="new") == ["g.new: key= was a lambda of 'a' at the last start, and is the function by_a"]
+    assert told(None, id="new") == ["g.new: key= was the function by_a at the last start, and is None"]
+
+
 def test_tools_find_what_a_renamed_processor_has_under_its_key(store: Store) -> None:
     """Tries, the figures of its failures, the page's shape and the guards of incremental copies."""
 

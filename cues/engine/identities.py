@@ -2,7 +2,7 @@
 
     keyed      the units of a plan, with the keys under which the store keeps them
     rename     a start: the renames that ``renamed_from=`` asks for
-    note       a start: the processors that the graph has now
+    note       a start: the processors that the graph has now, and their key=
     orphans    the processors in a store that their graph has no more
 
 A processor has an id and a *key*. The id is its name in the graph. The key is the id of its first start: its try log,
@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from cues import codec, faults
 from cues.base import events, names
@@ -26,6 +27,7 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.growth import Emit
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound, TopologyChanged
+from cues.graphs.options import Function
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
 from cues.queues import processor_rows
@@ -125,14 +127,47 @@ def _rename(txn: StoreTransaction, renames: Mapping[ProcessorId, ProcessorId]) -
     faults.point("rename.inside")
 
 
-def note(home: Store, plan: Plan) -> None:
-    """Note the processors of a graph that was started; see :func:`orphans`."""
-    packed = sealed.seal(codec.pack({"processors": sorted(node.id for node in plan.running)}))
-    key = names.graph_key(plan.id)
+def note(home: Store, plan: Plan, emit: Emit) -> None:
+    """Note the processors of a graph that was started (see :func:`orphans`), and the ``key=`` of each.
+
+    Warn of those that have state and had another ``key=`` at the last start.
+    """
+    keys = {node.id: _shown(node.options.key) for node in plan.running}
+    packed = sealed.seal(codec.pack({"processors": sorted(keys), "keys": keys}))
+    place = names.graph_key(plan.id)
     with home._view() as txn:
-        known = txn.get(key)
-    if known != packed:
-        home._commit(lambda txn: txn.put(key, packed))
+        known = txn.get(place)
+    if known == packed:
+        return
+    before = _notes(home).get(plan.id, {}).get("keys", {})
+    for node in plan.running:
+        former = names.processor_id(plan.id, node.options.renamed_from or node.name)
+        was = before.get(node.id, before.get(former, keys[node.id]))
+        if was != keys[node.id] and _has_state(home, node.id):
+            text = (
+                f"key= was {was} at the last start, and is {keys[node.id]}: state that was kept under other keys stays"
+                " in the store, is not found any more, and begins anew"
+            )
+            emit(events.Event(node.id, text, logging.WARNING))
+    home._commit(lambda txn: txn.put(place, packed))
+
+
+def _shown(key: str | Function | None) -> str:
+    """A ``key=`` as a text that a restart does not change; of a lambda, with the texts in it, such as its field."""
+    if key is None or isinstance(key, str):
+        return "None" if key is None else repr(key)
+    name = getattr(key, "__qualname__", type(key).__qualname__).rpartition(".")[2]
+    code = getattr(key, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        return f"a lambda of {', '.join(repr(each) for each in code.co_consts if isinstance(each, str)) or 'no text'}"
+    return f"the function {name}"
+
+
+def _has_state(home: Store, processor: ProcessorId) -> bool:
+    with home._view() as txn:
+        units = {key for id, key in processor_rows.all_keys(txn).items() if processor_of(id) == processor}
+    tables = {names.state_database(key) for key in units}
+    return any(entries for name, entries in home._entries() if name in tables)
 
 
 def _refuse_unnamed(
@@ -217,12 +252,17 @@ def _topologies(txn: StoreTransaction, graph: str) -> dict[ProcessorId, Processo
     return {id: topology for id, topology in processor_rows.topologies(txn) if id.startswith(f"{graph}.")}
 
 
-def graphs(store: Store) -> dict[str, set[ProcessorId]]:
-    """Return the processors of each graph at its last start in this store, by graph id."""
+def _notes(store: Store) -> dict[str, dict[str, Any]]:
+    """The note of each graph's last start in this store, by graph id."""
     with store._view() as txn:
         rows = list(transaction.named_rows(txn, names.graph_key("")))
     what = "note of the processors of the graph"
-    return {id: set(codec.unpack(sealed.unseal(raw, f"{what} {id}"))["processors"]) for id, raw in rows}
+    return {id: codec.unpack(sealed.unseal(raw, f"{what} {id}")) for id, raw in rows}
+
+
+def graphs(store: Store) -> dict[str, set[ProcessorId]]:
+    """Return the processors of each graph at its last start in this store, by graph id."""
+    return {id: set(note["processors"]) for id, note in _notes(store).items()}
 
 
 def orphans(store: Store, plan: Plan | None = None) -> list[ProcessorId]:

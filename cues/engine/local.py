@@ -100,7 +100,7 @@ class EmbeddedEngine:
         try:
             self._begin_record()
             if self._assembly.growth is not None and "before_claim" not in self._options:  # it runs all processors
-                identities.note(self.store, self.plan)
+                identities.note(self.store, self.plan, host.emit)
             self._start_threads()
         except BaseException:  # the caller has nothing to close yet
             host.halt()

@@ -104,7 +104,7 @@ class SupervisedEngine:
                 self._supervisor.begun.wait()
                 if self._supervisor.failed is not None:
                     raise self._supervisor.failed
-                identities.note(self.store, self.plan)
+                identities.note(self.store, self.plan, host.emit)
             except BaseException:
                 host.halt()
                 self.join(0)
