@@ -21,7 +21,7 @@ says so, and loads it on first use.
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time
     event_time.py    watermarks and late messages, the base of windows and joins
-    columns.py       the types of the columns of tables in files
+    columns.py       the types of the columns of tables in files; sql_values.py: of values in those of databases
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 
 Processors are found by the entry points of the group ``cues.processors``, ours and those of other distributions alike
@@ -36,6 +36,8 @@ import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
+
+from cues import jsontext as jsontext
 
 GROUP: Final = "cues.processors"
 """The group of entry points."""

@@ -23,8 +23,9 @@ from decimal import Decimal
 from typing import IO, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
+from cues import jsontext
 from cues.errors import InvalidArgument
-from cues.processors import columns, jsontext, places
+from cues.processors import columns, places
 
 Row = dict[str, Any]
 

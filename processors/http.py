@@ -28,9 +28,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import cues
+from cues import jsontext
 from cues.errors import InvalidArgument, NotInstalled
 from cues.overrides import override
-from cues.processors import jsontext
 
 RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which the same request may succeed later."""
@@ -89,7 +89,7 @@ class Answer(NamedTuple):
         """The body as JSON. Raises :class:`RequestFailed` if it is none."""
         try:
             return jsontext.decode(self.body)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise failed(
                 RequestFailed, f"{shown_url(self.url)} answered {self.status} with a body that is not JSON: {error}",
                 "give a function that reads this body.", self,

@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import cues
+from cues import jsontext
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
-from cues.processors import FREE, http, jsontext, takes
+from cues.processors import FREE, http, takes
 
 if TYPE_CHECKING:
     import httpx

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from cues import jsontext
 from cues.errors import InvalidArgument, Unsupported
-from cues.processors import jsontext
 
 LOG: Final = logging.getLogger("cues.processors.kafka")
 """What librdkafka says, such as a broker that cannot be reached."""

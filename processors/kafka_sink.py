@@ -49,11 +49,11 @@ from datetime import datetime
 from typing import Any, Final
 
 import cues
-from cues import faults
+from cues import faults, jsontext
 from cues.checkpoints import Row, Transaction, admit, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, jsontext, kafka, takes
+from cues.processors import SINK, kafka, takes
 
 _VERSION: Final = 1
 _PAUSE_S: Final = 0.05

@@ -33,7 +33,8 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from cues.processors import columns, databases, jsontext
+from cues import jsontext
+from cues.processors import columns, databases
 from cues.processors.columns import WRONG
 
 _SQLITE_DIGITS_MAX: Final = 15

@@ -46,9 +46,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import cues
+from cues import jsontext
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, foreign, http, jsontext, takes, waits
+from cues.processors import SOURCE, foreign, http, takes, waits
 from cues.processors import serving as guards
 
 REMEMBER: Final = 200
@@ -82,10 +83,7 @@ class Hook(NamedTuple):
 
     def json(self) -> Any:
         """The body as JSON. Raises ValueError if it is none."""
-        try:
-            return jsontext.decode(self.body)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        return jsontext.decode(self.body)
 
 
 class _Event(NamedTuple):

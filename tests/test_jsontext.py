@@ -1,6 +1,8 @@
 """One form of JSON for all sinks, one strict reader for all sources."""
 
-from datetime import UTC, date, datetime
+import io
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,25 @@ from uuid import UUID
 import pytest
 
 import cues
-from cues.processors import files, formats, jsontext, kafka
+from cues import jsontext
+from cues.cli import send
+from cues.processors import files, formats, kafka
 from cues.processors.http_sink import as_json
 from cues.processors.sql_sink import Table
+from cues.txn.framing import FrameReader, framing_for
 
 ENCODERS: dict[str, Any] = {
     "jsonl": lambda value: formats.make("jsonl", None, None, None, ",").add(True, None, [value]).data,
     "kafka": kafka.encoded,
     "http": as_json,
+}
+READERS: dict[str, Callable[[bytes], Any]] = {
+    "a source": jsontext.decode,
+    "kafka": kafka.json_of,
+    "files": files.jsonl_parser(files.Shape())("x", b""),
+    "a framing": lambda line: framing_for("application/x-ndjson").decode(FrameReader(io.BytesIO(line + b"\n"))),
+    "an object of send": send._message,
+    "a value of send": lambda line: send._arguments(["v=" + line[6:-1].decode()]),
 }
 PLAIN = [
     (datetime(2026, 1, 31, 12, tzinfo=UTC), "2026-01-31T12:00:00+00:00"),
@@ -44,8 +57,8 @@ def test_each_sink_refuses_what_json_cannot_hold(sink: str, value: Any) -> None:
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
 def test_numbers_that_are_not_json_are_refused(text: str) -> None:
     line = f'{{"v": {text}}}'.encode()
-    for read in (jsontext.decode, kafka.json_of, files.jsonl_parser(files.Shape())("x", b"")):
-        with pytest.raises(ValueError, match=r"is not JSON|too large"):
+    for read in READERS.values():
+        with pytest.raises(Exception, match=r"is not JSON|too large"):
             read(line)
     assert jsontext.decode(b"[1e300, 1]") == [1e300, 1]
 
@@ -66,3 +79,20 @@ def test_a_table_names_the_column_of_a_value_that_it_would_change(value: dict[st
 def test_csv_has_a_uuid_as_text() -> None:
     added = formats.make("csv", None, None, None, ",").add(False, None, [{"id": UUID(int=1)}])
     assert b"00000000-0000-0000-0000-000000000001" in added.data
+
+
+def test_every_value_is_shown_and_read_back() -> None:
+    """For people and for Cues itself there is a form for each value; for other programs there is not."""
+    value = {"a": b"x", "n": float("-inf"), "s": {2, 1}, "t": timedelta(seconds=1), 5: (1, Decimal("1.0")), "o": object}
+    for compact in (True, False):
+        found = jsontext.decode(jsontext.show(value, compact=compact, ascii_only=True), shown=True)
+        assert found == {"a": b"x", "n": float("-inf"), "s": [1, 2], "t": 1.0, "5": [1, "1.0"], "o": str(object)}
+
+
+def test_nesting_that_is_too_deep_is_a_value_error() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for act in (lambda: jsontext.encode(deep), lambda: jsontext.decode("[" * 100_000)):
+        with pytest.raises(ValueError, match="nested too deep"):
+            act()

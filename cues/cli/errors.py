@@ -14,10 +14,11 @@ from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
-from cues.cli.output import CommandOutput, TableColumn, ago, count, iso, output_options, to_json
+from cues.cli.output import CommandOutput, TableColumn, ago, count, output_options, to_json
 from cues.cli.printing import out
 from cues.cli.where import Where
 from cues.engine import redriving
+from cues.jsontext import iso
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLogs, ErrorRecord
 

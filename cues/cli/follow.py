@@ -15,9 +15,10 @@ from cues.cli import target as targets
 from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, yes_option
-from cues.cli.output import CommandOutput, iso, output_options
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import flush, out
 from cues.cli.replicate import READY
+from cues.jsontext import iso
 from cues.tools import follower as followers
 from cues.tools.follower import Follower
 

@@ -1,35 +1,21 @@
 """Results: tables for people, JSON lines for programs.
 
-Values without a form in JSON are written as follows:
-
-    datetime, date, time    ISO 8601 (UTC as Z)
-    timedelta               seconds
-    Decimal, UUID           their text
-    bytes                   {"$bytes": "<base64>"}
-    nan, infinity           {"$float": "nan"}
-    tuple, set, numpy       arrays and numbers
-    keys that are not text  their text
-
-``cues send`` reads ``$bytes`` and ``$float`` back; it reads all other values as JSON.
+The forms of values in JSON are those of :func:`cues.jsontext.show`.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
-import math
 import re
 import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
+from cues import jsontext
 from cues.base.histogram import Histogram
 from cues.base.texts import size as size
 from cues.cli.options import F, option
@@ -193,68 +179,5 @@ def count(number: int, noun: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON; the docstring of this module lists the values without a form in JSON."""
-    ascii_only = not is_unicode()
-    try:
-        return json.dumps(value, default=_default, ensure_ascii=ascii_only, allow_nan=False)
-    except (TypeError, ValueError):  # a key that is not text, or a nan
-        return json.dumps(plain(value), ensure_ascii=ascii_only)
-
-
-def plain(value: Any) -> Any:
-    """``value`` with all parts replaced by types of JSON."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": str(value)}
-    if isinstance(value, Mapping):
-        return {_key(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return plain(_default(value))
-
-
-def _default(value: Any) -> Any:
-    if isinstance(value, (datetime, date, time)):
-        return iso(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (Decimal, UUID)):
-        return str(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (set, frozenset)):
-        try:
-            return sorted(value)
-        except TypeError:
-            return sorted(value, key=repr)
-    if hasattr(value, "tolist"):  # numpy
-        return plain(value.tolist())
-    return str(value)
-
-
-def _key(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    text = plain(key)
-    return text if isinstance(text, str) else json.dumps(text)
-
-
-def iso(value: datetime | date | time) -> str:
-    """ISO 8601, with Z for UTC."""
-    return value.isoformat().replace("+00:00", "Z")
-
-
-def from_json(value: Any) -> Any:
-    """``value`` with ``$bytes`` and ``$float`` decoded."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        ((key, item),) = value.items()
-        if key == "$bytes" and isinstance(item, str):
-            return base64.b64decode(item, validate=True)
-        if key == "$float" and item in ("nan", "inf", "-inf"):
-            return float(item)
-    return {key: from_json(item) for key, item in value.items()}
+    """One line of JSON, in ASCII if the terminal has no other signs."""
+    return jsontext.show(value, ascii_only=not is_unicode())

@@ -9,8 +9,9 @@ import click
 from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, store_option
-from cues.cli.output import CommandOutput, iso, output_options, size
+from cues.cli.output import CommandOutput, output_options, size
 from cues.errors import CuesError
+from cues.jsontext import iso
 from cues.tools import backup as backups
 
 

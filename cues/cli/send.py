@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import click
 
+from cues import jsontext
 from cues.base import names
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, option
-from cues.cli.output import CommandOutput, count, from_json, output_options
+from cues.cli.output import CommandOutput, count, output_options
 from cues.cli.printing import is_terminal
 from cues.errors import CuesError, QueueFull, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
@@ -121,11 +122,14 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
         if key in pairs:
             raise WrongUsage(f"The key {key!r} is given twice.", "give one value, or a JSON list: tags='[1, 2]'")
         try:
-            pairs[key] = from_json(json.loads(value))
-        except RecursionError:
-            raise WrongUsage(f"The value of {key!r} is nested too deep.", "give a flatter value.") from None
-        except ValueError:
+            pairs[key] = jsontext.decode(value, shown=True)
+        except json.JSONDecodeError:
             pairs[key] = value
+        except ValueError as error:
+            raise WrongUsage(
+                f"The value of {key!r} cannot be read: {error}.",
+                f"""write {key}='"…"' for a text, or {key}='{{"$float": "nan"}}' for a number without JSON.""",
+            ) from None
     return [pairs]
 
 
@@ -145,13 +149,11 @@ def _time_of_delivery(delay: str | None, deliver_at: str | None) -> datetime | N
 def _message(text: str | bytes) -> dict[str, Any]:
     """Decode one JSON object; raises ValueError with the reason."""
     try:
-        value = from_json(json.loads(text))
+        value = jsontext.decode(text, shown=True)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is {type(value).__name__}")
     return value

@@ -17,10 +17,8 @@ from cues.cli.output import (
     calling,
     count,
     duration,
-    iso,
     kept,
     output_options,
-    plain,
     quantiles,
     size,
 )
@@ -31,6 +29,7 @@ from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
+from cues.jsontext import iso, plain
 from cues.queues import backpressure
 from cues.steps import held as held_messages
 from cues.storage import free_space

@@ -14,10 +14,11 @@ from cues.base import names
 from cues.cli import options, place, shared
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
-from cues.cli.output import iso, to_json
+from cues.cli.output import to_json
 from cues.cli.printing import flush, out
 from cues.cli.where import Where
 from cues.errors import BatchDamaged
+from cues.jsontext import iso
 from cues.overrides import override
 from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from cues.base import names
 from cues.cli import target as targets
 from cues.cli.options import command, option
-from cues.cli.output import CommandOutput, TableColumn, iso, output_options
+from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.printing import out
 from cues.cli.tail import LAST, Count
+from cues.jsontext import iso
 from cues.queues.queue import open_named
 from cues.queues.tailer import Tailer
 from cues.tools import metrics

@@ -19,11 +19,11 @@ Not guaranteed: that a damaged payload is noticed. Fixed framing has no checksum
 from __future__ import annotations
 
 import csv
-import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
+from cues import jsontext
 from cues.errors import Desynchronised, FramingError, InvalidArgument, MessageTooLarge, UnexpectedEOF
 
 FIXED: Final = "application/x-protobuf-fixed"
@@ -184,22 +184,21 @@ class Fixed:
 
 
 class JSONLines:
-    """One JSON object in each line. UUIDs are written as text, and read as text."""
+    """One JSON object in each line, by :func:`cues.jsontext.encode`. UUIDs are written and read as text."""
 
     content_type = JSON_LINES
 
     def encode(self, message: Any) -> bytes:
         try:
-            text = json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
-            return text.encode() + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
+            return jsontext.encode(message, compact=True, exact=True).encode() + b"\n"
+        except (TypeError, ValueError) as error:
             raise FramingError(f"The message cannot be written as JSON: {error}.", "use plain values only.") from None
 
     def decode(self, reader: FrameReader) -> Any:
         line = reader.line()
         try:
-            return json.loads(line)
-        except (ValueError, RecursionError) as error:
+            return jsontext.decode(line)
+        except ValueError as error:
             raise FramingError(
                 f"The line that ends at offset {reader.offset:,} is not JSON: {error}.", "correct or remove the line."
             ) from None
@@ -283,12 +282,6 @@ for _framing in (Fixed(), JSONLines(), CSVRecords()):
 
 # The csv module refuses fields above 128 KiB unless it is told otherwise, for the whole process.
 csv.field_size_limit(max(csv.field_size_limit(), FRAME_BYTES_MAX))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    raise TypeError(f"unsupported type: {type(value).__name__}")
 
 
 def _quoted(field: str) -> str:

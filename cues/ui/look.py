@@ -8,7 +8,6 @@ well under a second, however long the queues are.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Mapping
@@ -17,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from cues import jsontext
 from cues.base import clock, names
 from cues.base.names import ProcessorId
 from cues.cli import place as places
-from cues.cli.output import from_json
 from cues.cli.tries import steps_of_log
 from cues.cli.where import Where
 from cues.engine.status import processor_of
@@ -476,8 +475,8 @@ def _packed(positions: Mapping[int, int]) -> str:
 
 
 def _json_or_text(text: str) -> Any:
-    with contextlib.suppress(ValueError, RecursionError):
-        return from_json(json.loads(text))
+    with contextlib.suppress(ValueError):
+        return jsontext.decode(text, shown=True)
     return text
 
 

@@ -126,7 +126,7 @@ class Searcher:
 
 def main(questions: IO[str], answers: IO[str]) -> None:
     """Answer until there are no more questions."""
-    from cues.cli.output import plain
+    from cues import jsontext
 
     settings = json.loads(questions.readline())
     with contextlib.closing(look_of(settings)) as look:
@@ -139,7 +139,7 @@ def main(questions: IO[str], answers: IO[str]) -> None:
                 if refusal is None:
                     raise
                 answer = {"refused": [refusal.status, refusal.text, refusal.hint]}
-            text = json.dumps(plain(answer), separators=(",", ":"))
+            text = jsontext.show(answer, compact=True, ascii_only=True)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(text + "\n")
             answers.flush()

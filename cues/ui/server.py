@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import socket
 import threading
 import time
@@ -39,7 +38,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cues.cli.output import plain
+from cues import jsontext
 from cues.errors import CuesError, InvalidArgument
 from cues.processors import serving as guards
 from cues.ui import search
@@ -227,10 +226,10 @@ class Application:
 
         async def answer(request: Request) -> Response:
             try:
-                given = json.loads(await guards.body(request, _BODY_BYTES_MAX, _BODY_S))
+                given = jsontext.decode(await guards.body(request, _BODY_BYTES_MAX, _BODY_S))
             except guards.Refused as refused:
                 return _not_taken(refused)
-            except (ValueError, RecursionError):
+            except ValueError:
                 given = None
             if not isinstance(given, dict):
                 return answer_error(400, "The question is not a JSON object.")
@@ -275,7 +274,7 @@ def _hex(text: str) -> str:
 
 def encoded(value: Any) -> str:
     """JSON in ASCII, so that no byte of an answer is read as anything else."""
-    return json.dumps(plain(value), separators=(",", ":"))
+    return jsontext.show(value, compact=True, ascii_only=True)
 
 
 def answer_error(status: int, text: str, hint: str = "") -> JSONResponse:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from cues.cli.output import plain
+from cues import jsontext
 
 PREVIEW_CHARACTERS: Final = 240
 INDENT_MAX: Final = 24
@@ -95,7 +95,7 @@ def _scalar(value: Any, limit: int | None) -> str:
     if isinstance(value, (list, tuple)):
         return "[]"
     try:
-        return json.dumps(plain(value), ensure_ascii=False)
+        return jsontext.show(value)
     except (TypeError, ValueError, RecursionError):  # an integer of thousands of digits, a set of deep values
         return json.dumps(f"<{type(value).__name__}>")
 
