@@ -116,6 +116,22 @@ def used(path: Path) -> int:
     return int(last + 1) * PAGE_BYTES
 
 
+def cut(path: Path) -> None:
+    """Cut the data file to the pages that it uses; the caller holds the register of writers, and is the last of them.
+
+    The file of a ``"process"`` store is as long as its map, so a program that copies holes writes all of it. Another
+    process may have the store mapped and not have written: it reads no page beyond the last one, and its first commit
+    allocates the pages that it writes (:class:`Allocation`), which makes the file longer again.
+    """
+    end = used(path)
+    fd = door.opened(path / "data.mdb", os.O_RDWR)
+    try:
+        if os.fstat(fd).st_size > end:
+            os.ftruncate(fd, end)
+    finally:
+        os.close(fd)
+
+
 def map_bytes(path: Path) -> int:
     """Return the size of the largest map with which a process has committed, from the meta pages."""
     with door.reading(path / "data.mdb") as file:
@@ -340,6 +356,8 @@ class Allocation:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
             # This file system cannot allocate. LMDB may report a full disk, or the full disk is not reported.
+            if os.fstat(fd).st_size < end * PAGE_BYTES:
+                os.ftruncate(fd, end * PAGE_BYTES)
         finally:
             os.close(fd)
         return True

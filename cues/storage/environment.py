@@ -1,7 +1,8 @@
 """The environment of a store: everything that the handles of one store share within a process.
 
     data/flights/
-      data.mdb  lock.mdb     LMDB's files; "process": data.mdb is sparse, `ls` shows the map, `du` the bytes used
+      data.mdb  lock.mdb     LMDB's files; "process": data.mdb is sparse while the store is open, `ls` shows the map,
+                             `du` the bytes used
       locks                  POSIX locks (locks.py)
       wake  bells/           shared words and doorbells (wakeup.py)
       open                   the boot under which a "process" store is written (open_mark.py)
@@ -112,7 +113,7 @@ class Environment:
         """Close the environment, after its last handle; ``clean``: no operation was left unfinished."""
         self.state = "closed"
         if self.writer_lock is not None:
-            self.writer_lock.leave(self._mark_clean if clean else lambda: None)
+            self.writer_lock.leave(self._left if clean else lambda: None)
             self.writer_lock = None
         if self.env is not None:
             self.env.close()
@@ -121,11 +122,15 @@ class Environment:
         if self.locks is not None:
             self.locks.close()
 
-    def _mark_clean(self) -> None:
+    def _left(self) -> None:
+        """Leave the files as a copy should find them: this process is the last writer, and nothing is unfinished."""
         if open_mark.exists(self.path):
             if self.durability == "process":
                 self.env.sync(True)
             open_mark.delete(self.path)
+        if self.durability == "process" and file_key(self.path) == self.file:
+            with contextlib.suppress(OSError):  # it stays long, and whole
+                datafile.cut(self.path)
 
     def join(self, first: bool) -> None:
         """Prepare the first write of this process; ``first`` says that no other process is a writer."""
