@@ -14,7 +14,7 @@ from pages import run_page
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LEARNING = [DOCS / "tutorial.md", DOCS / "concepts.md", *sorted((DOCS / "how-to").glob("*.md"))]
-ALL = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "reference"]
+ALL = sorted(DOCS.rglob("*.md"))
 
 
 @pytest.mark.parametrize("page", LEARNING, ids=lambda page: page.stem)
@@ -41,7 +41,8 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         path = named.removeprefix("../")
         assert any((place / path).exists() for place in (ROOT, ROOT / "cues", ROOT / "tests", DOCS)), named
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+        if "reference/" not in target:  # made from the code: tests/test_reference.py
+            assert (page.parent / target).exists(), target
 
 
 def test_every_module_is_in_the_file_map_of_the_design() -> None:
@@ -72,4 +73,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert built.returncode == 0, built.stdout + built.stderr
-    assert (tmp_path / "site" / "tutorial" / "index.html").exists()
+    for page in ("tutorial", "reference", "reference/cues", "reference/commands"):
+        assert (tmp_path / "site" / page / "index.html").exists(), page
