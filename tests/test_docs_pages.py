@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from pages import run_page
+
+from cues.graphs.options import OPTION_NAMES
+from cues.queues.options import QUEUE_TEXTS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -75,3 +79,16 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     for page in ("tutorial", "reference", "reference/cues", "reference/commands"):
         assert (tmp_path / "site" / page / "index.html").exists(), page
+
+
+def test_the_page_of_spark_names_each_option_that_spark_refuses() -> None:
+    """A reader finds in one list what the checks of a start refuse."""
+    pytest.importorskip("pyspark")
+    from cues.spark import driver
+    from cues.spark.cluster import engine
+
+    page = (DOCS / "spark.md").read_text()
+    for module in (driver, engine):
+        named = set(re.findall(r"(\w+)=", inspect.getsource(module.check))) & {*OPTION_NAMES, *QUEUE_TEXTS}
+        assert len(named) > 2
+        assert [name for name in sorted(named) if f"`{name}=" not in page] == []
