@@ -1,4 +1,4 @@
-"""What the compiler of the core (mypyc, see docs/how-to/compiled.md) is told in the source, and which core runs.
+"""Notes in the source for the compiler of the core (mypyc, see docs/how-to/compiled.md), and the core that runs.
 
 mypyc_attr        decorates a class; in pure Python it does nothing
 ThreadPacker      a class that cannot be compiled

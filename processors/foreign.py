@@ -1,4 +1,4 @@
-"""What strangers may not decide: the reserved keys of messages that come from outside.
+"""Reserved keys of messages that come from outside: strangers may not decide them.
 
 Keys that begin with ``q/`` are of Cues: ``q/uuid`` names a producer, ``q/meta`` the metadata, ``q/deliver-at`` a time,
 ``q/type`` the kind and ``q/topics`` the topics of a message. Who writes a file, a record or a request decides only what

@@ -1,4 +1,4 @@
-"""What the HTTP processors share: answers, failures, rates, ``Retry-After`` and signatures.
+"""The common part of the HTTP processors: answers, failures, rates, ``Retry-After`` and signatures.
 
     http_sink.py      Requests: a request for each message, as a sink or as a stream
     http_source.py    Poll: items of a resource that is asked again and again

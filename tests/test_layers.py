@@ -105,6 +105,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not arrows, f"modules in a circle, or above one: {sorted(arrows)}"
 
 
+def test_the_design_names_the_layers_in_their_order() -> None:
+    assert " → ".join(FOLDERS[1:]) + "\n" in (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+
+
 def test_few_imports_go_up() -> None:
     assert len(UPWARD) <= 4
     assert all(other in GRAPH[module] for module, other in UPWARD), "an entry that is not needed any more"

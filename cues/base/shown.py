@@ -1,4 +1,4 @@
-"""What a notebook shows for an object of Cues: HTML that ``cues.ui.notebook`` makes, loaded when it is asked for."""
+"""Objects of Cues in a notebook, as HTML that ``cues.ui.notebook`` makes, loaded when it is asked for."""
 
 from __future__ import annotations
 

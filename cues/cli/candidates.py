@@ -1,4 +1,4 @@
-"""What may follow on a command line: names in stores, files and directories, for the completion of a shell.
+"""Words that may follow on a command line: names in stores, files and directories, for the completion of a shell.
 
 A Tab must be quick and without effect: a graph file is parsed, not imported, and the names in a store are read from its
 file without opening it (``storage/datafile.py``). What cannot be read has no candidates.

@@ -1,4 +1,4 @@
-"""What the page may change with ``--allow-write``: failed messages are redriven, or discarded.
+"""Changes that the page makes with ``--allow-write``: failed messages are redriven, or discarded.
 
 A change is the command that a person would type (``cues redrive``, ``cues discard``), in a process of its own. The page
 has the store open read-only, which no process may have beside a handle that writes; and if nothing runs the graph, a

@@ -1,4 +1,4 @@
-"""Who may ask, and what every answer says to a browser.
+"""The guard of the page: token, host and origin of a request, and the headers of every answer.
 
 A request is refused
 

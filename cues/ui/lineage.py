@@ -1,4 +1,4 @@
-"""Where a message came from, and what became of it.
+"""The lineage of a message: the messages from which it was made, and those that were made from it.
 
 Both are found in two ways, and an answer says in which:
 

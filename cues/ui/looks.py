@@ -1,4 +1,4 @@
-"""What the API asks, and what answers: a store or a shared directory, made from settings that are plain data."""
+"""The objects that answer the API: a store or a shared directory, made from settings that are plain data."""
 
 from __future__ import annotations
 

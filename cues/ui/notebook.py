@@ -1,4 +1,4 @@
-"""What a notebook shows: a graph as a picture, a queue as a table of its last messages, a run as a table of processors.
+"""HTML for notebooks: a graph as a picture, a queue as a table of its last messages, a run as a table of processors.
 
 The HTML needs no script and no file. It takes the colour of the text around it, so it fits light and dark themes. Texts
 of messages are escaped, and their invisible and reordering characters are written out (text.py).

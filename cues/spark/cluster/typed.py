@@ -1,5 +1,6 @@
-"""Typed columns of a queue: fields of its messages, beside the packed message, so that a reader of the table can leave
-out columns, files and row groups.
+"""Typed columns of a queue: fields of its messages beside the packed message.
+
+With them a reader of the table can leave out columns, files and row groups.
 
 The table has its typed columns in its log (directory.py); ``schema=`` of the queue adds to them. A new data file has
 all of them. A file from before a column was added does not have it; a merge gives it the column.
