@@ -13,7 +13,7 @@ from cues.errors import InvalidArgument, QueueNotFound
 from cues.ui.change import Changes
 from cues.ui.look import StoreLook
 
-DEEP = "[" * 600 + "]" * 600
+DEEP = "[" * 5_000 + "]" * 5_000
 
 
 def test_send_names_the_line_that_is_too_deep_and_sends_those_before_it(tmp_path: Path) -> None:
