@@ -305,6 +305,8 @@ class EventTime:
         self._heard: dict[int, dict[str | None, int]] = {}
         """By partition and input: when its last message came. In memory, because after a start all may have waited."""
         self._key = KeyOf(key)
+        self.state_key: Any = key
+        """The key under which the state is: a start tells that it was changed."""
         names = bindings if self._several else [None]
         self._inputs = {
             name: (getter(each, "time"), duration(late, "delay", 0))

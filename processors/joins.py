@@ -116,6 +116,7 @@ class _Lookup:
     def __init__(self, pairs: _Pairs, key: Any, how: str, delete: Callable[[Any], Any] | None) -> None:
         self._pairs, self._outer, self._delete = pairs, how == "left", delete
         self._keys = _keys(key, (pairs.left, pairs.right))
+        self.state_key = key
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Change the table, or return the message with its row."""
@@ -155,6 +156,7 @@ class _Join(EventTime):
         super().__init__([pairs.left, pairs.right], time, delay, idle, None)
         self._pairs = pairs
         self._keys = _keys(key, (pairs.left, pairs.right))
+        self.state_key = key
 
     @override
     def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:

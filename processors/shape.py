@@ -105,6 +105,7 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
         row["row"] = [newest, head, tail]
         return message if passes else None
 
+    dedupe.state_key = key  # type: ignore[attr-defined]
     return dedupe
 
 

@@ -20,6 +20,7 @@ from cues import Graph, QueueOptions, Sink, Source, Store, Stream, testing
 from cues.cli.app import commands
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, GraphError, TopologyChanged
+from cues.processors import joins, reducers, shape, windows
 from cues.processors.sql import SQLite
 from cues.queues.processor_rows import key_of, read_row
 from cues.storage.replica import same_moment
@@ -258,6 +259,26 @@ def test_a_changed_key_of_a_processor_with_state_is_told_once(tmp_path: Path) ->
     assert told(lambda m: m["a"], id="new") == []
     assert told(by_a, id="new") == ["g.new: key= was a lambda of 'a' at the last start, and is the function by_a"]
     assert told(None, id="new") == ["g.new: key= was the function by_a at the last start, and is None"]
+
+
+@pytest.mark.parametrize("made", ["windows", "join", "dedupe"])
+def test_a_changed_key_of_a_ready_made_processor_is_told(store: Store, made: str) -> None:
+    def processor(key: Any) -> Any:
+        if made == "windows":
+            reduce = {"n": reducers.count()}
+            return windows.tumbling("a", "out", "1m", time="t", key=key, reduce=reduce, late="late", id="p")
+        if made == "join":
+            return joins.lookup({"left": "a", "table": "b"}, "out", key=key, id="p")
+        return Stream(shape.dedupe(key, "1h"), "a", "out", id="p")
+
+    feed(store, a=[{"t": 1, "x": 1, "y": 2}], b=[{"t": 1, "x": 1, "y": 2}])
+    told: list[str] = []
+    for key in ("x", "x", "y"):
+        with Graph("g", [processor(key)]).start(store=store, listeners=[lambda e: told.append(e.text)]) as running:
+            assert running.wait_idle(60)
+        assert [text.partition(": state")[0] for text in told if "key=" in text] == (
+            ["key= was 'x' at the last start, and is 'y'"] if key == "y" else []
+        )
 
 
 def test_tools_find_what_a_renamed_processor_has_under_its_key(store: Store) -> None:

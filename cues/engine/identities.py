@@ -27,7 +27,6 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.growth import Emit
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound, TopologyChanged
-from cues.graphs.options import Function
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
 from cues.queues import processor_rows
@@ -132,7 +131,7 @@ def note(home: Store, plan: Plan, emit: Emit) -> None:
 
     Warn of those that have state and had another ``key=`` at the last start.
     """
-    keys = {node.id: _shown(node.options.key) for node in plan.running}
+    keys = {node.id: _shown(getattr(node.fn, "state_key", node.options.key)) for node in plan.running}
     packed = sealed.seal(codec.pack({"processors": sorted(keys), "keys": keys}))
     place = names.graph_key(plan.id)
     with home._view() as txn:
@@ -152,10 +151,17 @@ def note(home: Store, plan: Plan, emit: Emit) -> None:
     home._commit(lambda txn: txn.put(place, packed))
 
 
-def _shown(key: str | Function | None) -> str:
-    """A ``key=`` as a text that a restart does not change; of a lambda, with the texts in it, such as its field."""
+def _shown(key: Any) -> str:
+    """A ``key=`` as a text that a restart does not change; of a lambda, with the texts in it, such as its field.
+
+    Ready-made processors may also have several fields, or a key for each input.
+    """
     if key is None or isinstance(key, str):
         return "None" if key is None else repr(key)
+    if isinstance(key, (list, tuple)):
+        return f"[{', '.join(map(_shown, key))}]"
+    if isinstance(key, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_shown(each)}' for name, each in sorted(key.items()))}}}"
     name = getattr(key, "__qualname__", type(key).__qualname__).rpartition(".")[2]
     code = getattr(key, "__code__", None)
     if name == "<lambda>" and code is not None:
