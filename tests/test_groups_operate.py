@@ -191,6 +191,7 @@ def test_the_commands_move_and_delete_a_group(store: Store) -> None:
         (["seek", f"{store.path}#group:biling", "--to", "end", "--yes"], "has no group 'biling'; it has billing"),
         (["seek", target, "--to", "12", "--tailer", "orders/1", "--yes"], "ends before 11"),
         (["forget", f"{store.path}#orders", "--yes"], "deletes consumer groups"),
+        (["forget", f"{store.path}#group:biling", "--yes"], "Try: name one of those, if it is gone for good."),
         (["forget", target], "no terminal to ask on"),
     ):
         before = group_rows(store)

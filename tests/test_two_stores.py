@@ -6,6 +6,7 @@ That nothing is lost or doubled whatever dies when is shown by test_crashes.py a
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import terminal
 from forks import Forks
 
 import cues
@@ -24,7 +26,7 @@ from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound, TopologyChanged
 from cues.forwarding import forwarder, low_water, other_stores
 from cues.forwarding.forwarder import Forwarder
-from cues.queues import marks
+from cues.queues import backpressure, marks
 from cues.steps import ownership
 from cues.storage import format_record
 
@@ -286,7 +288,7 @@ def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path:
         old.publish(9)
         with other._view() as txn:
             ((reader, mark),) = marks.of_log(txn, out._log)
-        assert (reader.processor, mark.epoch, mark.next) == ("g.save", 2, 7)
+        assert (reader.name, mark.epoch, mark.next) == ("g.save", 2, 7)
 
 
 def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> N
 
 def marked(store: cues.Store, queue: str) -> list[str]:
     with store._view() as txn:
-        return [reader.processor for reader, _ in marks.of_log(txn, store.queue(queue)._log)]
+        return [reader.name for reader, _ in marks.of_log(txn, store.queue(queue)._log)]
 
 
 def reader_of(tmp_path: Path, fn: Callable[[Message], None] = lambda m: None) -> Graph:
@@ -417,8 +419,33 @@ def test_a_processor_of_a_store_that_is_gone_can_be_forgotten(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "g")
     with cues.open(tmp_path / "other") as other:
         assert marked(other, "out") == ["g.s"]
-        assert other_stores.forget(other, "g.s") == [f"{id}/g.s"]
+        assert other_stores.forget(other, f"{id}/g.s") == [f"{id}/g.s"]
         assert marked(other, "out") == []
+
+
+def test_a_name_that_two_stores_have_gives_up_neither(tmp_path: Path) -> None:
+    """The store of one is lost, and the other one lives: the hint of a writer that waits names the lost one alone."""
+    ids = []
+    for home in ("g", "lives"):
+        feed(tmp_path / "other", "out", numbers(3))
+        testing.run_until_idle(reader_of(tmp_path), tmp_path / home)
+        with cues.open(tmp_path / home) as store:
+            ids.append(store.id.hex())
+    place = str(tmp_path / "other")
+    refused = terminal.cues("compact", place, "--forget", "g.s", "--yes")
+    assert refused.code == 2 and all(f"{id}/g.s" in refused.err for id in ids)
+    wrong = terminal.cues("compact", place, "--forget", "g.t", "--yes")
+    assert wrong.code == 2 and "--forget" not in wrong.err
+    with cues.open(place) as other:
+        out = other.queue("out")
+        with other._view() as txn:
+            (lost,) = [reader for reader in backpressure.readers(txn, out._log) if reader.home == ids[0]]
+    hint = shlex.split(backpressure._hint(lost, "out", place))
+    assert hint[0] == "cues" and terminal.cues(*hint[1:], "--yes").code == 0
+    with cues.open(place) as other:
+        out = other.queue("out")
+        with other._view() as txn:
+            assert [reader.home for reader in backpressure.readers(txn, out._log)] == [ids[1]]
 
 
 # --- positions ------------------------------------------------------------------------------------

@@ -106,7 +106,9 @@ class Commands(options.WithHelp, click.Group):
             near = difflib.get_close_matches(name, COMMANDS, 1)
             hint = f"cues {near[0]}" if near else "cues --help"
             if name.partition("#")[0].partition(":")[0].endswith(".py"):
-                hint = f"cues run {name}"
+                from cues.base.texts import quoted
+
+                hint = f"cues run {quoted(name)}"
             raise options.WrongUsage(f"There is no command {name!r}.", hint)
         _set(ctx, name, args[1:])
         return super().resolve_command(ctx, args)

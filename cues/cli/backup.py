@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.live import slowly
@@ -54,7 +55,7 @@ def backup(target: targets.StoreTarget, dest: str, since: str | None, output: Co
     if since is not None and since != "auto" and not since.isdecimal():
         raise WrongUsage(f"--since {since} is not the number of a backup.", "give a number, or auto.")
     if target.name:
-        raise WrongUsage("A store is copied as a whole.", f"cues backup {target.text} {dest}")
+        raise WrongUsage("A store is copied as a whole.", f"cues backup {quoted(target.text)} {quoted(dest)}")
     with target.open() as store, slowly() as say:
         if target.file is not None:
             noted = record.queues_of(target.path, target.file.graph.id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from cues.base.texts import quoted
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, confirm, option, yes_option
 from cues.cli.output import CommandOutput, count, output_options, size
-from cues.cli.target import nearest, shown
+from cues.cli.target import shown
 from cues.forwarding import other_stores
 from cues.queues.store import Store
-from cues.tools import compaction, metrics
+from cues.tools import compaction
 
 
 @command()
@@ -17,7 +18,7 @@ from cues.tools import compaction, metrics
 @option("--remove", metavar="QUEUE", multiple=True, help="Remove this queue, which must be empty; can be repeated.")
 @option(
     "--forget",
-    metavar="GRAPH.PROCESSOR",
+    metavar="[STORE_ID/]GRAPH.PROCESSOR",
     multiple=True,
     help="Forget this processor of a store that is lost for good; can be repeated.",
 )
@@ -49,10 +50,11 @@ def compact(
     """
     name = targets.shown(target.path)
     if target.name:
-        raise WrongUsage("A store is compacted as a whole.", f"cues compact {target.text} --remove {target.name}")
+        again = f"cues compact {quoted(target.text)} --remove {quoted(target.name)}"
+        raise WrongUsage("A store is compacted as a whole.", again)
     with target.open() as opened:
         done = compaction.look(opened, remove)
-        _check_known(opened, forget)
+        forget = tuple(_known(opened, processor) for processor in forget)
     if not dry_run:
         if done.removed:
             what = ", ".join(done.removed)
@@ -83,12 +85,21 @@ def compact(
     )
 
 
-def _check_known(store: Store, forget: tuple[str, ...]) -> None:
-    known = sorted({reader.processor for reader in metrics.of_readers(store)} | set(metrics.producers(store)))
-    for processor in forget:
-        if processor not in known:
-            raise WrongUsage(
-                f"{shown(store.path)} has no rows of a processor {processor!r} of another store; it has rows of"
-                f" {', '.join(known) or 'none'}.",
-                f"give --forget {nearest(processor, known)}" if known else "see the readers with: cues status.",
-            )
+def _known(store: Store, processor: str) -> str:
+    """Return the name of a processor of another store, with the id of the store, which may be left out."""
+    with store._view() as txn:
+        known = sorted(set(other_stores.strangers(txn).values()))
+    found = [name for name in known if processor in (name, name.partition("/")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise WrongUsage(
+            f"{len(found)} stores have a processor {processor!r} with rows in {shown(store.path)}:"
+            f" {', '.join(found)}. One of them may live.",
+            "give the name with the id of the store that is lost; cues.open(PATH).id.hex() is that of one that lives.",
+        )
+    raise WrongUsage(
+        f"{shown(store.path)} has no rows of a processor {processor!r} of another store; it has rows of"
+        f" {', '.join(known) or 'none'}.",
+        f"see them with cues status {quoted(store.path)}, and give the one whose store is lost for good.",
+    )

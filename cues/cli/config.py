@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli import settings
 from cues.cli.options import WrongUsage, command, note, option
 from cues.cli.output import CommandOutput, TableColumn, output_options
@@ -50,7 +51,7 @@ def config(of: str | None, graph: str | None, everything: bool, output: CommandO
         of, graph = None, of
     if of is not None and of not in COMMANDS:
         near = difflib.get_close_matches(of, COMMANDS, 1)
-        raise WrongUsage(f"There is no command {of!r}.", f"cues config {near[0]}" if near else "cues --help")
+        raise WrongUsage(f"There is no command {of!r}.", f"cues config {quoted(near[0])}" if near else "cues --help")
     given = click.get_current_context().find_root().meta[settings.__name__]
     file: settings.SettingsFile | None = given.file
     shown: list[dict[str, Any]] = []

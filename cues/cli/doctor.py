@@ -6,6 +6,7 @@ import os
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli import candidates, options
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, store_option
@@ -39,7 +40,7 @@ def doctor(target: str | None, store: str | None, output: CommandOutput) -> int:
         if resolved.is_shared:
             raise WrongUsage(
                 f"cues doctor is for stores, and {resolved.place} is a directory of cues run --queues.",
-                f"name the store; cues check {resolved.place} checks the directory.",
+                f"name the store; cues check {quoted(resolved.place)} checks the directory.",
             )
         path = resolved.path
     with checks.place(path) as place:

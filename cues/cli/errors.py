@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.texts import quoted
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, TableColumn, ago, count, output_options, to_json
@@ -179,10 +180,10 @@ def _in_directory(target: targets.StoreTarget) -> Iterator[ErrorRecord]:
 def _one(target: targets.StoreTarget, here: list[ErrorRecord], index: int) -> ErrorRecord:
     if len(here) > 1:
         queues = ", ".join(record.queue for record in here)
-        again = f"cues errors {target.text}#{here[0].queue} --index {index}"
+        again = f"cues errors {quoted(target.text)}#{quoted(here[0].queue)} --index {quoted(index)}"
         raise WrongUsage(f"The index {index} is on {queues}.", again)
     if not here:
-        raise WrongUsage(f"{target.text} has no error message {index}.", f"cues errors {target.text} --all")
+        raise WrongUsage(f"{target.text} has no error message {index}.", f"cues errors {quoted(target.text)} --all")
     return here[0]
 
 
@@ -332,4 +333,5 @@ def _show(target: targets.StoreTarget, record: ErrorRecord, output: CommandOutpu
 def _command(verb: str, target: targets.StoreTarget) -> str:
     """A command for the same error messages."""
     name = f"#{target.name}" if target.name else ""
-    return f"cues {verb} {target.text}{name}" + (f" --store {target.store}" if target.store else "")
+    store = f" --store {quoted(target.store)}" if target.store else ""
+    return f"cues {verb} {quoted(target.text + name)}{store}"

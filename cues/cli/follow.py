@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.backup import local
@@ -77,7 +78,7 @@ def follow(
     if dest is None:
         raise WrongUsage("No directory for the copy is named.", "cues follow graph.py /mnt/other/copy")
     if target.name:
-        raise WrongUsage("A store is followed as a whole.", f"cues follow {target.text} {dest}")
+        raise WrongUsage("A store is followed as a whole.", f"cues follow {quoted(target.text)} {quoted(dest)}")
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stopped.append(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cues.base.texts import quoted
 from cues.cli import errors as listing
 from cues.cli import target as targets
 from cues.cli.options import command, option
@@ -28,6 +29,6 @@ def pause(target: targets.StoreTarget, processor: str | None, reason: str, outpu
     graph = target.file.graph.id if target.file is not None else None
     with listing.home_of(target, readonly=False) as home:
         new = pausing.pause_units(home, graph, processor, reason)
-    lines = [f"{pause.processor} is paused. To continue: cues resume {target.text}" for pause in new]
+    lines = [f"{pause.processor} is paused. To continue: cues resume {quoted(target.text)}" for pause in new]
     nothing = f"{target.text}: nothing to pause; cues status shows what is paused already"
     output.say("\n".join(lines) or nothing, paused=[pause.facts() for pause in new])

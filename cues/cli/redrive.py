@@ -7,6 +7,7 @@ from collections import Counter
 import click
 
 from cues.base.events import Event, Recovered
+from cues.base.texts import quoted
 from cues.cli import errors as listing
 from cues.cli import target as targets
 from cues.cli.options import FAILED, WrongUsage, command, confirm, note, option, yes_option
@@ -91,7 +92,7 @@ def refuse_shared(target: targets.StoreTarget, verb: str) -> None:
     if target.is_shared:
         raise WrongUsage(
             f"cues {verb} is for stores, and {target.place} is a directory of cues run --queues.",
-            f"see them with cues errors {target.place}, and send the messages again.",
+            f"see them with cues errors {quoted(target.place)}, and send the messages again.",
         )
 
 
@@ -128,7 +129,7 @@ def _result(target: targets.StoreTarget, result: RedriveResult, without_graph: b
     if result.resolved or not (result.failed_again or result.waiting):
         lines.append(f"{len(result.resolved):,} redriven")
     if result.failed_again:
-        lines.append(f"{len(result.failed_again):,} failed again: cues errors {target.text}")
+        lines.append(f"{len(result.failed_again):,} failed again: cues errors {quoted(target.text)}")
     if result.waiting:
         until = "until the graph runs: cues run" if without_graph else "for the process that runs the graph"
         lines.append(f"{len(result.waiting):,} asked for, and wait {until}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli import candidates, options, target
 from cues.cli import place as places
 from cues.cli.options import WrongUsage, command, option, store_option
@@ -130,7 +131,7 @@ def _show(report: ReplayReport, graph: str, into: str, output: CommandOutput) ->
     if any(diff.basis == "multiset" and not diff.same for diff in report.queues):
         options.note("The order of a queue compared by multiset may differ, so its messages are not paired.")
     if report.whole:
-        options.note(f"To continue on the new store: cues run {graph} --store {into}")
+        options.note(f"To continue on the new store: cues run {quoted(graph)} --store {quoted(into)}")
     else:
         options.note("This store is for comparison only: it has a part of the messages or of the processors.")
 

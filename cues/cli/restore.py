@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, store_option
@@ -69,7 +70,7 @@ def restore(
         return
     chosen = place or store
     if not chosen:
-        raise WrongUsage("No place for the store is named.", f"cues restore {dest} data/restored")
+        raise WrongUsage("No place for the store is named.", f"cues restore {quoted(dest)} data/restored")
     others: dict[str, str] = {}
     for pair in other:
         name, equals, directory = pair.partition("=")

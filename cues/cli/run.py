@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import click
 
 from cues.base import collector, events
+from cues.base.texts import quoted
 from cues.cli import candidates, options, target
 from cues.cli import fresh as fresh_start
 from cues.cli import reload as reloading
@@ -273,7 +274,8 @@ def run(
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
                 f" {target.shown(path)}: its streams and sinks do not continue there, but after their last steps in the"
-                f" store, or at the start. To continue: cues run {graph} --engine spark --queues {noted.directory}"
+                f" store, or at the start. To continue: cues run {quoted(graph)} --engine spark --queues"
+                f" {quoted(noted.directory)}"
             )
             progress.event(events.Event("", text, logging.WARNING))
         running = file.graph.start(
@@ -317,7 +319,8 @@ def run(
     if fail_on_errors and not code and left:
         code = options.FAILED
     if not is_copied:
-        options.note(f"The copy in {replicate} does not have the last commits: cues follow {path} {replicate} --once")
+        once = f"cues follow {quoted(path)} {quoted(replicate)} --once"
+        options.note(f"The copy in {replicate} does not have the last commits: {once}")
         code = code or options.FAILED
     if session.stuck:
         # A user's function does not return. Nothing is lost: its step did not commit.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cues.base import clock
+from cues.base.texts import quoted
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
@@ -175,13 +176,15 @@ def last_error(processor: str, last: metrics.LastError | None, target: StoreTarg
 
 def paused(pause: ProcessorPause, text: str, store: str | None) -> str:
     """A line about a paused processor, and the command that resumes it."""
-    again = f"cues resume {text}" + (f" --store {store}" if store else "")
-    return f"{pause.processor} is paused, {ago(pause.time)}, {pause.text}\n  {again} --processor {pause.processor}"
+    again = f"cues resume {quoted(text)}" + (f" --store {quoted(store)}" if store else "")
+    return (
+        f"{pause.processor} is paused, {ago(pause.time)}, {pause.text}\n  {again} --processor {quoted(pause.processor)}"
+    )
 
 
 def errors_of(text: str, store: str | None) -> str:
     """The command that lists the error messages of a graph file, a store or a directory."""
-    return f"cues errors {text}" + (f" --store {store}" if store else "")
+    return f"cues errors {quoted(text)}" + (f" --store {quoted(store)}" if store else "")
 
 
 def check(target: StoreTarget, output: CommandOutput) -> int:

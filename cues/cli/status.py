@@ -7,6 +7,7 @@ from typing import Any
 
 from cues.base.events import Counters
 from cues.base.names import ProcessorId
+from cues.base.texts import quoted
 from cues.cli import shared, watching
 from cues.cli import target as targets
 from cues.cli.options import command
@@ -145,7 +146,8 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         return
     out(_headline(seen))
     if place is not None:
-        out(f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}")
+        more = f"cues status {quoted(place.directory)}"
+        out(f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: {more}")
     groups: dict[ProcessorId, list[ProcessorMetrics]] = {}
     if processors:
         out()
@@ -166,10 +168,10 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
         for group in seen.groups:
             if group.idle:
-                out(f"\n{_idle(group)}\n  cues forget {target.text}#group:{group.group}")
+                out(f"\n{_idle(group)}\n  cues forget {quoted(target.text)}#group:{quoted(group.group)}")
     for id, units in groups.items():
         if id in map(processor_of, gone):
-            out(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
+            out(f"\n{_orphan(units)}\n  cues forget {quoted(target.text)} {quoted(id)}")
     _show_consumers(seen, output)
     if delayed:
         out("\n" + "\n".join(map(str, delayed.values())))

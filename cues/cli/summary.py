@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cues.base import events
+from cues.base.texts import quoted
 from cues.cli import fresh
 from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
 from cues.cli.printing import out
@@ -85,7 +86,7 @@ class Summary:
     def __init__(self, running: Running, target: str, before: Before, store: str | None) -> None:
         """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
-        self._again = f"cues run {target}" + (f" --store {store}" if store else "")
+        self._again = f"cues run {quoted(target)}" + (f" --store {quoted(store)}" if store else "")
         self._errors = errors_of(target, store) if running.shared is None else errors_of(running.shared.place, None)
         if running.shared is not None:
             ends, positions = running.shared.before.ends, running.shared.before.positions

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from cues.base import names
+from cues.base.texts import quoted
 from cues.cli import options, place, shared
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
@@ -293,7 +294,7 @@ class _Reader:
                     while (message := tailer.read(block=True, timeout=FILE_CHECK_S)) is None:
                         self.queue.store._check_file()  # cues run --fresh deletes a store that others read
             except BatchDamaged as error:
-                options.report(error.message, f"run cues check {self.queue.store.path}.")
+                options.report(error.message, f"run cues check {quoted(self.queue.store.path)}.")
                 self.failed = True
                 self._move(tailer, error, error.last + 1)
                 continue

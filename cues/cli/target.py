@@ -24,6 +24,7 @@ from typing import Any, Final
 import click
 
 from cues.base.names import ProcessorId
+from cues.base.texts import quoted
 from cues.cli import candidates
 from cues.cli.options import F, WrongUsage, store_option
 from cues.errors import NotInstalled, QueueNotFound, StoreNotFound
@@ -52,7 +53,7 @@ class StoreTarget:
 
     def again(self, name: str) -> str:
         """The command that runs now, with ``name`` after ``#``."""
-        return f"{click.get_current_context().command_path} {self.text}#{name}"
+        return f"{click.get_current_context().command_path} {quoted(f'{self.text}#{name}')}"
 
     @property
     def exists(self) -> bool:
@@ -105,10 +106,10 @@ class StoreTarget:
         message = f"There is no store at {shown(self.path)}"
         if self.file is not None and self.name and self.path != store_of(self.file, None):
             queue = f"which has queue {self.name!r} of the graph"
-            return f"{message}, {queue}.", f"cues run {self.text}, or put the store back at its path."
+            return f"{message}, {queue}.", f"cues run {quoted(self.text)}, or put the store back at its path."
         if self.file is not None:
             message = f"The graph {self.file.graph.id!r} has not run yet: there is no store at {shown(self.path)}."
-            return message, f"cues run {self.text}."
+            return message, f"cues run {quoted(self.text)}."
         stores = [p.parent for p in sorted(self.path.glob("**/data.mdb"))[:5]] if self.path.is_dir() else []
         if not stores and self.path.parent.is_dir():
             beside = [p.parent.name for p in self.path.parent.glob("*/data.mdb")]
@@ -134,7 +135,7 @@ def takes_store(metavar: str, shared: bool = False) -> Callable[[F], F]:
                 name = click.get_current_context().command_path
                 raise WrongUsage(
                     f"{name} is for stores, and {found.place} is a directory of cues run --queues.",
-                    f"name the graph file or its store; or use cues tail {found.place}#QUEUE.",
+                    f"name the graph file or its store; or use cues tail {quoted(found.place)}#QUEUE.",
                 )
             return fn(target=found, **given)
 
@@ -239,6 +240,8 @@ def _chosen(target: StoreTarget, names: Mapping[str, str], kind: str, listed: st
             return ids[0]
         raise WrongUsage(f"Which {kind} of {target.text}? It has {listed}.", target.again(min(ids, default=example)))
     near = nearest(target.name, list(names))
+    if click.get_current_context().info_name == "forget":
+        near, hint = "", "name one of those, if it is gone for good."  # a command with the nearest name would delete it
     raise QueueNotFound(
         f"{target.text} has no {kind} {target.name.removeprefix(GROUP)!r}; it has {listed}.",
         f"{target.again(near)}." if near else hint,

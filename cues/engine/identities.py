@@ -24,6 +24,7 @@ from typing import Any
 from cues import codec, faults
 from cues.base import events, names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.texts import quoted
 from cues.engine.growth import Emit
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound, TopologyChanged
@@ -224,7 +225,7 @@ def _renames(
         if units and any(processor_of(id) == node.id for id in known):
             text = (
                 f"renamed_from={node.options.renamed_from!r} has no effect: it has positions of its own, and {old} is"
-                f" still in the store; cues forget {home.path} {old} deletes it"
+                f" still in the store; cues forget {quoted(home.path)} {quoted(old)} deletes it"
             )
             emit(events.Event(node.id, text, logging.WARNING))
             continue

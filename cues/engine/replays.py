@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from cues import codec
 from cues.base import names
 from cues.base.names import ProcessorKey
+from cues.base.texts import quoted
 from cues.errors import Diverged
 from cues.queues.store import Store
 from cues.records import sealed
@@ -75,7 +76,10 @@ def refuse(store: Store) -> None:
     if note is None or store.id in _replaying or (note.whole and note.phase == "done"):
         return
     if note.whole:
-        what, hint = "that is not done", f"run the command cues replay … --into {store.path} again; it continues"
+        what, hint = (
+            "that is not done",
+            f"run the command cues replay … --into {quoted(store.path)} again; it continues",
+        )
     else:
         what, hint = "of a part of the messages or processors", "replay the whole graph into another store"
     raise Diverged(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cues.base import names
+from cues.base.texts import quoted
 from cues.errors import StoreDamaged
 from cues.queues.log import Log, Raw
 from cues.queues.options import QueueOptions
@@ -67,7 +68,7 @@ def read(log: Log, index: int, bytes_max: int) -> list[Step]:
     if raws and raws[0][0] != index:
         raise StoreDamaged(
             f"The fork queue {log.id} begins at {raws[0][0]} where a step at {index} was to be forwarded.",
-            f"run cues check {log.store.path}, and restore a backup.",
+            f"run cues check {quoted(log.store.path)}, and restore a backup.",
             path=log.store.path,
         )
     steps = _steps(log, raws)
@@ -120,7 +121,7 @@ def _counts(log: Log, head: Batch) -> dict[str, int]:
     if message.get(names.TYPE) != names.FORK_STEP:
         raise StoreDamaged(
             f"The fork queue {log.id} does not have the beginning of a step at {head.first}.",
-            f"run cues check {log.store.path}.",
+            f"run cues check {quoted(log.store.path)}.",
             path=log.store.path,
         )
     return dict(message[names.FORK_COUNTS])

@@ -26,6 +26,7 @@ from cues.base import names
 from cues.base.closing import Closing
 from cues.errors import StoreError, StoreNotFound
 from cues.overrides import override
+from cues.queues.marks import CONSUMER
 from cues.records import sealed
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore
@@ -138,20 +139,29 @@ class ProducerRow(NamedTuple):
         return ProducerRow(at, hash, seal, codec.unpack(body[_PRODUCER.size :]))
 
 
-def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str]:
-    """Delete the rows of a removed processor of another store, or of all processors of one other store.
+def strangers(txn: StoreTransaction) -> dict[bytes, str]:
+    """Return the rows of processors of other stores that read or write here: key, ``<id of the store>/<processor>``."""
+    found: dict[bytes, str] = {}
+    for prefix in (names.LOW_WATERS, names.PRODUCERS):
+        for key, _ in transaction.rows(txn, prefix):
+            found[key] = key[len(prefix) :].rpartition(b"\0")[2].decode()
+    return {key: name for key, name in found.items() if not name.partition("/")[2].startswith(CONSUMER)}
 
-    Returns the ids of the processors, each after the id of its store. A processor that comes back continues to
-    read. Its forwarded messages are refused if its fork queue was trimmed, and are appended again if not.
+
+def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str]:
+    """Delete the rows of a removed processor of another store, or of all processors of the store ``home``.
+
+    ``processor`` is its key after the id of its store: ``<id>/shop.save``. Returns such names. A processor that comes
+    back continues to read. Its forwarded messages are refused if its fork queue was trimmed, and are appended again if
+    not.
     """
 
     def drop(txn: StoreTransaction) -> set[str]:
-        deleted: dict[bytes, str] = {}
-        for prefix in (names.LOW_WATERS, names.PRODUCERS):
-            for key, _ in transaction.rows(txn, prefix):
-                reader = key[len(prefix) :].rpartition(b"\0")[2].decode()
-                if (processor and reader.endswith(f"/{processor}")) or (home and reader.startswith(f"{home.hex()}/")):
-                    deleted[key] = reader
+        deleted = {
+            key: name
+            for key, name in strangers(txn).items()
+            if name == processor or (home and name.startswith(f"{home.hex()}/"))
+        }
         for key in deleted:
             txn.delete(key)
         return set(deleted.values())

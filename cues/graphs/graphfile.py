@@ -24,6 +24,7 @@ from typing import Any
 
 import xxhash
 
+from cues.base.texts import quoted
 from cues.errors import CuesError, GraphError
 from cues.graphs.graph import Graph
 
@@ -73,7 +74,7 @@ def load(target: str) -> GraphFile:
         near = difflib.get_close_matches(name, named, 1)
         raise GraphError(
             f"{path} has no {name!r}; it has {', '.join(named) or 'no graph and no function'}.",
-            f"cues run {path}:{near[0]}." if near else "use one of those." if named else "write graph = cues.Graph(…).",
+            f"{_run(path, near[0])}." if near else "use one of those." if named else "write graph = cues.Graph(…).",
         ) from None
     if call:
         loaded = _call(loaded, target, path, name, call)
@@ -146,10 +147,10 @@ def _only_graph(module: ModuleType, path: Path) -> Graph:
         ]
         raise GraphError(
             f"{path} holds no graph.",
-            f"cues run '{path}:{makers[0]}()'." if makers else "write graph = cues.Graph('…') in the file.",
+            f"{_run(path, makers[0] + '()')}." if makers else "write graph = cues.Graph('…') in the file.",
         )
     named = [name for name, _ in graphs.values()]
-    raise GraphError(f"{path} holds {len(graphs)} graphs: {', '.join(named)}.", f"cues run {path}:{named[0]}.")
+    raise GraphError(f"{path} holds {len(graphs)} graphs: {', '.join(named)}.", f"{_run(path, named[0])}.")
 
 
 def _is_own_function(module: ModuleType, value: Any) -> bool:
@@ -176,13 +177,17 @@ def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
         raise _failed(error, f"{shown(path)}: {name}{call} failed.", f"python {shown(path)}.") from None
 
 
+def _run(path: Path, name: str) -> str:
+    return f"cues run {quoted(f'{path}:{name}')}"
+
+
 def _no_file(path: Path) -> FileFailed:
     folder = path.parent
     candidates = sorted(p.name for p in folder.glob("*.py")) if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, candidates, 1)
     return FileFailed(
         f"There is no file {path}.",
-        f"cues run {folder / near[0]}." if near else "give the path of a Python file that holds a cues.Graph.",
+        f"cues run {quoted(folder / near[0])}." if near else "give the path of a Python file that holds a cues.Graph.",
         trace="",
     )
 

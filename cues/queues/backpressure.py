@@ -35,6 +35,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from cues.base import clock, logs, names
+from cues.base.texts import quoted
 from cues.errors import QueueFull
 from cues.overrides import override
 from cues.queues import claims, group_rows, marks
@@ -172,12 +173,12 @@ def room_on(txn: StoreTransaction, queue: BaseQueue, options: QueueOptions, excu
 def _hint(reader: Reader, log: str, store: str) -> str:
     """How to give up a reader that will never read."""
     if reader.kind == "group":
-        return f"cues forget '{store}#group:{reader.name.removeprefix('group ')}'"
+        return f"cues forget {quoted(store)}#group:{quoted(reader.name.removeprefix('group '))}"
     if reader.kind == "other":
-        return f"cues compact '{store}' --forget {reader.name}"
+        return f"cues compact {quoted(store)} --forget {quoted(f'{reader.home}/{reader.name}')}"
     if reader.kind == "tailer":
         return f"store.queue({log!r}).tailer({reader.name!r}).to_end()"
-    return f"cues seek '{store}#{reader.name}' --to end"
+    return f"cues seek {quoted(store)}#{quoted(reader.name)} --to end"
 
 
 # --- notes --------------------------------------------------------------------------------------

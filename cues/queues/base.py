@@ -11,6 +11,7 @@ from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.base.closing import Closing
 from cues.base.lifetime import Lifetime
+from cues.base.texts import quoted
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.overrides import override
 from cues.queues.committed import CommittedLog, Isolation, check_isolation
@@ -313,7 +314,7 @@ def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:
     except Exception as error:
         raise StoreDamaged(
             f"The record of queue {id!r} cannot be read ({type(error).__name__}: {error}).",
-            f"run cues check {store.path}, and restore a backup.",
+            f"run cues check {quoted(store.path)}, and restore a backup.",
             path=store.path,
         ) from None
     return record

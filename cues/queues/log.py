@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from cues.base import clock, names
+from cues.base.texts import quoted
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
 from cues.queues import producers
 from cues.records import batch, sealed
@@ -198,7 +199,7 @@ class Log:
     def _occupied(self, index: int) -> StoreDamaged:
         return StoreDamaged(
             f"The log {self.id} holds records beyond its next index {index}; nothing was written.",
-            f"run cues check {self.store.path}.",
+            f"run cues check {quoted(self.store.path)}.",
             path=self.store.path,
         )
 

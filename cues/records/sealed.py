@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cues import codec
+from cues.base.texts import quoted
 from cues.errors import StoreDamaged
 from cues.records import batch
 
@@ -66,6 +67,6 @@ def placed(error: StoreDamaged, path: str) -> StoreDamaged:
     """Return the same error, with the store that the row is in."""
     return StoreDamaged(
         f"The store {path} is damaged: the{error.message.removeprefix('The')}",
-        f"run cues check {path}, which names everything that is damaged; then restore a backup of the store.",
+        f"run cues check {quoted(path)}, which names everything that is damaged; then restore a backup of the store.",
         path=path,
     )

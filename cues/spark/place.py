@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import xxhash
 
 from cues.base import clock
+from cues.base.texts import quoted
 from cues.errors import CuesError, Diverged, Unsupported
 from cues.overrides import override
 from cues.queues.committed import Isolation
@@ -149,7 +150,7 @@ class ReadableQueue(ABC):
 
     def behind(self, text: str) -> Diverged:
         """The error for a queue that has fewer messages than a plan or a checkpoint names."""
-        return Diverged(text, f"run cues check {self.place.store}: an older copy of it may have been put back.")
+        return Diverged(text, f"run cues check {quoted(self.place.store)}: an older copy of it may have been put back.")
 
 
 @dataclass(frozen=True)

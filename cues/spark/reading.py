@@ -37,6 +37,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from cues.base import clock
+from cues.base.texts import quoted
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
 from cues.forwarding import external_writers
 from cues.overrides import override
@@ -240,8 +241,8 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             place = self.options.place
             raise Diverged(
                 f"The checkpoint has offsets of {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
-                f"read the whole queue, if this is one of its partitions; or run cues check {place.store}: an older"
-                " copy of it may have been put back.",
+                f"read the whole queue, if this is one of its partitions; or run cues check {quoted(place.store)}:"
+                " an older copy of it may have been put back.",
             )
         at = widened(at, len(end))
         committed = self._committed()

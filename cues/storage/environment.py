@@ -32,6 +32,7 @@ import lmdb
 from cues import faults
 from cues.base import names
 from cues.base.events import log
+from cues.base.texts import quoted
 from cues.errors import (
     DurabilityMismatch,
     Forked,
@@ -394,8 +395,8 @@ def refuse_copy(path: Path, readonly: bool) -> None:
         return
     raise StoreCopied(
         what,
-        f"use a copy of cues backup or cues follow; or run cues check {path} --adopt, which checks this one, and makes"
-        " a store of it if it is whole.",
+        f"use a copy of cues backup or cues follow; or run cues check {quoted(path)} --adopt, which checks this one,"
+        " and makes a store of it if it is whole.",
         path=str(path),
     )
 
@@ -455,7 +456,7 @@ def _check_suspect(check: Check, shared: Environment) -> None:
         raise StoreDamaged(
             f"The store {shared.path} was being written (durability 'process') when the machine went down, and"
             f" is damaged: {problems[0]}" + (f" ({len(problems) - 1} more)" if len(problems) > 1 else ""),
-            f"run cues check {shared.path}, and restore a backup; durability='disk' survives power loss.",
+            f"run cues check {quoted(shared.path)}, and restore a backup; durability='disk' survives power loss.",
             path=str(shared.path),
         )
     log.warning(

@@ -20,6 +20,7 @@ from typing import Final
 
 import lmdb
 
+from cues.base.texts import quoted
 from cues.errors import StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreReadOnly
 from cues.records import sealed
 from cues.storage import datafile
@@ -98,7 +99,7 @@ def translate(error: BaseException, path: str) -> BaseException:
             f"The files of the store {path} were not found ({text}).", "put the store back at this path.", path=path
         )
     if isinstance(error, (lmdb.Error, OSError)):
-        return StoreError(f"The store {path} failed: {error}.", f"run cues check {path}.", path=path)
+        return StoreError(f"The store {path} failed: {error}.", f"run cues check {quoted(path)}.", path=path)
     return error
 
 
@@ -121,6 +122,6 @@ def described(error: StoreDamaged | struct.error, path: str) -> StoreDamaged:
 def damaged(path: str, error: BaseException) -> StoreDamaged:
     return StoreDamaged(
         f"The structure of the store {path} is damaged ({error}).",
-        f"run cues check {path}, and restore a backup.",
+        f"run cues check {quoted(path)}, and restore a backup.",
         path=path,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from cues.base.texts import quoted
 from cues.errors import StoreForeign, StoreNotFound
 from cues.storage import door
 from cues.storage.datafile import sync_directory
@@ -50,9 +51,9 @@ def refuse_copies(directory: Path) -> None:
     elif (directory / "data.mdb").exists():
         return
     elif (directory / COPY_STATE).exists() or (directory / COPY).exists():
-        what, hint = "has the copy of a follower", f"promote it first: cues follow --promote {directory}"
+        what, hint = "has the copy of a follower", f"promote it first: cues follow --promote {quoted(directory)}"
     elif any(directory.glob(f"[0-9]*/{MANIFEST}")):
-        what, hint = "has backups", f"restore one first: cues restore {directory} DIR"
+        what, hint = "has backups", f"restore one first: cues restore {quoted(directory)} DIR"
     else:
         return
     raise StoreForeign(f"The directory {directory} {what}; it is not a store.", f"{hint}", path=str(directory))

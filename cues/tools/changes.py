@@ -39,6 +39,7 @@ import xxhash
 from cues import codec
 from cues.base import names
 from cues.base.names import ProcessorKey
+from cues.base.texts import quoted
 from cues.errors import StoreDamaged, StoreError
 from cues.queues.log import KEY
 from cues.queues.processor_rows import all_keys
@@ -161,7 +162,7 @@ class Changes:
                 raise StoreDamaged(
                     f"The record {key.hex()} of {name.decode()} in {self._path} is damaged (its checksum fails), so the"
                     " store was not copied.",
-                    f"run cues check {self._path}, which names everything that is damaged.",
+                    f"run cues check {quoted(self._path)}, which names everything that is damaged.",
                     path=self._path,
                 )
             yield key, value

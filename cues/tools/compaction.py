@@ -31,6 +31,7 @@ from typing import Final
 from cues import faults
 from cues.base import names
 from cues.base.checks import nearest
+from cues.base.texts import quoted
 from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
 from cues.forwarding.other_stores import ProducerRow
 from cues.queues.base import unpack_record
@@ -181,7 +182,8 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
         if reader.startswith(CONSUMER):
             raise in_use(
                 f"The {reader} has a position on the queue {queue!r}.",
-                f"if it does not need the queue any more, run cues forget {store.path}#{reader.replace(' ', ':', 1)}.",
+                "if it does not need the queue any more, run cues forget"
+                f" {quoted(store.path)}#{quoted(reader.replace(' ', ':', 1))}.",
             )
         raise in_use(
             f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",

@@ -51,6 +51,7 @@ import xxhash
 from cues import codec, faults
 from cues.base import clock
 from cues.base.closing import Closing
+from cues.base.texts import quoted
 from cues.errors import AlreadyRunning, StoreDamaged, StoreError, StoreForeign, StoreNotFound
 from cues.forwarding import other_stores
 from cues.overrides import override
@@ -201,7 +202,7 @@ class Follower(Closing):
             if self.state.promoting:
                 raise StoreError(
                     f"A promotion of the copy in {dest} was begun and did not end.",
-                    f"run it again: cues follow --promote {dest} --yes",
+                    f"run it again: cues follow --promote {quoted(dest)} --yes",
                     path=str(dest),
                 )
             self._recover()

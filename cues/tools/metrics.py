@@ -51,7 +51,7 @@ from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
 from cues.steps.pauses import ProcessorPause
 from cues.steps.state import StateTable
-from cues.storage import free_space, leases, locks, transaction
+from cues.storage import free_space, leases, locks
 from cues.storage.transaction import StoreTransaction
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
 
@@ -443,12 +443,6 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
                 )
             )
     return waits
-
-
-def producers(store: Store) -> list[ProcessorKey]:
-    """The keys of processors of other stores that have forwarded to this one."""
-    with store._view() as txn:
-        return [ProcessorKey(name.partition("/")[2]) for name, _ in transaction.named_rows(txn, names.PRODUCERS)]
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:

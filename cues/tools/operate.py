@@ -17,6 +17,7 @@ from datetime import datetime
 
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.texts import quoted
 from cues.engine import identities
 from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
@@ -263,8 +264,8 @@ def plan_forget(store: Store, processor: str, graph: Graph | None = None) -> For
     if processor in present:
         raise InvalidArgument(
             f"{processor} is a processor of its graph.",
-            f"remove it from the graph first; or start it over with: cues seek {store.path}#{processor} --to start"
-            " --reset-state.",
+            f"remove it from the graph first; or start it over with: cues seek {quoted(store.path)}#{quoted(processor)}"
+            " --to start --reset-state.",
         )
     for unit in units:
         holder = metrics.owner(store, unit)

@@ -39,6 +39,7 @@ from urllib.parse import quote, unquote
 
 from cues import faults
 from cues.base import names
+from cues.base.texts import quoted
 from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions
 from cues.queues.queue import refuse_replacing, refuse_shrinking
@@ -256,7 +257,7 @@ class QueueDirectory:
         columns = self._with_schema()
         if self.version < 0:
             self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(self.options, columns)}])
-        grow = f"run cues grow {self.files.place}#{self.queue} {self._asked.partitions}"
+        grow = f"run cues grow {quoted(self.files.place)}#{quoted(self.queue)} {quoted(self._asked.partitions)}"
         refuse_replacing(self.queue, self._stored, self._stored._changed(self._asked._asked), grow)
         self.add_columns(columns.fields)
 

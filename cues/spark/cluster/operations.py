@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cues.base import names
+from cues.base.texts import quoted
 from cues.errors import AlreadyRunning, GraphError
 from cues.queues.options import QueueOptions
 from cues.queues.retention import PlannedPurge, PositionHolder, refuse_unread
@@ -76,7 +77,7 @@ def growing(files: Files, queue: str) -> QueueDirectory:
         raise GraphError(
             f"The queue {queue!r} in {files.url} is copied from the store of the graph {writer!r}, and has its"
             " partitions.",
-            f"run cues grow GRAPH#{queue}, or name that store; the directory follows while the graph runs.",
+            f"run cues grow GRAPH#{quoted(queue)}, or name that store; the directory follows while the graph runs.",
         )
     return directory
 

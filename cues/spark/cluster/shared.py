@@ -23,6 +23,7 @@ import numpy
 import pyarrow as pa
 
 from cues import codec
+from cues.base.texts import quoted
 from cues.errors import Diverged, QueueNotFound
 from cues.overrides import override
 from cues.queues.options import QueueOptions
@@ -51,7 +52,7 @@ class SharedQueue(ReadableQueue):
         if text is None:
             raise QueueNotFound(
                 f"The directory {place.store} has no queue {place.queue!r}.",
-                f"check both names; cues status {place.store} lists the queues.",
+                f"check both names; cues status {quoted(place.store)} lists the queues.",
                 queue=place.queue,
             )
         self._made = text

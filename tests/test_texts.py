@@ -1,0 +1,63 @@
+"""Texts for people: sizes, and commands that can be copied into a shell whatever the names in them are."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cues
+from cues.base.texts import quoted, size
+from cues.cli.app import COMMANDS
+
+_COMMAND = re.compile(rf"\bcues (?:{'|'.join(COMMANDS)})(?: (?:--[a-z-]+|\S*X\S*|…))* \S*$")
+"""The end of a text in which a command has begun, and goes on. X stands for a value."""
+
+
+def test_sizes_are_read_by_people() -> None:
+    assert [size(n) for n in (0, 999, 4_096, 82_305_957_888, 10**14)] == [
+        "0 B",
+        "999 B",
+        "4.1 KB",
+        "82 GB",
+        "100,000 GB",
+    ]
+
+
+@pytest.mark.parametrize(
+    "word", ["data/shop", "graph.py#orders", "s3://b/q#g.p", "my shop#a", "a'b", "$HOME", "#x", "", "a;b"]
+)
+def test_a_quoted_word_is_one_word_of_a_shell(word: str) -> None:
+    assert shlex.split(f"cues status {quoted(word)}") == ["cues", "status", word]
+
+
+def unquoted(tree: ast.AST) -> Iterator[int]:
+    """The lines of values in commands that are not quoted."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        before = ""
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                before += str(part.value)
+            elif isinstance(part, ast.FormattedValue):
+                value = part.value
+                by = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+                if (_COMMAND.search(before) or before == " --store ") and by != "quoted":
+                    yield part.lineno
+                before += "X"
+
+
+def test_each_value_in_a_command_is_quoted() -> None:
+    """A path with a space, copied from a hint, would name another store."""
+    root = Path(cues.__file__).parent
+    found = [
+        f"{path.relative_to(root)}:{line}"
+        for path in sorted([*root.rglob("*.py"), *(root.parent / "processors").glob("*.py")])
+        for line in unquoted(ast.parse(path.read_text()))
+    ]
+    assert not found
