@@ -5,10 +5,9 @@ The site has them under reference/ (site_hooks.py). ``python docs/make_reference
     module     __all__, in order of the alphabet
     class      signature, docstring, fields, then its public methods and properties
     function   signature, docstring
-    command    the options of click, each with its variable
 
-All text comes from docstrings and signatures. It does not depend on the version of Python or click, or on the size
-of the terminal: signatures and defaults are formatted here.
+All text comes from docstrings and signatures. It does not depend on the version of Python: signatures and defaults
+are formatted here.
 """
 
 from __future__ import annotations
@@ -69,13 +68,11 @@ SHOWN_DUNDERS = {"__len__", "__iter__", "__getitem__", "__contains__", "__enter_
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
     written = {f"{name}.md": module_page(name, title) for name, title in MODULES.items()}
-    written["commands.md"] = commands_page()
-    opening = "Every public name, from the code. [Options](../options.md) lists each option with its default.\n"
+    opening = "Every public name, from the code. See also [options](../options.md) and [commands](../cli.md).\n"
     lines = ["# Reference\n", opening]
     lines += ["| page | content |", "|---|---|"]
     lines += [f"| [{name}]({name}.md) | {title} |" for name, title in MODULES.items()]
-    lines += ["| [commands](commands.md) | the commands and their options |\n"]
-    written["index.md"] = "\n".join(lines)
+    written["index.md"] = "\n".join(lines) + "\n"
     return written
 
 
@@ -305,37 +302,6 @@ def prose(line: str) -> str:
     line = line.replace("``", "`")
     parts = line.split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
-
-
-# Commands
-
-
-def commands_page() -> str:
-    from cues.cli.app import COMMANDS, EPILOG, load
-
-    lines = ["# Commands\n", "[The command line](../cli.md) tells the use of each.\n"]
-    lines += ["```text", *inspect.cleandoc(EPILOG.replace("\b", "")).splitlines(), "```\n"]
-    for name, help_text in COMMANDS.items():
-        command = load(name)
-        lines += [f"## cues {name}\n", f"{help_text}\n"]
-        words = [p.name.upper() for p in command.params if p.name and p.param_type_name == "argument"]
-        lines += [f"```text\ncues {' '.join([name, '[OPTIONS]', *words])}\n```\n"]
-        paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
-        for paragraph in paragraphs:
-            if paragraph.startswith("\b"):
-                lines += ["```text", paragraph.lstrip("\b\n"), "```\n"]
-            else:
-                lines += [prose(paragraph) + "\n"]
-        rows = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
-        if rows:
-            lines += ["| option | effect | variable |", "|---|---|---|"]
-            for option in rows:
-                spelled = ", ".join(f"`{o}`" for o in [*option.opts, *option.secondary_opts])
-                variable = option.envvar or f"CUES_{name}_{option.name}".upper()
-                text = " ".join((option.help or "").split()).replace("|", "\\|")
-                lines += [f"| {spelled} | {prose(text)} | `{variable}` |"]
-            lines += [""]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def write(directory: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert built.returncode == 0, built.stdout + built.stderr
-    for page in ("tutorial", "reference", "reference/cues", "reference/commands"):
+    for page in ("tutorial", "reference", "reference/cues"):
         assert (tmp_path / "site" / page / "index.html").exists(), page
 
 

@@ -32,7 +32,7 @@ def test_the_command_writes_each_page_as_a_file(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(DOCS / "make_reference.py"), str(tmp_path)], check=True, timeout=60)
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert written == PAGES
-    assert written.keys() == {"index.md", "commands.md", *(f"{name}.md" for name in GENERATOR.MODULES)}
+    assert written.keys() == {"index.md", *(f"{name}.md" for name in GENERATOR.MODULES)}
 
 
 @pytest.mark.interpreted
@@ -61,18 +61,6 @@ def test_every_public_name_has_a_section(name: str) -> None:
             assert f"cues.{public}" in GENERATOR.MODULES or f"`{public}`" in PAGES["cues.md"], public
         else:
             assert public in headings, public
-
-
-@pytest.mark.interpreted
-def test_every_command_and_every_option_of_it_is_on_the_page() -> None:
-    from cues.cli.app import COMMANDS, load
-
-    for name in COMMANDS:
-        section = re.search(rf"^## cues {name}\n(.*?)(?=^## |\Z)", PAGES["commands.md"], re.M | re.S)
-        assert section, name
-        for parameter in load(name).params:
-            if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
-                assert all(f"`{spelled}`" in section[1] for spelled in parameter.opts), f"{name} {parameter.opts}"
 
 
 @pytest.mark.interpreted
