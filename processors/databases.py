@@ -153,6 +153,11 @@ class DuckDB(sql.SQLite):
         super().__init__(path, schema, timeout_s=timeout_s)
         self._lock = _locks_of(self.path).transactions
 
+    @property
+    def one_process(self) -> str:
+        """The file, which one process at a time can have open for writing."""
+        return os.path.realpath(self.path)
+
     @override
     def _connect(self) -> Any:
         with _locks_of(self.path).opening, _opened(self.path):

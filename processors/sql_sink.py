@@ -132,6 +132,11 @@ class Table:
         """The database, for error messages."""
         return self.target.where
 
+    @property
+    def one_process(self) -> str | None:
+        """The file, if one process at a time can have the database open."""
+        return getattr(self.target, "one_process", None)
+
     def close(self) -> None:
         """Close the database. The next transaction opens it again."""
         self.target.close()

@@ -116,6 +116,11 @@ class Rows:
                 "use the defaults.",
             )
 
+    @property
+    def one_process(self) -> str | None:
+        """The file, if no other process can read the database while one writes it."""
+        return getattr(databases.target_of(self.target), "one_process", None)
+
     def interrupt(self) -> None:
         """End the query that runs now; the engine calls it when the source ends."""
         if self._reader is not None:

@@ -308,6 +308,22 @@ def test_a_decimal_that_the_column_would_round_fails(store: cues.Store, tmp_path
     assert len(testing.messages(store, "errors")) == 3
 
 
+def test_two_sinks_make_their_tables_in_one_new_duckdb_file(tmp_path: Path) -> None:
+    """They take turns, also if each is an object of its own; DuckDB refuses two that change its catalogue at once."""
+    pytest.importorskip("duckdb")
+    for round in range(5):
+        graph = cues.Graph("g", [cues.Source("a"), cues.Source("b")], store=tmp_path / f"s{round}", errors="errors")
+        path = str(tmp_path / f"{round}.duckdb")
+        for name in ("a", "b"):
+            graph.add(Table(path, f"t{name}", {"n": "integer"}).sink(name, id=f"save-{name}"))
+        with graph.start() as running:
+            for n in range(3):
+                for name in ("a", "b"):
+                    running.send(name, {"n": n})
+            assert running.wait_idle(timeout=60) and not running.messages("errors")
+        assert change(path, "select n from ta") == change(path, "select n from tb") == [(0,), (1,), (2,)]
+
+
 def test_the_name_of_a_column_may_have_dots(target: str, store: cues.Store) -> None:
     table = Table(target, "t", {"user.id": "integer", "1.00": "text"}, mode="upsert", key="user.id")
     pour(table, store, [{"user.id": 1, "1.00": "a"}, {"user.id": 1, "1.00": "b"}], errors=None)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -757,6 +757,30 @@ def test_every_unit_is_assigned_once_and_no_worker_has_much_more_than_a_fair_sha
     assert len(found) == min(workers, len(carried))
     assert max(map(len, found.values())) <= -(-len(carried) * SLACK // len(found))
     assert found == shared(graph, workers)
+
+
+def test_two_workers_that_need_one_duckdb_file_are_refused_and_one_worker_is_not(tmp_path: Path) -> None:
+    """Two sinks, two instances of one, or a source of the file; two files, or only sources, are all right."""
+    from cues.processors.sql_sink import Table
+    from cues.processors.sql_source import Rows
+
+    def graph_of(*places: str, reads: Sequence[str] = ()) -> cues.Graph:
+        graph = cues.Graph("g")
+        for number, place in enumerate(places):
+            graph.add(cues.Source(f"q{number}", lambda position: iter(())))
+            graph.add(Table(tmp_path / place, "t", {"n": "integer"}).sink(f"q{number}", id=f"save-{number}"))
+        for number, place in enumerate(reads):
+            graph.add(cues.Source(f"r{number}", Rows(str(tmp_path / place), "t", "n")))
+        return graph
+
+    one = "a.duckdb"
+    (tmp_path / "link.duckdb").symlink_to(tmp_path / one)
+    for graph in (graph_of(one, one), graph_of(one, "link.duckdb"), graph_of(one, reads=[one])):
+        with pytest.raises(InvalidArgument, match=r"a\.duckdb open, and .* need it: g\..* in worker-\d, g"):
+            shared(graph, len(graph.plan().running))
+        assert len(shared(graph, 1)) == 1
+    assert len(shared(graph_of(one, "b.duckdb", "c.db", "c.db"), 4)) == 4
+    assert len(shared(graph_of(reads=[one, one]), 2)) == 2
 
 
 def test_logging_of_a_worker_goes_to_the_handlers_of_the_program(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from cues.errors import InvalidArgument
@@ -55,7 +55,28 @@ def assign(topology: Topology, units: Sequence[Node], workers: int | Literal["au
     loads = [[unit for name in piece for unit in alone[name]] for piece in _cut(row, topology, count)]
     loads += [[] for _ in range(count - len(loads))]
     _deal(instances, loads)
-    return {f"worker-{number}": tuple(load) for number, load in enumerate((x for x in loads if x), 1)}
+    found = {f"worker-{number}": tuple(load) for number, load in enumerate((x for x in loads if x), 1)}
+    _check_places(found, {unit.id: unit for unit in units})
+    return found
+
+
+def _check_places(assignment: Assignment, units: Mapping[str, Node]) -> None:
+    """Refuse two workers that need a place which one process at a time can have open, at least one to write there."""
+    writers: dict[str, dict[str, Node]] = {}
+    users: dict[str, dict[str, Node]] = {}
+    for worker, ids in assignment.items():
+        for unit in map(units.__getitem__, ids):
+            if place := getattr(unit.options.checkpoint, "one_process", None):
+                writers.setdefault(place, {})[worker] = unit
+            if place := place or getattr(unit.fn, "one_process", None):
+                users.setdefault(place, {})[worker] = unit
+    for place in writers:
+        if len(users[place]) > 1:
+            names = ", ".join(f"{unit.id} in {worker}" for worker, unit in sorted(users[place].items()))
+            raise InvalidArgument(
+                f"One process at a time can have {place} open, and several workers need it: {names}.",
+                "start the graph without workers, or with one; or give each of these processors a database of its own.",
+            )
 
 
 def _cpus() -> int:

@@ -104,6 +104,9 @@ class CheckpointTarget(Protocol):
     ``process.delivery``; an exception rolls both back. It refuses a delivery of a former owner (:class:`Fenced`), and
     raises :class:`CheckpointError` for a failure of the target itself. The object that it enters has a
     ``connection``, and ``known``: the number of messages at the start of the delivery that the target already has.
+
+    If only one process can have the target open, its attribute ``one_process`` is the place, as text. Then a start
+    with workers is refused if two of them need that place. A source that reads there has the same attribute.
     """
 
     def transaction(self, process: Any) -> AbstractContextManager[Any]:
