@@ -18,7 +18,10 @@ from cues.queues.options import QUEUE_TEXTS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-LEARNING = [DOCS / "tutorial.md", DOCS / "concepts.md", *sorted((DOCS / "how-to").glob("*.md"))]
+LEARNING = [
+    *(DOCS / name for name in ("tutorial.md", "concepts.md", "which.md")),
+    *sorted((DOCS / "how-to").glob("*.md")),
+]
 ALL = sorted(DOCS.rglob("*.md"))
 
 

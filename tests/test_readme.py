@@ -49,6 +49,10 @@ def test_the_quick_start_is_shown_and_sent_to_without_starting_it(
     assert capsys.readouterr().out == '{"count": 3, "price": 4, "total": 12}\n'
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 7000
+
+
 def test_a_quick_start_has_at_most_ten_statements() -> None:
     import ast
 
