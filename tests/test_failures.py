@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cues
+from cues.errors import NotInstalled, ProcessorStopped, Unsupported
 from cues.steps import failure
 
 
@@ -42,3 +45,26 @@ def test_a_long_chain_has_its_two_ends() -> None:
     ends = [str(n) for n in range(4_999, 4_999 - half, -1)], [str(n) for n in range(half - 1, -1, -1)]
     assert told == [*ends[0], f"{5_000 - failure.CAUSES_MAX:,} causes are left out", *ends[1]]
     assert len(failure.causes(chained(failure.CAUSES_MAX))) == failure.CAUSES_MAX
+
+
+@pytest.mark.parametrize("kind", [Unsupported, NotInstalled])
+def test_a_missing_package_stops_the_processor_and_no_message_fails(kind: Any, tmp_path: Path) -> None:
+    """Each further message would fail in the same way, and the queue would be emptied into the error queue."""
+    graph = cues.Graph("g", errors="errors", durability="process")
+    graph.source("in")
+
+    @graph.stream("in", "out")
+    def needs(message: dict[str, Any]) -> None:
+        raise kind("The driver is missing.", "install it.")
+
+    with (
+        pytest.raises(ProcessorStopped, match="The driver is missing"),
+        graph.start(store=tmp_path / "store") as running,
+    ):
+        for n in range(5):
+            running.send("in", {"n": n})
+        try:
+            running.wait_idle(30)
+        finally:
+            failed = running.messages("errors")
+    assert failed == []

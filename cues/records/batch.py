@@ -35,7 +35,7 @@ import xxhash
 
 from cues import codec
 from cues.base import clock, names
-from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey
+from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey, Unsupported
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.records import provenance
@@ -387,7 +387,7 @@ def split_meta(message: Any, provenance: Provenance) -> tuple[dict[str, Any], Pr
             f"The message has a {names.UUID!r}, which queues in a shared directory do not keep.", "leave it out."
         )
     if with_meta is not None and any(with_meta.times()):
-        raise InvalidArgument(
+        raise Unsupported(
             "The message has a time of delivery, and graphs in a shared directory do not hold messages.",
             "leave the time out; or run the graph without queues=.",
         )

@@ -26,6 +26,7 @@ from cues.errors import (
     ProcessorStopped,
     StoreError,
     StoreFull,
+    Unsupported,
     WorkerDied,
     WriterStuck,
 )
@@ -92,8 +93,11 @@ class Failure:
 
     @property
     def stops(self) -> bool:
-        """True if the target failed and not the message. Then the processor stops, also with an error queue."""
-        return isinstance(self.error, CheckpointError)
+        """True if no other message would succeed: the target failed, a package is missing, or the engine cannot do it.
+
+        Then the processor stops, also with an error queue.
+        """
+        return isinstance(self.error, (CheckpointError, Unsupported))
 
     def account(self) -> dict[str, Any]:
         """Return the chain of causes and the context for an error message."""

@@ -369,6 +369,7 @@ class ClusterEngine:
         self._feeders = [Feeder(driver, store, fed, [node.id for node in here], written)] if fed else []
         for feeder in self._feeders:
             feeder.restore()
+            feeder.refuse()
         for name, options in plan.queues.items():
             identity = None
             if name in self._fed:  # the store decides, and not the graph

@@ -349,14 +349,31 @@ class Feeder:
                     return None
         return files
 
+    def refuse(self) -> None:
+        """Refuse, before anything is taken, messages that a shared directory cannot keep. A start reads their heads."""
+        known = self._known(self.ledger.read())
+        for id, view in self.logs().items():
+            next, end = known.get(id, ("", 1))[1], view._row().next
+            while next < end:
+                next = self._batches(view, next, end)[2]
+
     def _read(self, queue: Queue, start: int, end: int) -> tuple[list[_Run], int, int]:
         """Messages from an index on, the index of the first, and the index after the last."""
+        batches, first, next = self._batches(queue, start, end)
+        runs = [_run(batch, low - batch.first, high - batch.first) for batch, low, high in batches]
+        return [run._replace(came=run.came.delivered()) for run in runs], first, next
+
+    def _batches(self, queue: Queue, start: int, end: int) -> tuple[list[tuple[Batch, int, int]], int, int]:
+        """Batches with the range of each, the index of the first message, and the index after the last one.
+
+        Refuses acknowledgements, and messages that are not due: the stages of a directory do not hold messages.
+        """
         with queue.store._view() as txn:
             row = queue._log.row(txn)
             next = first = min(max(start, row.first), end)
             count = min(end - first, FEED_MESSAGES)
             raws = queue._log.read(txn, row, first, count, FEED_BYTES)
-        runs = []
+        batches = []
         for batch in queue._log.batches(raws):
             low, high = max(first, batch.first), min(batch.next, first + count)
             if high <= low:
@@ -367,16 +384,14 @@ class Feeder:
                     " queue in a shared directory cannot keep.",
                     "use a queue without them, or run Spark without queues=.",
                 )
-            run = _run(batch, low - batch.first, high - batch.first)
             if batch.delays:
-                self._refuse_delayed(queue, low, run.came)
-            runs.append(run._replace(came=run.came.delivered()))
+                self._refuse_delayed(queue, low, _run(batch, low - batch.first, high - batch.first).came)
+            batches.append((batch, low, high))
             next = high
-        return runs, first, next
+        return batches, first, next
 
     @staticmethod
     def _refuse_delayed(queue: Queue, first: int, came: Provenance) -> None:
-        """Refuse messages whose time of delivery is in the future: the stages of a directory do not hold messages."""
         late = [(first + offset, time) for offset, time in enumerate(came.times()) if time > clock.now_ns()]
         if late:
             index, time = late[0]
