@@ -245,7 +245,7 @@ def test_control_a_redriven_timer_that_is_not_settled_in_its_commit(
     clock: testing.Clock, store: cues.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fires, and its error message looks unresolved."""
-    monkeypatch.setattr(redrives.Beside, "_settle_parts", lambda self, txn, parts: 0)
+    monkeypatch.setattr(redrives.Settling, "_settle_parts", lambda self, txn, parts: 0)
     graph = failed(store, clock)
     result = cues.redrive(graph, store=store, index=[1], timeout=30)
     assert not result.resolved and testing.messages(store, "out") == DONE

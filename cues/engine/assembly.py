@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from cues.base import events
 from cues.base.names import ProcessorId, ProcessorKey
@@ -42,15 +42,19 @@ from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topol
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
-from cues.steps.delays import deliverer_of
+from cues.steps.delays import DelayLane
+from cues.steps.expiry import ExpiryLane
 from cues.steps.feed import SourceStepper
 from cues.steps.ownership import Claimant, Ownership
 from cues.steps.pending import PendingStepper
-from cues.steps.redrive import redriver_of
+from cues.steps.redrive import RedriveLane
 from cues.steps.runner import Pause, Runner
 from cues.steps.stepper import Stepper
-from cues.steps.timers import firer_of
+from cues.steps.timers import TimerLane
 from cues.storage.transaction import StoreTransaction
+
+LANES: Final = (RedriveLane.of, TimerLane.of, DelayLane, ExpiryLane.of)
+"""What makes the lanes of a stream or sink, in the order of their turns."""
 
 
 @dataclass
@@ -155,11 +159,7 @@ def assemble(
             steppers: list[Stepper] = []
             for node in nodes:
                 kind = SourceStepper if node.kind == "source" else delivery
-                more: dict[str, Any] = (
-                    {} if node.kind == "source" else {"redriver": redriver_of, "deliverer": deliverer_of}
-                )
-                if node.options.timer is not None:
-                    more["firer"] = firer_of
+                more: dict[str, Any] = {"lanes": () if node.kind == "source" else LANES}
                 if node.pending:
                     kind, more = PendingStepper, {**more, "give_up": accept_topology}
                 else:

@@ -187,7 +187,7 @@ class Worker:
             return True
         if paused and delivery.paused and not self.busy:
             return True
-        if delivery.timers_wait() or delivery.delays_wait():
+        if delivery.lanes_wait():
             return False
         if self.busy:  # at most once: positions move before the function runs
             return False

@@ -8,9 +8,8 @@
 So a message is held, or on the queue of those that are due, or delivered; each change is one commit. Messages after it
 on its queue do not wait for it, and retention may delete it from its queue, because the row has all of it.
 
-A :class:`Deliverer` is made as the redriver is (redrive.py): a stepper of its own with its own row, epoch, positions
-and try log, under the id ``graph.processor.delayed``. It shares the function, the state and the fork queues of the
-unit's stepper, and runs in its thread; its commits compare the row of the unit too.
+A :class:`Deliverer` is a stepper beside that of the unit (beside.py), under the id ``graph.processor.delayed``. It
+shares the function too.
 
 Not guaranteed: the order of a delayed message relative to others, also of its key. Messages that are due are delivered
 in the order of their times, after their time, when the processor runs.
@@ -23,31 +22,38 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import events, names
+from cues.base import clock, events, names
 from cues.errors import CuesError
 from cues.graphs.processor import RedriveNode
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.queue import create_queue
 from cues.records import batch as batches
 from cues.records import provenance
 from cues.records.provenance import Provenance
-from cues.steps.redrive import TRY_LOG, Redriver, claim_beside
+from cues.steps.beside import Beside, claim_beside, make_queues
+from cues.steps.held import NEVER_NS, Held
+from cues.steps.lanes import SideLane
+from cues.steps.redrive import TRY_LOG
 from cues.steps.stepper import Outcome, Stepper
 
 if TYPE_CHECKING:
+    from cues.queues.processor_rows import ProcessorRow
     from cues.records.batch import Page
     from cues.steps.parts import Part
-    from cues.steps.taking import Taken
     from cues.storage.transaction import StoreTransaction
 
 MOVED_AT_ONCE: Final = 1000
 """Messages that one commit moves to the queues of those that are due."""
 
 
-class Deliverer(Redriver):
-    """Takes the delayed messages of one unit that are due. Used by the thread of the unit's stepper."""
+class Deliverer(Beside):
+    """Takes the delayed messages of one unit that are due."""
+
+    def __init__(self, held: Held, main: Stepper, node: RedriveNode, row: ProcessorRow) -> None:
+        self.held_back = held
+        """The delayed messages of the unit."""
+        super().__init__(main, node, row)
 
     @override
     def _key_of_row(self) -> bytes:
@@ -55,8 +61,7 @@ class Deliverer(Redriver):
 
     @override
     def step(self) -> Outcome:
-        held = self.main.held
-        assert held is not None
+        held = self.held_back
         held.next_ns = 0
         outcome = super().step()
         if outcome == "idle":
@@ -67,8 +72,7 @@ class Deliverer(Redriver):
 
     def _move(self) -> int:
         """Move messages that are due to their queues, in one commit; return the number of calls that they are for."""
-        held = self.main.held
-        assert held is not None
+        held = self.held_back
         due = held.take_due(MOVED_AT_ONCE)
         if not due:
             return 0
@@ -117,35 +121,56 @@ class Deliverer(Redriver):
         for input in self.inputs:
             if input.log.id in pages:
                 input.log.append(txn, pages[input.log.id])
-        assert self.main.held is not None
-        self.main.held.table.write(txn)
+        self.held_back.table.write(txn)
         faults.point("delay.moving")
 
     @override
-    def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
-        return {}
-
-    @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
-        Stepper._write_step(self, txn, parts, row)
-        self._drop_taken(txn, parts)
+        super()._write_step(txn, parts, row)
         faults.point("delay.inside")
 
 
-def deliverer_of(main: Stepper) -> Deliverer:
-    """Claim the deliverer of a unit that this process owns, and recover it. Raises :class:`Fenced` if it lost it."""
-    store = main.store
-    own = names.delayer_id(main.node.key)
-    node = RedriveNode.of(main.node, own)
-    wanted = {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG}
+class DelayLane(SideLane):
+    """The delayed messages of a unit: its steps hold them, and this lane delivers them."""
 
-    def create(txn: StoreTransaction) -> None:
-        for id, options in wanted.items():
-            create_queue(txn, store, id, options)
+    def __init__(self, unit: Stepper) -> None:
+        super().__init__(unit)
+        self.held = unit.held = Held(unit.store, unit.node)
 
-    store._commit(create)
-    logs = {port.queue: Log(store, port.queue) for port in node.inputs}
-    deliverer = Deliverer(main, node, claim_beside(main, node, own, logs))
-    faults.point("delay.claimed")
-    deliverer.recover()
-    return deliverer
+    @override
+    def armed(self) -> bool:
+        return self.held.next_ns != NEVER_NS
+
+    @override
+    def waits(self) -> bool:
+        next_ns = self.held.next_ns
+        return next_ns != NEVER_NS and next_ns <= clock.now_ns()
+
+    @override
+    def due_ns(self) -> int | None:
+        next_ns = self.held.next_ns
+        return None if next_ns == NEVER_NS else next_ns
+
+    @override
+    def once(self, stepper: Any) -> Outcome:
+        outcome = super().once(stepper)
+        if outcome == "blocked":
+            self.unit._hold()  # so that the thread sleeps until there is room
+        return outcome
+
+    @override
+    def claim(self) -> Deliverer:
+        main: Stepper = self.unit
+        store = main.store
+        own = names.delayer_id(main.node.key)
+        node = RedriveNode.of(main.node, own)
+        make_queues(store, {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG})
+        logs = {port.queue: Log(store, port.queue) for port in node.inputs}
+        deliverer = Deliverer(self.held, main, node, claim_beside(main, node, own, logs))
+        faults.point("delay.claimed")
+        deliverer.recover()
+        return deliverer
+
+    @override
+    def restart(self) -> None:
+        """Do nothing: its stepper has kept its place."""

@@ -11,11 +11,8 @@ So a redrive needs no process but the owner of the unit, and takes place whether
 message can be requested once at a time, and 1 and 4 are one commit each. Therefore a death at any moment leaves the
 request as it was or done, and two processes that ask at the same time ask once.
 
-A :class:`Redriver` is a stepper of its own. It has its own row, epoch, positions and try log, under the id
-``graph.processor.redrive``, and its own delivery hashes and position in a target, because redriven messages have no
-place in the order of the queue that they came from. It shares the state, the function and the fork queues of the
-unit's stepper, and runs in its thread. Its commits compare the row of the unit too, so a process that lost the unit
-cannot redrive for it.
+A :class:`Redriver` is a stepper beside that of the unit (beside.py), under the id ``graph.processor.redrive``. It
+shares the function too.
 
 Not guaranteed: order. A redriven message comes after messages that were behind it.
 """
@@ -24,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
@@ -35,20 +32,20 @@ from cues.graphs.processor import FRAME, Node, RedriveNode
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot, read_topology
+from cues.queues.processor_rows import ProcessorRow, read_topology
 from cues.queues.queue import create_queue
 from cues.records import batch as batches
+from cues.steps.beside import Beside, claim_beside, make_queues
 from cues.steps.error_records import SETTLED, Counts, ErrorRecord, ErrorRows, redriven_key, whoami
+from cues.steps.lanes import SideLane
 from cues.steps.ownership import fenced
 from cues.steps.parts import Part
-from cues.steps.runner import Runner
-from cues.steps.stepper import Stepper
+from cues.steps.stepper import Outcome, Stepper
 from cues.storage import wakeup
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
     from cues.records.batch import Page
-    from cues.steps.results import Results
     from cues.steps.taking import Taken
     from cues.storage.base_store import BaseStore
     from cues.storage.transaction import StoreTransaction
@@ -255,76 +252,13 @@ def discard(home: Store, records: Sequence[ErrorRecord], reason: str) -> Asked:
 # --- taking -------------------------------------------------------------------------------------
 
 
-class _SharedRunner(Runner):
-    """The runner of the unit, run with the process argument of its redriver: one event loop, one set of threads."""
+class Settling(Beside):
+    """A stepper whose messages may be redriven ones: its commits settle the error messages that they came from."""
 
-    def __init__(self, runner: Runner, redriver: Redriver) -> None:
-        # Not the constructor of Runner: this one has no threads and no layer of the state of its own.
-        self._runner = runner
-        self._redriver = redriver
-        self.pace = runner.pace
-        self.errors_left: int | None = None
-
-    @override
-    def run(self, taken: Taken, bounded: bool = False) -> Results:
-        runner = self._runner
-        own, runner._process = runner._process, self._redriver.process
-        runner.errors_left, runner.judged_as = self.errors_left, self._redriver.node
-        try:
-            return runner.run(taken, bounded)
-        finally:
-            runner._process, runner.judged_as = own, self._redriver.main.node
-
-    @override
-    def close(self) -> None:
-        """Do nothing: the stepper of the unit closes its runner."""
-
-
-class Beside(Stepper):
-    """A second stepper of a unit (:class:`Redriver`, timers.py): its inputs may hold redriven messages.
-
-    It has a row of its own, and shares the state. Used by the thread of the unit's stepper.
-    """
-
-    def __init__(self, main: Stepper, node: Node, row: ProcessorRow, runner: Callable[..., Runner] = Runner) -> None:
-        self.main = main
-        given = main.given
-        super().__init__(
-            main.store,
-            node,
-            row,
-            queues=given["queues"],
-            system=given["system"],
-            pause=given["pause"],
-            stopping=given["stopping"],
-            emit=self._emit_for_main,
-            runner=runner,
-            shares=main,
-        )
-        self.rows = ErrorRows(main.store)
-
-    def _emit_for_main(self, event: events.Event) -> None:
-        if not isinstance(event, events.Recovered):
-            self.main._emit(replace(event, processor=self.main.node.id))
-
-    @override
-    def _fence(self, txn: StoreTransaction) -> None:
-        """Raise :class:`Fenced` also if another process, or a seek, wrote the row of the unit: it shares its state."""
-        super()._fence(txn)
-        stored = txn.get(self.main._row_key)
-        if stored != self.main._expected:
-            raise fenced(self.main.node.id, self.main._expected, stored)
-
-    @property
-    def _counts_key(self) -> bytes:
-        """The key of the counts of its redrives."""
-        return self.main._redrives_key
-
-    def _note_counts(self, packed: bytes) -> None:
-        """Keep the counts that are about to commit."""
-        self.main._redrives = packed
-
-    # --- commit ---
+    def __init__(self, lane: CountedLane, node: Node, row: ProcessorRow, own_calls: bool = False) -> None:
+        self.lane = lane
+        self.rows = ErrorRows(lane.unit.store)
+        super().__init__(lane.unit, node, row, own_calls)
 
     @override
     def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
@@ -343,13 +277,11 @@ class Beside(Stepper):
     @override
     def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         super()._write_step(txn, parts, row)
-        counts = Counts.unpack(txn.get(self._counts_key))
-        if counts.asked != counts.done:  # else none of these messages is redriven
+        counts = Counts.unpack(txn.get(self.lane.key))
+        if counts.waiting:  # else none of these messages is redriven
             done = self._settle_parts(txn, parts)
-            packed = counts._replace(done=counts.done + done).pack()
-            txn.put(self._counts_key, packed)
-            self._note_counts(packed)
-        self._drop_taken(txn, parts)
+            self.lane.counts = counts._replace(done=counts.done + done).pack()
+            txn.put(self.lane.key, self.lane.counts)
 
     def _settle_parts(self, txn: StoreTransaction, parts: list[Part]) -> int:
         """Note that redriven messages are done; return the number of error messages of which none is left."""
@@ -362,15 +294,6 @@ class Beside(Stepper):
                 for at in range(start, end):
                     done += self._settle(txn, redriven_key(tailer, at), part, new)
         return done
-
-    def _drop_taken(self, txn: StoreTransaction, parts: list[Part]) -> None:
-        """Remove the messages that the step took: they are copies, and of no use after the commit."""
-        for input in self.inputs:
-            log_row = input.log.row(txn)
-            index = next((end for part in reversed(parts) if (end := _end(part, input.tailer))), log_row.first)
-            if index > log_row.first:
-                _, front = input.log.delete_before(txn, log_row, index)
-                input.log.move_front(txn, log_row, front)
 
     def _settle(self, txn: StoreTransaction, origin: bytes, part: Part, new: list[int]) -> int:
         """Note that one redriven message is done; return 1 if it was the last one of its error message."""
@@ -390,14 +313,8 @@ class Beside(Stepper):
         return int(not left)
 
 
-class Redriver(Beside):
-    """Takes the redriven messages of one unit. Used by the thread of the unit's stepper."""
-
-    def __init__(self, main: Stepper, node: RedriveNode, row: ProcessorRow) -> None:
-        assert main.runner is not None
-        runner = main.runner
-        shared = lambda *arguments: _SharedRunner(runner, self)  # noqa: E731
-        super().__init__(main, node, row, runner=shared)
+class Redriver(Settling):
+    """Takes the redriven messages of one unit."""
 
     @override
     def _key_of_row(self) -> bytes:
@@ -408,126 +325,120 @@ class Redriver(Beside):
         super()._write_step(txn, parts, row)
         faults.point("redrive.inside")
 
-    def refuse(self) -> None:
-        """Give up the redrives that wait, in one commit: the error messages are unresolved again."""
-        refuse_waiting(self.main, self.rows, "the messages do not fit the inputs that the processor has now")
-        for input in self.inputs:
-            input.go(input.queue._row().next)
+
+class CountedLane(SideLane):
+    """A lane for which redrives are asked, and counted in a row of the unit."""
+
+    def __init__(self, unit: Stepper, key: ProcessorKey, queues: str) -> None:
+        """``queues``: what the names of its queues begin with."""
+        super().__init__(unit)
+        self.key = names.redrives_key(key)
+        self.queues = queues
+        self.counts: bytes | None = None
+        """The counts of redrives, as the last transaction that compared the fence saw them."""
+
+    @override
+    def notice(self, txn: StoreTransaction) -> None:
+        self.counts = txn.get(self.key)
+
+    @override
+    def asked(self) -> bool:
+        counts = self.counts
+        return counts is not None and counts[:8] != counts[8:16]
+
+    def refuse(self, rows: ErrorRows, why: str, unless: Callable[[StoreTransaction], bool] = lambda txn: False) -> None:
+        """Write that the redrives that wait cannot be made, and remove their messages, in one commit.
+
+        ``unless``: in the transaction, whether they can be made after all.
+        """
+        main: Stepper = self.unit
+        prefix = self.queues
+        store, unit = main.store, main.node.id
+        logs = [Log(store, id) for id in store.queues(all=True) if id.startswith(prefix)]
+
+        def write(txn: StoreTransaction) -> int:
+            stored = txn.get(main._row_key)
+            if stored != main._expected:
+                raise fenced(unit, main._expected, stored)
+            if unless(txn):
+                return 0
+            refused = 0
+            cursor = txn.cursor(rows.database)
+            alive = cursor.set_range(b"r" + prefix.encode())
+            origins: dict[bytes, bytes] = {}
+            while alive and cursor.key().startswith(b"r" + prefix.encode()):
+                origins[cursor.key()] = cursor.value()
+                alive = cursor.next()
+            for origin in origins:
+                txn.delete(origin, db=rows.database)
+            for key in set(origins.values()):
+                fields = rows.get(txn, key)
+                if fields is not None:
+                    rows.put(txn, key, "refused", fields["by"], reason=why)
+                    refused += 1
+            for log in logs:
+                row = log.row(txn)
+                log.move_front(txn, row, row.next)
+            counts = Counts.unpack(txn.get(self.key))
+            self.counts = counts._replace(done=counts.asked).pack()
+            txn.put(self.key, self.counts)
+            return refused
+
+        refused = store._commit(write)
+        store._purged()
+        if refused:
+            text = f"{refused:,} redrive{'s' if refused > 1 else ''} refused: {why}. The messages stay unresolved"
+            main._emit(events.Event(unit, text, logging.WARNING))
 
 
-def _end(part: Part, tailer: str) -> int:
-    taking = part.taking
-    return taking.ends[taking.tailers.index(tailer)] if tailer in taking.tailers else 0
+class RedriveLane(CountedLane):
+    """The redriven messages of a unit, also while it is paused: a redrive is how a pause is tried out."""
 
+    while_paused = True
 
-def refuse_waiting(main: Stepper, rows: ErrorRows, why: str, firer: Beside | None = None) -> None:
-    """Write that the redrives of a unit that wait cannot be made, and remove their messages.
+    @staticmethod
+    def of(unit: Stepper) -> RedriveLane:
+        return RedriveLane(unit, unit.node.key, names.redrive_queue(unit.node.key, ""))
 
-    With ``firer``, those of its timers, unless a message is on the queue of due timers: it may be one of them.
-    """
-    store, unit = main.store, main.node.id
-    prefix = names.redrive_queue(main.node.key, "") if firer is None else names.timer_queue(main.node.key) + "\0"
-    logs = [Log(store, id) for id in store.queues(all=True) if id.startswith(prefix)]
-    counts_key = main._redrives_key if firer is None else main._timer_redrives_key
+    @override
+    def armed(self) -> bool:
+        return self.counts is not None
 
-    def write(txn: StoreTransaction) -> int:
-        stored = txn.get(main._row_key)
-        if stored != main._expected:
-            raise fenced(unit, main._expected, stored)
-        if firer is not None and firer.inputs[0].log.row(txn).next > firer.inputs[0].index:
-            return 0
-        refused = 0
-        cursor = txn.cursor(rows.database)
-        alive = cursor.set_range(b"r" + prefix.encode())
-        origins: dict[bytes, bytes] = {}
-        while alive and cursor.key().startswith(b"r" + prefix.encode()):
-            origins[cursor.key()] = cursor.value()
-            alive = cursor.next()
-        for origin in origins:
-            txn.delete(origin, db=rows.database)
-        for key in set(origins.values()):
-            fields = rows.get(txn, key)
-            if fields is not None:
-                rows.put(txn, key, "refused", fields["by"], reason=why)
-                refused += 1
-        for log in logs:
-            row = log.row(txn)
-            log.move_front(txn, row, row.next)
-        counts = Counts.unpack(txn.get(counts_key))
-        packed = counts._replace(done=counts.asked).pack()
-        txn.put(counts_key, packed)
-        if firer is None:
-            main._redrives = packed
-        else:
-            main._timer_redrives = packed
-        return refused
+    @override
+    def waits(self) -> bool:
+        return self.asked()
 
-    refused = store._commit(write)
-    store._purged()
-    if refused:
-        text = f"{refused:,} redrive{'s' if refused > 1 else ''} refused: {why}. The messages stay unresolved"
-        main._emit(events.Event(unit, text, logging.WARNING))
+    @override
+    def step(self) -> bool:
+        redriver, self.stepper = self.stepper, None  # after an error it is recovered, as after a start
+        outcome: Outcome = "committed"
+        if redriver is None:
+            redriver = self.claim()
+        elif (outcome := redriver.step()) == "idle":
+            self.refuse(redriver.rows, "the messages do not fit the inputs that the processor has now")
+            for input in redriver.inputs:
+                input.go(input.queue._row().next)
+        self.stepper = redriver
+        return outcome != "blocked"
 
+    @override
+    def claim(self) -> Redriver | None:
+        """Own the redriver. None if the unit takes no redriven messages; then those that wait are refused."""
+        main: Stepper = self.unit
+        store, key = main.store, main.node.key
+        why = unable(main.node)
+        if why:
+            self.refuse(ErrorRows(store), why)
+            return None
+        node = RedriveNode.of(main.node)
+        make_queues(store, {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG})
+        logs = {port.queue: Log(store, port.queue) for port in node.inputs}
+        redriver = Redriver(self, node, claim_beside(main, node, key, logs))
+        faults.point("redrive.claimed")
+        redriver.recover()
+        redriver.watch_with(main, 1)
+        return redriver
 
-def claim_beside(main: Stepper, node: Node, id: ProcessorKey, logs: dict[str, Log]) -> ProcessorRow:
-    """Claim a second row of a unit that ``main`` owns, for other steps of it (redrive.py, timers.py): under ``id``.
-
-    ``logs``: the logs that it reads, by tailer id. Raises :class:`Fenced` if this process lost the unit.
-    """
-
-    def claim(txn: StoreTransaction) -> ProcessorRow:
-        stored = txn.get(main._row_key)
-        if stored != main._expected:
-            raise fenced(main.node.id, main._expected, stored)
-        raw, raw_inputs = txn.get(names.redriver_key(id)), txn.get(names.redriver_inputs_key(id))
-        old = None if raw is None else ProcessorRow.unpack(raw, node.id)
-        before = () if raw_inputs is None else ProcessorInputs.unpack(raw_inputs, node.id).tailers
-        known = dict(zip(before, old.positions)) if old is not None else {}
-        positions = []
-        for tailer in sorted(logs):
-            log_row = logs[tailer].row(txn)
-            first = Position(log_row.identity, log_row.first, NO_SEAL)
-            position = known.get(tailer, first)
-            positions.append(first if position.next < first.next else position)  # redrives were refused
-        row = ProcessorRow(
-            main._row.owner,
-            (old.epoch if old is not None else 0) + 1,
-            old.generation if old is not None else 0,
-            main._row.pid,
-            boot(),
-            old.pending if old is not None else False,
-            tuple(positions),
-        )
-        inputs = ProcessorInputs(node.kind, tuple(sorted(logs)), tuple(sorted(logs)), (b"",) * len(logs))
-        txn.put(names.redriver_key(id), row.pack())
-        txn.put(names.redriver_inputs_key(id), inputs.pack())
-        return row
-
-    return main.store._commit(claim)
-
-
-def redriver_of(main: Stepper) -> Redriver | None:
-    """Claim the redriver of a unit that this process owns, and recover it.
-
-    None if the unit takes no redriven messages; then those that wait are refused. Raises :class:`Fenced` if this
-    process does not own the unit any more.
-    """
-    store, key = main.store, main.node.key
-    why = unable(main.node)
-    if why:
-        refuse_waiting(main, ErrorRows(store), why)
-        return None
-    node = RedriveNode.of(main.node)
-    wanted = {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG}
-
-    def create(txn: StoreTransaction) -> None:
-        for id, options in wanted.items():
-            create_queue(txn, store, id, options)
-
-    store._commit(create)
-    logs = {port.queue: Log(store, port.queue) for port in node.inputs}
-    redriver = Redriver(main, node, claim_beside(main, node, key, logs))
-    faults.point("redrive.claimed")
-    redriver.recover()
-    redriver.watch_with(main, 1)
-    return redriver
+    @override
+    def restart(self) -> None:
+        """Do nothing: it went on during the pause."""

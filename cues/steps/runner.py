@@ -39,6 +39,7 @@ from cues.graphs.processor import (
     wants_process,
 )
 from cues.native import mypyc_attr
+from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.steps import concurrency
@@ -84,7 +85,29 @@ def _passes(filter: Filter | None, message: dict[str, Any]) -> bool:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Runner:
+class Calls:
+    """The calls of a function, as a stepper uses them."""
+
+    pace: Pace
+    """The number of messages in a step. For a message function it changes only the speed."""
+    errors_left: int | None
+    """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
+
+    def run(self, taken: Taken, bounded: bool = False) -> Results:
+        """Call the function for what a step took."""
+        raise NotImplementedError
+
+    @property
+    def abandoned(self) -> int:
+        """The number of calls that took longer than ``timeout_s``. They may still be running."""
+        return 0
+
+    def close(self) -> None:
+        """End threads and event loop."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Runner(Calls):
     """Calls the function of one stream or sink."""
 
     packer: ClassVar[type[Packer]] = Packer
@@ -131,7 +154,6 @@ class Runner:
         self._counting = threading.Lock()
         self._width = 1 if node.options.batch else node.options.concurrency
         self.pace = self._pace()
-        """The number of messages in a step. For a message function it changes only the speed."""
         self._stride = Stride(self.pace.bound_ns)
         self._threads = Threads(self._width, f"cues {node.id} call")
         self._limit_s = node.options.timeout_s
@@ -144,8 +166,7 @@ class Runner:
                 self._fn = waiting(node.fn, self._loop, self._limit_s)
         self.judged_as = node
         """The processor whose options say what a failure does: another one while it runs redriven messages."""
-        self.errors_left: int | None = None
-        """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
+        self.errors_left = None
         self._limited: Limited | None = None
         """Calls plain functions that have ``timeout_s``."""
         if self._limit_s is not None and self._loop is None:
@@ -182,9 +203,9 @@ class Runner:
             fixed=bool(options.batch),
         )
 
+    @override
     @property
     def abandoned(self) -> int:
-        """The number of calls that took longer than ``timeout_s``. They may still be running."""
         return 0 if self._limited is None else self._limited.abandoned
 
     def _timed_out(self) -> CallTimedOut:
@@ -199,6 +220,7 @@ class Runner:
             self._emit(events.Event(self._node.id, error.message, logging.WARNING))
         return error
 
+    @override
     def run(self, taken: Taken, bounded: bool = False) -> Results:
         """Call the function for the taken messages. Raises :class:`Interrupted` when the graph is aborted.
 
@@ -251,6 +273,7 @@ class Runner:
         if self._imperative is not None:
             self._imperative.discard()
 
+    @override
     def close(self) -> None:
         """Close threads and the event loop. A call that still runs on the loop is cancelled."""
         self._threads.close()

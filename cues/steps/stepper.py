@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from cues import faults
 from cues.base import clock, events
@@ -33,49 +32,12 @@ from cues.overrides import override
 from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
-from cues.steps.held import NEVER_NS
 from cues.steps.invocation import prepare
+from cues.steps.lanes import Outcome as Outcome
 from cues.steps.pauses import ProcessorPause
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
-
-if TYPE_CHECKING:
-    from cues.storage.transaction import StoreTransaction
-
-EXPIRED_WHEN_IDLE: Final = 1000
-"""Expired values of the state that one commit deletes when there is nothing to take."""
-Outcome = Literal["idle", "blocked", "paused", "committed"]
-"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); paused until somebody
-resumes it (pauses.py); a step was made."""
-
-
-class Redriving(Protocol):
-    """The redriver of a unit, as its stepper uses it."""
-
-    @property
-    def divided(self) -> bool: ...
-
-    def step(self) -> Outcome: ...
-
-    def refuse(self) -> None:
-        """Give up the redrives that wait: their messages do not fit the inputs of the processor."""
-
-
-class Firing(Protocol):
-    """The firer of a unit, as its stepper uses it."""
-
-    waiting: bool
-
-    def step(self) -> Outcome: ...
-
-    def close(self) -> None: ...
-
-
-class Delivering(Protocol):
-    """The deliverer of a unit, as its stepper uses it."""
-
-    def step(self) -> Outcome: ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -85,32 +47,19 @@ class Stepper(Recovery):
     @override
     def _made(self) -> None:
         super()._made()
-        self.redriver: Redriving | None = None
-        """Takes the redriven messages of this unit (redrive.py). It is made when the first one is asked for."""
-        self._redrove = False
-        """True if the last step was one of the redriver: they take turns."""
-        self.firer: Firing | None = None
-        """Takes the due timers of this unit (timers.py). It is made by the first step of one with ``timer=``."""
-        self._fired = False
-        """True if the last step was one of the firer: they take turns."""
-        self.deliverer: Delivering | None = None
-        """Takes the delayed messages of this unit that are due (delays.py). It is made when the first one is due."""
-        self._delivered = False
-        """True if the last step was one of the deliverer: they take turns."""
+        self.lanes = [lane for make in self._lanes_of if (lane := make(self)) is not None]
         self._rested = False
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self._prepared = False
         """Whether the target and the function have opened what they need."""
         self.paused = False
         """True from the step that notices a pause until the one that notices its end."""
-        self._paced = self.bucket is not None or self._firer_of is not None
-        """Whether a step may wait for ``rate=``, or be one of the firer."""
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
         self.gate.clear()
-        if self.firer is not None:
-            self.firer.close()
+        for lane in self.lanes:
+            lane.close()
         if self.runner is not None:
             self.runner.close()
 
@@ -156,13 +105,10 @@ class Stepper(Recovery):
         rested, self._rested = self._rested, True
         if rested and not self._last_look.is_current():
             self._look_around()
-        if (
-            self._paced
-            or self._redrives is not None
-            or self._pause_row is not None
-            or self.paused
-            or (self.held is not None and self.held.next_ns != NEVER_NS)
-        ):
+        others = self.bucket is not None or self._pause_row is not None or self.paused
+        for lane in self.lanes:
+            others = others or lane.armed()
+        if others:
             outcome = self._others_first()
             if outcome is not None:
                 return outcome
@@ -182,9 +128,7 @@ class Stepper(Recovery):
                 self._look_around()
             for mark in self.marks.values():
                 mark.release()
-            more = (self._redrives_wait() and self._redrive()) or (self.timers_wait() and self._fire())
-            more = more or (self.delays_wait() and self._deliver()) or self._expire()
-            return "committed" if more else "idle"
+            return "committed" if any(lane.waits() and lane.step() for lane in self.lanes) else "idle"
         if self.bucket is not None and taken.times is None:
             self.bucket.take(1 if self.node.options.batch else taken.count)
         if faults.active:
@@ -203,16 +147,15 @@ class Stepper(Recovery):
             self.store._check_file()
             self.check_fence()
             return "blocked"
-        self._redrove = not self._redrove and self._redrives_wait() and self._redrive()
-        if self._redrove:
-            return "committed"
+        for lane in self.lanes:
+            if lane.while_paused and lane.turn():
+                return "committed"
         if (self.paused or self._pause_row is not None) and self.whole is self and self._stays_paused():
             return "paused"
-        self._fired = not self._fired and self.timers_wait() and self._fire()
-        if self._fired:
-            return "committed"
-        self._delivered = not self._delivered and self.delays_wait() and self._deliver()
-        return "committed" if self._delivered else None
+        for lane in self.lanes:
+            if not lane.while_paused and lane.turn():
+                return "committed"
+        return None
 
     def _look_around(self) -> None:
         """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
@@ -231,9 +174,8 @@ class Stepper(Recovery):
         self.check_fence()
         if self._pause_row is None:
             self.paused = False
-            if self.firer is not None:
-                self.firer.close()
-                self.firer = None
+            for lane in self.lanes:
+                lane.restart()
             self.recover()
             self.be_careful(self._careful, None)  # the function is called again, also if the message killed its worker
             self._emit(events.Event(self.node.id, "resumed", logging.INFO))
@@ -286,7 +228,7 @@ class Stepper(Recovery):
     def divided(self) -> bool:
         """True if parts of a batch that failed wait. They are known in memory only."""
         here = any(halving.at(input.index) for halving, input in zip(self._halving, self.inputs))
-        return here or (self.redriver is not None and self.redriver.divided)
+        return here or any(lane.divided for lane in self.lanes)
 
     def _hold_back(self, taken: Taken) -> None:
         """Commit a step that keeps its messages until they are due. If the processor cannot, the first one fails."""
@@ -304,8 +246,7 @@ class Stepper(Recovery):
         if self.bucket.calls():
             self.counters.limited = False
             return False
-        due = self._redrives_wait() or self.timers_wait() or self.delays_wait()
-        self.counters.limited = due or self._something_to_take()
+        self.counters.limited = self.lanes_wait() or self._something_to_take()
         return True
 
     def _calls(self, size: int) -> int:
@@ -347,96 +288,22 @@ class Stepper(Recovery):
         for reader in self._readers:
             reader.stand(self.position_in(self._row, reader.tailer))
 
-    def _redrives_wait(self) -> bool:
-        """Return whether redrives were asked for and are not done, as of the last comparison of the fence."""
-        return self._redriver_of is not None and _asked(self._redrives)
+    # --- lanes ---
+
+    def lanes_wait(self) -> bool:
+        """Return whether a lane has something to do before the inputs. Safe in any thread."""
+        return any(lane.armed() and lane.waits() for lane in self.lanes)
 
     def redrive(self) -> bool:
-        """Make one step of the redriver, if a redrive waits; else return False. Raises the errors of :meth:`step`."""
+        """Make one step for which a redrive was asked; else return False. Raises the errors of :meth:`step`."""
         self.check_fence()
-        return (self._redrives_wait() and self._redrive()) or (_asked(self._timer_redrives) and self._fire())
+        return any(lane.asked() and lane.step() for lane in self.lanes)
 
     @property
     def redrive_waits_s(self) -> float:
         """Seconds until ``rate=`` allows the call of a redriven message; 0 if it does, or none waits."""
-        waits = self._redrives_wait() or _asked(self._timer_redrives)
+        waits = any(lane.asked() for lane in self.lanes)
         return self.bucket.wait_s() if self.bucket is not None and waits else 0.0
-
-    def _redrive(self) -> bool:
-        redriver, self.redriver = self.redriver, None  # after an error it is recovered, as after a start
-        if redriver is None:
-            assert self._redriver_of is not None
-            redriver = self._redriver_of(self)
-            outcome: Outcome = "committed"
-        elif (outcome := redriver.step()) == "idle":
-            redriver.refuse()
-        self.redriver = redriver
-        return outcome != "blocked"
-
-    def timers_wait(self) -> bool:
-        """Return whether a timer is due, or may have been moved to the queue of due timers. Safe in any thread."""
-        if self._firer_of is None:
-            return False
-        firer = self.firer
-        if firer is None or firer.waiting or _asked(self._timer_redrives):
-            return True
-        first = self.state.first_due()
-        return first is not None and first <= clock.now_ns()
-
-    def _fire(self) -> bool:
-        assert self._firer_of is not None
-        self.check_fence()
-        firer, self.firer = self.firer, None  # after an error it is recovered, as after a start
-        try:
-            if firer is None:
-                firer = self._firer_of(self)
-            outcome = firer.step()
-        except BaseException:
-            if firer is not None:
-                firer.close()
-            raise
-        self.firer = firer
-        return outcome == "committed"
-
-    def delays_wait(self) -> bool:
-        """Return whether a delayed message is due, or may have been moved to its queue. Safe in any thread."""
-        held = self.held
-        return held is not None and held.next_ns != NEVER_NS and held.next_ns <= clock.now_ns()
-
-    def _deliver(self) -> bool:
-        assert self._deliverer_of is not None
-        self.check_fence()
-        deliverer, self.deliverer = self.deliverer, None  # after an error it is recovered, as after a start
-        if deliverer is None:
-            deliverer = self._deliverer_of(self)
-        outcome = deliverer.step()
-        self.deliverer = deliverer
-        if outcome == "blocked":
-            self._hold()  # so that the thread sleeps until there is room
-        return outcome == "committed"
-
-    def _expire(self) -> bool:
-        """Delete values of the state that expired, in a commit of their own; return False if there were none."""
-        if self.state.ttl_ns is None:
-            return False
-        count = self.state.expire(EXPIRED_WHEN_IDLE)
-        if not count:
-            self.state.committed()
-            return False
-
-        def write(txn: StoreTransaction) -> None:
-            self._fence(txn)
-            self.state.write(txn)
-            faults.point("state.expiring")
-
-        try:
-            self._patiently(self.store._commit, write, pages=3 * count)
-        except BaseException:
-            self.state.forget()
-            raise
-        self.state.committed()
-        faults.point("state.expired")
-        return True
 
     # 1. Take.
 
@@ -501,10 +368,7 @@ class Stepper(Recovery):
         if self.bucket is not None and (wait_s := self.bucket.wait_s()):
             return wait_s
         ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
-        if self._firer_of is not None and (first := self.state.first_due()) is not None:
-            ends.append(first - clock.now_ns())
-        if self.held is not None and self.held.next_ns != NEVER_NS:
-            ends.append(self.held.next_ns - clock.now_ns())
+        ends += [due - clock.now_ns() for lane in self.lanes if (due := lane.due_ns()) is not None]
         ends = [left for left in ends if left > 0]  # what is over now waits for room, or ready() is true
         return min(ends) / 1e9 if ends else None
 
@@ -557,8 +421,3 @@ class Stepper(Recovery):
 
     def _input_of(self, taken: Taken) -> int:
         return self.inputs.index(taken.slices[0].input)
-
-
-def _asked(counts: bytes | None) -> bool:
-    """Return whether redrives were asked for and are not done, by their packed counts."""
-    return counts is not None and counts[:8] != counts[8:16]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues.base import events, names
@@ -38,11 +38,12 @@ from cues.steps.halving import Halving
 from cues.steps.hashes import Hasher
 from cues.steps.held import Held
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
+from cues.steps.lanes import Lane
 from cues.steps.meter import Meter
 from cues.steps.ownership import fenced
 from cues.steps.pauses import ErrorWindow
 from cues.steps.process import Process
-from cues.steps.runner import Interrupted, Pause, Runner
+from cues.steps.runner import Calls, Interrupted, Pause, Runner
 from cues.steps.state import StateTable
 from cues.steps.taking import Input
 from cues.storage.base_store import LastLook
@@ -77,18 +78,15 @@ class StepperBase:
         stopping: Callable[[], bool] = lambda: False,
         may_linger: Callable[[], bool] = lambda: False,
         emit: Callable[[events.Event], None] = lambda event: None,
-        runner: Callable[..., Runner] = Runner,
+        runner: Callable[..., Calls] = Runner,
         shares: StepperBase | None = None,
-        redriver: Callable[[Any], Any] | None = None,
-        firer: Callable[[Any], Any] | None = None,
-        deliverer: Callable[[Any], Any] | None = None,
+        lanes: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         """``queues``: handles by name, needed for queues of other stores. ``marks``: the low-water marks there, by
         tailer id. ``may_linger``: whether a step may wait for more messages, as ``linger_s`` asks. ``runner``: makes
         the runner from the arguments of :class:`Runner`. ``shares``: the stepper of the same thread whose state,
-        counters, appenders and fork queues this one uses too. ``redriver``: makes the stepper of its redriven
-        messages (redrive.py). ``firer``: makes the stepper of its due timers (timers.py). ``deliverer``: makes the
-        stepper of its delayed messages that are due (delays.py); without it they are taken as all others."""
+        counters, appenders and fork queues this one uses too. ``lanes``: make its lanes
+        (lanes.py), each from the stepper; None from one that has nothing to do here."""
         self.store = store
         self.given: dict[str, Any] = {"queues": queues, "system": system, "pause": pause, "stopping": stopping}
         """Arguments with which another stepper of the same processor is made."""
@@ -114,7 +112,6 @@ class StepperBase:
         self._unpacked: tuple[bytes, ProcessorRow] = (self._expected, row)
         """A row that was unpacked, and its bytes. Another thread may unpack one while a step commits the next."""
         self._row_key = self._key_of_row()
-        self._redrives_key = names.redrives_key(node.key)
         self.whole: StepperBase = self if shares is None else shares
         """The stepper of the unit, which is another one for redriven messages and for timers."""
         self._pause_key: bytes = names.pause_key(node.key) if shares is None else shares._pause_key
@@ -128,16 +125,11 @@ class StepperBase:
         """The window after the commit of the step."""
         self._beside: dict[bytes, bytes] = {}
         """Rows about the failures of the step, which its commit writes too."""
-        self._redriver_of = redriver
-        self._firer_of = firer
-        self._deliverer_of = deliverer
-        self.held = Held(store, node) if deliverer is not None else None
-        """The delayed messages of the unit."""
-        self._redrives: bytes | None = None
-        """The counts of redrives (redrive.py), as the last transaction that compared the fence saw them."""
-        self._timer_redrives_key = names.redrives_key(names.timer_id(node.key))
-        self._timer_redrives: bytes | None = None
-        """The counts of redrives of timers that failed; None without ``timer=``."""
+        self._lanes_of = lanes
+        self.lanes: list[Lane] = []
+        """What it does beside its inputs, in the order of their turns."""
+        self.held: Held | None = None
+        """The delayed messages of the unit; None without their lane: then they are taken as all others."""
         self.try_log = store.queue(node.key)
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
@@ -284,11 +276,10 @@ class StepperBase:
         self._look(txn)
 
     def _look(self, txn: StoreTransaction) -> None:
-        """Read what others ask of this unit: redrives, and a pause or its end."""
-        self._redrives = txn.get(self._redrives_key)
+        """Read what others ask of this unit: a pause or its end, and what its lanes know."""
         self._pause_row = txn.get(self._pause_key)
-        if self._firer_of is not None:
-            self._timer_redrives = txn.get(self._timer_redrives_key)
+        for lane in self.lanes:
+            lane.notice(txn)
 
     @property
     def _row(self) -> ProcessorRow:

@@ -8,9 +8,8 @@
                 the row of its timer; a timer that was cancelled or replaced after 2 has another row, and is skipped
 
 The row that 3 deletes is committed with the outputs, so a timer fires once, and a crash between any two commits
-leaves a timer that is due, or a message that is taken. A :class:`Firer` is a stepper of its own, as the redriver is
-(redrive.py): it has its own row, epoch, positions and try log, under the id ``graph.processor.timer``. It shares the
-state and the fork queues of the unit's stepper, and runs in its thread; its commits compare the row of the unit too.
+leaves a timer that is due, or a message that is taken. A :class:`Firer` is a stepper beside that of the unit
+(beside.py), under the id ``graph.processor.timer``; it calls another function.
 
 Not guaranteed: that a timer fires at its time. It fires after it, when its processor runs.
 
@@ -29,12 +28,11 @@ from cues.base import clock, names
 from cues.graphs.processor import TimerNode
 from cues.overrides import override
 from cues.queues.log import Log
-from cues.queues.options import QueueOptions
-from cues.queues.queue import create_queue
 from cues.records import batch as batches
-from cues.steps.error_records import Counts, ErrorRows
+from cues.steps.beside import claim_beside, make_queues
+from cues.steps.error_records import ErrorRows
 from cues.steps.hashes import Hasher, Range
-from cues.steps.redrive import Beside, claim_beside, refuse_waiting
+from cues.steps.redrive import TRY_LOG, CountedLane, Settling
 from cues.steps.stepper import Outcome, Stepper
 
 if TYPE_CHECKING:
@@ -60,13 +58,13 @@ class TimerHasher(Hasher):
         return super().digest(ranges, ["timer", *[self.times[index] for index in range(start, stop)]])
 
 
-class Firer(Beside):
-    """Moves the due timers of one unit, and takes them. Used by the thread of the unit's stepper."""
+class Firer(Settling):
+    """Moves the due timers of one unit, and takes them."""
 
-    def __init__(self, main: Stepper, node: TimerNode, row: ProcessorRow) -> None:
-        self.waiting = True
-        """False after a look that found no message of a due timer."""
-        super().__init__(main, node, row)
+    lane: TimerLane
+
+    def __init__(self, lane: TimerLane, node: TimerNode, row: ProcessorRow) -> None:
+        super().__init__(lane, node, row, own_calls=True)
         self.hasher = TimerHasher(node.key, row.generation)
         self.process._renew(self.hasher, row.epoch)
 
@@ -75,25 +73,18 @@ class Firer(Beside):
         return names.redriver_key(names.timer_id(self.main.node.key))
 
     @override
-    @property
-    def _counts_key(self) -> bytes:
-        return self.main._timer_redrives_key
-
-    @override
-    def _note_counts(self, packed: bytes) -> None:
-        self.main._timer_redrives = packed
-
-    @override
     def step(self) -> Outcome:
-        self.waiting = True
+        lane = self.lane
+        lane.looks = True
         outcome = super().step()
         if outcome == "idle":
             if self._move():
                 return super().step()
-            self.waiting = False
-            counts = self.main._timer_redrives
-            if counts is not None and Counts.unpack(counts).waiting:  # an older version has taken their messages
-                refuse_waiting(self.main, self.rows, "the timers are not on the queue of due timers", self)
+            lane.looks = False
+            if lane.asked():  # an older version has taken their messages
+                why = "the timers are not on the queue of due timers"
+                (input,) = self.inputs
+                lane.refuse(self.rows, why, unless=lambda txn: input.log.row(txn).next > input.index)
         return outcome
 
     def _move(self) -> int:
@@ -135,21 +126,45 @@ class Firer(Beside):
         faults.point("timer.inside")
 
 
-def firer_of(main: Stepper) -> Firer:
-    """Claim the firer of a unit that this process owns, and recover it. Raises :class:`Fenced` if it lost the unit."""
-    store = main.store
-    node = TimerNode.of(main.node)
-    (port,) = node.inputs
+class TimerLane(CountedLane):
+    """The timers of a unit that has ``timer=``."""
 
-    def create(txn: StoreTransaction) -> None:
-        for id in (port.queue, node.id):
-            create_queue(txn, store, id, QueueOptions(metadata=False))
+    def __init__(self, unit: Stepper) -> None:
+        super().__init__(unit, names.timer_id(unit.node.key), names.timer_queue(unit.node.key) + "\0")
+        self.looks = True
+        """False after a look that found no message of a due timer."""
 
-    store._commit(create)
-    ErrorRows(store).ensure()  # a redrive may be asked for at any time, and a commit cannot open it
-    own = names.timer_id(main.node.key)
-    firer = Firer(main, node, claim_beside(main, node, own, {port.queue: Log(store, port.queue)}))
-    faults.point("timer.claimed")
-    firer.recover()
-    firer.watch_with(main, 2)
-    return firer
+    @staticmethod
+    def of(unit: Stepper) -> TimerLane | None:
+        return None if unit.node.options.timer is None else TimerLane(unit)
+
+    @override
+    def armed(self) -> bool:
+        return True
+
+    @override
+    def waits(self) -> bool:
+        if self.stepper is None or self.looks or self.asked():
+            return True
+        first = self.due_ns()
+        return first is not None and first <= clock.now_ns()
+
+    @override
+    def due_ns(self) -> int | None:
+        unit: Stepper = self.unit
+        return unit.state.first_due()
+
+    @override
+    def claim(self) -> Firer:
+        main: Stepper = self.unit
+        store = main.store
+        node = TimerNode.of(main.node)
+        (port,) = node.inputs
+        make_queues(store, dict.fromkeys((port.queue, node.id), TRY_LOG))
+        ErrorRows(store).ensure()  # a redrive may be asked for at any time, and a commit cannot open it
+        own = names.timer_id(main.node.key)
+        firer = Firer(self, node, claim_beside(main, node, own, {port.queue: Log(store, port.queue)}))
+        faults.point("timer.claimed")
+        firer.recover()
+        firer.watch_with(main, 2)
+        return firer

@@ -1,0 +1,130 @@
+"""Lanes: the work of a unit beside its inputs, in steps of its own.
+
+    redriven messages       redrive.py      asked for from outside
+    due timers              timers.py       a table of the state, by time
+    delayed messages        delays.py       a table of their own, by time
+    values that expire      expiry.py       only when there is nothing else to do
+
+The unit owns the turn (stepper.py): ``rate=`` and a pause first, then its lanes in this order, none of them twice in a
+row, then its inputs. A lane says whether it has something to do and when the next thing is due, makes one step, and is
+closed. A new one is a file here and an entry in the list of engine/assembly.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from cues.native import mypyc_attr
+from cues.overrides import override
+
+if TYPE_CHECKING:
+    from cues.storage.transaction import StoreTransaction
+
+Outcome = Literal["idle", "blocked", "paused", "committed"]
+"""Nothing to take; something to take, but an output waits for its readers (backpressure.py); paused until somebody
+resumes it (pauses.py); a step was made."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Lane:
+    """One kind of work of one unit. Used by the thread of the unit, but for :meth:`waits` and :meth:`due_ns`."""
+
+    while_paused: ClassVar[bool] = False
+    """Whether it works also while the unit is paused."""
+
+    def __init__(self, unit: Any) -> None:
+        self.unit: Any = unit
+        """The stepper of the unit (stepper.py), which knows its lanes by this class alone."""
+        self.went = False
+        """Whether it made the last step of the unit."""
+
+    def armed(self) -> bool:
+        """Return whether it may have something to do before the inputs. Each step asks, so it costs next to nothing."""
+        return False
+
+    def waits(self) -> bool:
+        """Return whether it has something to do now. Safe in any thread."""
+        raise NotImplementedError
+
+    def due_ns(self) -> int | None:
+        """Return the time at which the next thing is due; None without one. Safe in any thread."""
+        return None
+
+    def asked(self) -> bool:
+        """Return whether somebody asked for work of it, and waits for the result."""
+        return False
+
+    def step(self) -> bool:
+        """Make one step; return False if nothing was done. Raises the errors of :meth:`Stepper.step`."""
+        raise NotImplementedError
+
+    def turn(self) -> bool:
+        """Make one step, unless it made the last one of the unit: the inputs have their turn too."""
+        self.went = not self.went and self.armed() and self.waits() and self.step()
+        return self.went
+
+    def notice(self, txn: StoreTransaction) -> None:
+        """Read what others ask of it; the unit has compared its fence in this transaction."""
+
+    @property
+    def divided(self) -> bool:
+        """True if parts of a batch that failed wait. They are known in memory only."""
+        return False
+
+    def restart(self) -> None:
+        """Continue as after a start: the unit was paused."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class SideLane(Lane):
+    """A lane whose steps are those of a stepper of its own, with its own row, positions and try log (beside.py).
+
+    The stepper is made by the first step. After an error it is made anew and recovered, as after a start.
+    """
+
+    def __init__(self, unit: Any) -> None:
+        super().__init__(unit)
+        self.stepper: Any = None
+
+    def claim(self) -> Any:
+        """Own and recover the stepper; None if the unit has none. Raises :class:`Fenced` if this process lost it."""
+        raise NotImplementedError
+
+    def once(self, stepper: Any) -> Outcome:
+        """Make one step of the stepper."""
+        outcome: Outcome = stepper.step()
+        return outcome
+
+    @override
+    def step(self) -> bool:
+        self.unit.check_fence()
+        stepper, self.stepper = self.stepper, None
+        try:
+            if stepper is None:
+                stepper = self.claim()
+            outcome = self.once(stepper)
+        except BaseException:
+            self._close(stepper)
+            raise
+        self.stepper = stepper
+        return outcome == "committed"
+
+    @override
+    @property
+    def divided(self) -> bool:
+        return self.stepper is not None and bool(self.stepper.divided)
+
+    @override
+    def restart(self) -> None:
+        self.close()
+
+    @override
+    def close(self) -> None:
+        stepper, self.stepper = self.stepper, None
+        self._close(stepper)
+
+    def _close(self, stepper: Any) -> None:
+        if stepper is not None:
+            stepper.close()
