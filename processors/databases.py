@@ -87,10 +87,28 @@ _COARSE: Final = {
 """Types whose values the driver makes coarser, so that a row is not found again by the value that was read."""
 
 
-def unread(column: str, type: str, dialect: str) -> str:
-    """Return the condition for values of a column that the driver changes silently; empty if it changes none."""
+def unread(column: str, type: str, dialect: str, depth: int = 0) -> str:
+    """Return the condition for values of a column that the driver changes silently; empty if it changes none.
+
+    In DuckDB also for the parts of lists, structs and maps; ``depth`` is the number of lists around the column.
+    """
+    if dialect == "duckdb" and (type.endswith("]") or type.startswith(("struct(", "map("))):
+        return " or ".join(filter(None, _unread_parts(column, duckdb_module().sqltype(type), depth)))
     conditions = [sql for pattern, sql in _UNREAD.get(dialect, {}).items() if re.search(pattern, type)]
     return " or ".join(conditions).format(column)
+
+
+def _unread_parts(column: str, kind: Any, depth: int) -> Iterator[str]:
+    if kind.id == "struct":
+        for name, part in kind.children:
+            escaped = name.replace('"', '""')
+            yield unread(f'{column}."{escaped}"', str(part).lower(), "duckdb", depth)
+        return
+    lists = [column] if kind.id != "map" else [f"map_keys({column})", f"map_values({column})"]
+    for place, (_, part) in zip(lists, kind.children, strict=False):  # an array has its length, too
+        item = f"item_{depth}"
+        if condition := unread(item, str(part).lower(), "duckdb", depth + 1):
+            yield f"len([{item} for {item} in {place} if {condition}]) > 0"
 
 
 def is_coarse(type: str, dialect: str) -> bool:

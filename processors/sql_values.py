@@ -11,7 +11,7 @@
     date, time  a date; a time, with an offset if the column has one
     uuid        UUID, or its text
     json        each value that JSON has, text too: ``"5"`` is text, and ``5`` a number
-    a list      a list of values that its items take
+    a list      a list of values that its items take; in DuckDB a struct or a map likewise
     others      text, lists and dicts as JSON, and a timedelta for an interval, as the database reads them
 
 None is NULL everywhere. A database casts, rounds and cuts without a word, and takes a datetime without a zone for one
@@ -90,9 +90,25 @@ def _fitted(value: Any, kind: Kind) -> Any:
         return fit(value, kind)
     if item := kind.item:
         return [kept(each, item) for each in value] if isinstance(value, (list, tuple)) else WRONG
+    if kind.dialect == "duckdb" and family.startswith(("struct(", "map(")):
+        return _parts(value, kind) if isinstance(value, dict) else WRONG
     if isinstance(value, (dict, list, tuple)):
         return jsontext.encode(value)
     return value if isinstance(value, timedelta if family.startswith("interval") else str) else WRONG
+
+
+def _parts(value: dict[Any, Any], kind: Kind) -> Any:
+    """A struct or a map of DuckDB, by its parts."""
+    found = databases.duckdb_module().sqltype(kind.type).children
+    parts = {name: kind_of("", str(part).lower(), kind.dialect) for name, part in found}
+    if kind.type.startswith("map("):
+        return {
+            "key": [kept(key, parts["key"]) for key in value],
+            "value": [kept(item, parts["value"]) for item in value.values()],
+        }
+    if not all(isinstance(name, str) and name.lower() in parts for name in value):
+        return WRONG
+    return {name: kept(item, parts[name.lower()]) for name, item in value.items()}
 
 
 def _integer(value: Any, kind: Kind) -> Any:

@@ -184,6 +184,12 @@ def refused_rows(target: str, values: dict[int, str], type: str) -> list[int]:
         ("time", ["'24:00:00'"]),
         ("timestamp_ns", ["'2026-01-31 00:00:00.123456789'"]),
         ("interval", ["'1 month'", "'1 year'"]),
+        ("date[]", ["['infinity']", "['2026-01-31', '0044-03-15 (BC)']"]),
+        ("date[2]", ["['2026-01-31', 'infinity']"]),
+        ('struct("a b" integer, c timestamp[][])', ["{'a b': 1, 'c': [[], ['2026-01-31', '-infinity']]}"]),
+        ("map(varchar, timestamptz)", ["map {'x': 'infinity'}"]),
+        ("map(date, struct(s interval)[])", ["map {'infinity': []}", "map {'2026-01-31': [{'s': '1 month'}]}"]),
+        ("timestamp_ns[]", ["['2026-01-31 00:00:00.123456789']"]),
     ],
 )
 def test_values_that_duckdb_would_change_are_refused_by_row_and_column(
@@ -205,6 +211,19 @@ def test_values_that_postgresql_has_and_python_has_not_are_refused_by_row_and_co
     for type, values in cases.items():
         bad = dict(enumerate(values, 7))
         assert refused_rows(postgres.database(), bad, type) == list(bad)
+
+
+def test_lists_and_structs_of_duckdb_whose_values_python_has_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    path = str(tmp_path / "t.duckdb")
+    change(
+        path,
+        "create table t (id integer primary key, v struct(days date[], seen timestamp, n map(varchar, integer)))",
+        "insert into t values (1, {'days': ['2026-01-31', null], 'seen': '2026-01-31 12:00', 'n': map {'a': 1}})",
+        "insert into t values (2, null), (3, {'days': null, 'seen': null, 'n': null})",
+    )
+    full = {"days": [date(2026, 1, 31), None], "seen": datetime(2026, 1, 31, 12), "n": {"a": 1}}
+    assert [m["v"] for m in messages_of(Rows(path, "t", "id"))] == [full, None, dict.fromkeys(full)]
 
 
 def test_text_of_sqlite_that_is_not_utf_8_is_refused_by_row_and_column(tmp_path: Path) -> None:
