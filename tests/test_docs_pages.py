@@ -81,6 +81,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert (tmp_path / "site" / page / "index.html").exists(), page
 
 
+def test_the_first_page_of_spark_is_one_screen() -> None:
+    assert len((DOCS / "spark.md").read_text().splitlines()) <= 60
+
+
 def test_the_page_of_spark_names_each_option_that_spark_refuses() -> None:
     """A reader finds in one list what the checks of a start refuse."""
     pytest.importorskip("pyspark")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CuesSource(DataSource):
-    """Queues as a data source; see the module and docs/spark.md for the options."""
+    """Queues as a data source; see the module and docs/spark-reference.md for the options."""
 
     parallelism: int = os.cpu_count() or 2
     """Number of tasks that run at once. :func:`source_for` asks the session."""
