@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cues.graphs.compose import broadcast
     from cues.graphs.declaration import AllOf, AnyOf, Sink, Source, Stream
     from cues.graphs.graph import Graph, merge
-    from cues.graphs.options import Retry
+    from cues.graphs.retry import Retry
     from cues.graphs.schedules import cron, every
     from cues.queues.appender import Appender
     from cues.queues.delays import delayed
@@ -71,7 +71,7 @@ _MODULES = {
     " WaitTimeout",
     "graphs.compose": "broadcast",
     "graphs.graph": "Graph merge",
-    "graphs.options": "Retry",
+    "graphs.retry": "Retry",
     "graphs.schedules": "cron every",
     "graphs.declaration": "AllOf AnyOf Sink Source Stream",
     "queues.appender": "Appender",

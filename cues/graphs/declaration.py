@@ -33,13 +33,13 @@ from cues.graphs.options import (
     Function,
     Kind,
     Options,
-    Retry,
     SinkOptions,
     SourceOptions,
     StreamOptions,
     lists_options,
 )
 from cues.graphs.processor import VARIADIC, parameters_of, position_count, wants_process
+from cues.graphs.retry import Retry
 from cues.overrides import override
 from cues.queues.options import duration_of
 

@@ -47,7 +47,6 @@ from cues.graphs.options import (
     FrameOptions,
     Function,
     GraphOptions,
-    Retry,
     SinkOptions,
     SourceOptions,
     StartOptions,
@@ -57,6 +56,7 @@ from cues.graphs.options import (
 )
 from cues.graphs.plan import REST, Plan
 from cues.graphs.processor import function_name
+from cues.graphs.retry import Retry
 from cues.graphs.topology import Topology
 from cues.overrides import override
 from cues.queues.options import FUNCTIONS, QueueOptions, size_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from cues.errors import CheckpointError
-from cues.graphs.options import Retry
+from cues.graphs.retry import Retry
 from cues.steps.typed_calls import of_input
 
 CONFLICTS: Final = Retry(20, backoff_s=0.01, max_s=1.0, jitter=0.5)
