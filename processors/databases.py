@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cues.arguments import text_of
 from cues.errors import CheckpointError, CuesError, InvalidArgument, Unsupported
 from cues.overrides import override
 from cues.processors import sql
@@ -142,14 +143,14 @@ def holds_digits(value: Any, digits: int, scale: int) -> bool:
 
 def quoted(name: str) -> str:
     """Return a name in quotes. A name may have dots, as headers of CSV files have: it is one name."""
-    if not name or set(name) & set('"%?\0'):
+    if not text_of("column", name) or set(name) & set('"%?\0'):
         raise InvalidArgument(f"{name!r} is not a name of a table or column here.", "use letters, digits and _.")
     return f'"{name}"'
 
 
 def quoted_table(name: str) -> str:
     """Return the name of a table in quotes; it may be ``schema.table``."""
-    if name.count(".") > 1:
+    if text_of("table", name).count(".") > 1:
         raise InvalidArgument(f"{name!r} is not a name of a table here.", "give 'table' or 'schema.table'.")
     return ".".join(map(quoted, name.split(".")))
 
@@ -333,7 +334,7 @@ def target_of(target: Any) -> SQLCheckpoint | DuckDB:
         return SQLCheckpoint(target)
     if isinstance(target, sql.SQLite) and not isinstance(target, DuckDB):
         raise InvalidArgument(f"{target!r} is a target of plain statements.", f"give the path, {target.path!r}.")
-    if not hasattr(target, "set_up"):
+    if not callable(getattr(target, "set_up", None)) or isinstance(target, type):
         raise InvalidArgument(f"{target!r} is not a database.", "give a URL, a path, a SQLCheckpoint, or a DuckDB.")
     return target  # type: ignore[no-any-return]
 

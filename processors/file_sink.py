@@ -60,6 +60,7 @@ from typing import IO, Any, Final, Literal, cast
 
 import cues
 from cues import faults
+from cues.arguments import check_number, path_of
 from cues.checkpoints import Row, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.errors import CheckpointError, Diverged, InvalidArgument
@@ -122,12 +123,15 @@ class FileSink:
         delimiter: str = ",",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        given = os.fspath(path)
+        given = path_of("path", path)
         self.path = given.rstrip("/") if places.is_remote(given) else os.path.abspath(places.local_path(given))
         self.format = format
         self._encoding = formats.make(format, compression, columns, schema, delimiter)
         if durability not in ("disk", "process"):
             raise InvalidArgument(f"durability={durability!r} is unknown.", "use 'disk' or 'process'.")
+        check_number("roll_bytes", roll_bytes, 0, whole=True)
+        check_number("roll_s", 0 if roll_s is None else roll_s, 0)
+        check_number("timeout_s", timeout_s, 0)
         self.roll_bytes, self.roll_s, self.durability, self.timeout_s = roll_bytes, roll_s, durability, timeout_s
         self._again = functools.partial(
             FileSink, self.path, format, roll_bytes=roll_bytes, roll_s=roll_s, durability=durability,

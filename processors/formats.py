@@ -24,6 +24,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from cues import jsontext
+from cues.arguments import text_of, texts_of
 from cues.errors import InvalidArgument
 from cues.processors import columns, places
 
@@ -62,7 +63,7 @@ def make(name: str, compression: str | None, columns: Sequence[str] | None, sche
     if name not in FORMATS:
         raise InvalidArgument(f"The format {name!r} is unknown.", f"use one of {', '.join(FORMATS)}.")
     table = name in ("parquet", "arrow")
-    if compression is not None and (compression not in places.COMPRESSIONS or table):
+    if compression is not None and (compression not in list(places.COMPRESSIONS) or table):
         raise InvalidArgument(
             f"compression={compression!r} cannot be used with the format {name!r}.",
             "leave it out: Parquet files are compressed by themselves." if table else "use gzip, bz2, xz or zstd.",
@@ -72,6 +73,9 @@ def make(name: str, compression: str | None, columns: Sequence[str] | None, sche
             raise InvalidArgument(f"The format {name!r} has no {option}=.", f"leave {option}= out.")
     if table:
         return _Table(name, schema)
+    columns = None if columns is None else texts_of("columns", columns)
+    if len(text_of("delimiter", delimiter)) != 1 or delimiter in '"\n\r':
+        raise InvalidArgument(f"delimiter={delimiter!r:.60}.", "give one sign, neither a quote nor a line end.")
     if compression == "zstd":
         places.arrow()
     return _CSV(compression, columns, delimiter) if name == "csv" else _Lines(name, compression)
@@ -149,6 +153,8 @@ class _Table:
         self.ending = f".{name}"
         self._pa: Any = places.arrow()
         self._name, self._schema = name, schema
+        if schema is not None and not isinstance(schema, self._pa.Schema):
+            raise InvalidArgument(f"schema={schema!r:.60}.", "give a pyarrow.Schema.")
         if schema is not None:
             try:
                 self._check(schema)

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 import cues
 from cues import jsontext
+from cues.arguments import check_number
 from cues.errors import InvalidArgument, NotInstalled
 from cues.overrides import override
 
@@ -246,14 +247,6 @@ def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:
     if not fits:
         raise InvalidArgument(f"{name}={statuses!r:.60}.", "give statuses from 200 to 599, such as (429, 503).")
     return frozenset(statuses)
-
-
-def check_number(name: str, value: Any, least: float, most: float = 1 << 62, *, whole: bool = False) -> None:
-    """Raise :class:`InvalidArgument` for a value that is not a number from ``least`` to ``most``."""
-    kinds = (int,) if whole else (int, float)
-    if type(value) not in kinds or not least <= value <= most:
-        kind = "an integer" if whole else "a number"
-        raise InvalidArgument(f"{name}={value!r:.60}.", f"give {kind} from {least:,} to {most:,}.")
 
 
 class Rate:

@@ -35,6 +35,7 @@ from weakref import WeakKeyDictionary
 
 import cues
 from cues import jsontext
+from cues.arguments import check_number
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
 from cues.processors import FREE, http, takes
@@ -122,7 +123,7 @@ class Requests:
         self._clients: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
         if json is not None and body is not None:
             raise InvalidArgument("json= and body= are both given.", "give one of them.")
-        http.check_number("attempts", attempts, 1, whole=True)
+        check_number("attempts", attempts, 1, whole=True)
         if client is None and not callable(url):
             http.check_url(url)
         for name, value in ({} if headers is None or callable(headers) else headers).items():

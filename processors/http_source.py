@@ -40,6 +40,7 @@ from urllib.parse import urljoin, urlsplit
 
 import cues
 from cues import codec
+from cues.arguments import check_number
 from cues.errors import CodecError, Diverged, InvalidArgument
 from cues.processors import SOURCE, foreign, http, takes, waits
 
@@ -122,7 +123,7 @@ class Poll:
         self.__name__ = "poll"
         http.check_url(url)
         if interval_s is not None:
-            http.check_number("interval_s", interval_s, 0)
+            check_number("interval_s", interval_s, 0)
         if id is not None and next is not None:
             raise InvalidArgument("id= and next= are both given.", "give id= for a list, next= for pages.")
         http.package("httpx")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from cues import jsontext
+from cues import arguments, jsontext
 from cues.errors import InvalidArgument, Unsupported
 
 LOG: Final = logging.getLogger("cues.processors.kafka")
@@ -35,13 +35,14 @@ def checked(servers: str, topic: str, config: Mapping[str, Any] | None, reserved
 
     ``reserved`` has the options that the processor sets, and what to use for each.
     """
-    if not servers or not topic:
+    if not arguments.text_of("servers", servers) or not arguments.text_of("topic", topic):
         raise InvalidArgument(f"servers={servers!r}, topic={topic!r}: one is empty.", "give both, as 'host:9092'.")
     reserved = {"bootstrap.servers": "use the first argument.", **reserved}
-    for name in config or {}:
+    options = arguments.options_of("config", config)
+    for name in options:
         if name in reserved:
             raise InvalidArgument(f"config= has {name!r}, which exactly-once delivery fixes.", reserved[name])
-    return dict(config or {})
+    return options
 
 
 def client(kind: Callable[..., Any], servers: str, config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:

@@ -50,6 +50,7 @@ from typing import Any, Final
 
 import cues
 from cues import faults, jsontext
+from cues.arguments import check_number, text_of
 from cues.checkpoints import Row, Transaction, admit, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
 from cues.overrides import override
@@ -113,6 +114,10 @@ class Topic:
         self.servers, self.topic, self.shape, self.key, self.partition = servers, topic, shape, key, partition
         self.timeout_s, self.transaction_timeout_s, self.prefix = timeout_s, transaction_timeout_s, prefix
         self.config = kafka.checked(servers, topic, config, _RESERVED)
+        check_number("timeout_s", timeout_s, 0)
+        check_number("transaction_timeout_s", transaction_timeout_s, 0)
+        text_of("prefix", prefix)
+        text_of("key", key or "")
         for name, given, known in (
             ("shape", shape, kafka.SHAPES),
             ("partition", partition, ("key", "same")),

@@ -36,6 +36,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from cues import CuesError, MessagesPurged
+from cues.arguments import check_number
 from cues.errors import Diverged, InvalidArgument
 from cues.processors import SOURCE, foreign, kafka, takes, waits
 
@@ -101,6 +102,8 @@ class Records:
         self.discover_s, self.timeout_s = discover_s, timeout_s
         self.config = kafka.checked(servers, topic, config, _RESERVED)
         self.__name__ = "records"
+        check_number("discover_s", discover_s, 0)
+        check_number("timeout_s", timeout_s, 0)
         for name, given, known in (
             ("value", value, tuple(kafka.DECODERS)),
             ("key", key, tuple(kafka.DECODERS)),

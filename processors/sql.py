@@ -41,6 +41,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import cues
+from cues.arguments import check_number, path_of, text_of
 from cues.checkpoints import Row, enter_wal, held, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.overrides import override
@@ -85,8 +86,9 @@ class SQLite:
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
-        self.path = os.fspath(path)
-        self.schema = schema
+        self.path = path_of("path", path)
+        self.schema = text_of("schema", schema)
+        check_number("timeout_s", timeout_s, 0)
         self.timeout_s = timeout_s
         self._lock = threading.RLock()
         self._connection: Any = None

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import cues
+from cues.arguments import options_of, texts_of
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
 from cues.processors import SINK, databases, sql_values, takes
@@ -73,9 +74,10 @@ class Table:
         key: str | Sequence[str] = (),
     ) -> None:
         self.table, self.mode = table, mode
-        self.types = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
-        self.key = [key] if isinstance(key, str) else list(key)
-        unknown = [type for type in self.types.values() if type and type not in databases.FAMILIES]
+        named = isinstance(columns, Mapping)
+        self.types = options_of("columns", columns) if named else dict.fromkeys(texts_of("columns", columns), "")
+        self.key = texts_of("key", key)
+        unknown = [type for type in self.types.values() if type != "" and type not in list(databases.FAMILIES)]
         if unknown:
             raise InvalidArgument(
                 f"The type {unknown[0]!r} is unknown.", f"use one of {', '.join(databases.FAMILIES)}."

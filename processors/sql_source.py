@@ -36,6 +36,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from cues.arguments import check_number, texts_of
 from cues.errors import Diverged, InvalidArgument
 from cues.overrides import override
 from cues.processors import SOURCE, databases, foreign, takes, waits
@@ -98,8 +99,8 @@ class Rows:
     ) -> None:
         self.may = foreign.allowed(reserved)
         self.target, self.table = target, table
-        self.cursor = [cursor] if isinstance(cursor, str) else list(cursor)
-        self.columns = None if columns is None else list(columns)
+        self.cursor = texts_of("cursor", cursor)
+        self.columns = None if columns is None else texts_of("columns", columns)
         self.follow, self.poll_s, self.lag_s, self.page_rows, self.changes = follow, poll_s, lag_s, page_rows, changes
         self.__name__ = "rows"
         self._reader: databases.Reader | None = None
@@ -110,11 +111,9 @@ class Rows:
             raise InvalidArgument("cursor= has no column.", "give the columns of a unique key.")
         if changes not in ("refuse", "accept"):
             raise InvalidArgument(f"changes={changes!r} is unknown.", "use 'refuse' or 'accept'.")
-        if page_rows < 1 or lag_s < 0 or poll_s < 0:
-            raise InvalidArgument(
-                f"page_rows={page_rows}, lag_s={lag_s}, poll_s={poll_s}: a row or more, and no negative time.",
-                "use the defaults.",
-            )
+        check_number("page_rows", page_rows, 1, whole=True)
+        check_number("lag_s", lag_s, 0)
+        check_number("poll_s", poll_s, 0)
 
     @property
     def one_process(self) -> str | None:

@@ -47,6 +47,7 @@ from typing import Any, Final, NamedTuple
 
 import cues
 from cues import jsontext
+from cues.arguments import check_number
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
 from cues.processors import SOURCE, foreign, http, takes, waits
@@ -155,12 +156,12 @@ class Webhook:
         named = self.methods and all(isinstance(method, str) for method in self.methods)
         if not isinstance(path, str) or not path.startswith("/") or not named:
             raise InvalidArgument(f"path={path!r}, methods={methods!r}.", "give a path such as '/hooks', and methods.")
-        http.check_number("remember", remember, 0, REMEMBER_MAX, whole=True)
-        http.check_number("port", port, 0, 65_535, whole=True)
-        http.check_number("pending_max", pending_max, 1, whole=True)
-        http.check_number("body_bytes_max", body_bytes_max, 1, whole=True)
-        http.check_number("body_s", body_s, 0.001)
-        http.check_number("answer_s", answer_s, 0.001)
+        check_number("remember", remember, 0, REMEMBER_MAX, whole=True)
+        check_number("port", port, 0, 65_535, whole=True)
+        check_number("pending_max", pending_max, 1, whole=True)
+        check_number("body_bytes_max", body_bytes_max, 1, whole=True)
+        check_number("body_s", body_s, 0.001)
+        check_number("answer_s", answer_s, 0.001)
         for name in ("starlette", "uvicorn"):
             http.package(name)
 

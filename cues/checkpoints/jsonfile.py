@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues import faults
+from cues.arguments import check_number, path_of
 from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
@@ -55,7 +56,8 @@ class JSONFileCheckpoint(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S) -> None:
-        self.path = Path(path)
+        self.path = Path(path_of("path", path))
+        check_number("timeout_s", timeout_s, 0)
         self.timeout_s = timeout_s
         self.state: dict[str, Any] = {}
         self._held: RestoredFence | None = None

@@ -33,6 +33,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from cues import faults
+from cues.arguments import check_number, path_of, text_of, texts_of
 from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.deliveries import TABLE, Row, Transaction, held, transaction_ended, write_once
@@ -123,11 +124,12 @@ class SQLCheckpoint(Closing):
     ) -> None:
         self.target = target if isinstance(target, sa.Engine) else _url(target)
         """The engine that was given, or the URL."""
-        self.name = name
+        self.name = text_of("name", name)
+        check_number("timeout_s", timeout_s, 0)
         self.timeout_s = timeout_s
         self.where = _shown(self.target.url if isinstance(self.target, sa.Engine) else self.target)
         """The database's URL, without its secrets."""
-        self._schema = [schema] if isinstance(schema, str) else list(schema)
+        self._schema = texts_of("schema", schema)
         self._lock = threading.Lock()
         self._engine: sa.Engine | None = None
         self._pid = 0
@@ -493,7 +495,7 @@ def _url(target: str | os.PathLike[str] | sa.URL) -> sa.URL:
     if isinstance(target, sa.URL):
         url = target
     else:
-        text = os.fspath(target)
+        text = text_of("target", path_of("target", target))
         try:
             url = sa.make_url(text) if "://" in text else sa.URL.create("sqlite", database=text)
         except exc.ArgumentError as error:
