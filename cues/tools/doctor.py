@@ -173,7 +173,7 @@ def _python(where: Place) -> Iterator[Finding]:
 
 _REQUIREMENT: Final = re.compile(r"([\w.-]+)(?:\[[^]]*])?\s*([^;]*)(?:;.*extra == [\"']([\w.-]+)[\"'])?")
 _BOUND: Final = re.compile(r"(>=|<)\s*([\d.]+)")
-_NOT_FOR_USERS: Final = ("docs", "test")
+_NOT_FOR_USERS: Final = ("docs", "test", "dev")
 
 
 def _packages(where: Place) -> Iterator[Finding]:

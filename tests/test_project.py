@@ -1,0 +1,117 @@
+"""The habits of the project: pinned tools, the workflow and its matrix, forms, the release script."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_tools_whose_verdict_depends_on_their_version_are_pinned_to_one() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = [line.partition(";")[0].strip() for line in (*extras["test"], *extras["dev"])]
+    pinned = dict(line.split("==") for line in needed if "==" in line)
+    assert {"ruff", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "pre-commit", "build"} <= pinned.keys()
+    assert f"mypy=={pinned['mypy']}" in PROJECT["tool"]["cues"]["compile"]["requires"]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r"repo: (.*)", hooks) == ["local"]  # no second list of versions
+    assert all(f"entry: .venv/bin/{tool}" in hooks for tool in ("ruff check", "ruff format", "mypy"))
+
+
+def test_the_workflow_runs_the_test_line_of_the_readme_on_each_python_and_system() -> None:
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    classifiers = PROJECT["project"]["classifiers"]
+    pythons = [found[1] for line in classifiers if (found := re.fullmatch(r".* :: (3\.\d+)", line))]
+    assert jobs["fast"]["strategy"]["matrix"] == {"os": ["ubuntu-latest", "macos-latest"], "python": pythons}
+    assert PROJECT["project"]["requires-python"] == f">={pythons[0]}"
+    line = jobs["fast"]["steps"][-1]["run"]
+    assert f"```sh\n{line}\n```" in (ROOT / "README.md").read_text()
+    assert jobs["all"]["steps"][-1]["run"] == ".ci/run"
+
+
+@pytest.mark.parametrize("form", ["bug", "feature"])
+def test_a_form_asks_at_least_one_thing_that_must_be_answered(form: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    read = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{form}.yml").read_text())
+    assert read["name"] and read["description"]
+    assert any(field.get("validations", {}).get("required") for field in read["body"])
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text) + re.findall(r"\]\(([^)#:]+)\)", text)
+    for name in set(named) - {"cues/cli/NAME.py", "processors/NAME.py"}:
+        assert (ROOT / name).exists(), name
+
+
+# --- the release script -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def release() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository that is ready for the release 0.1.0."""
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "somebody@localhost")
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0 (unreleased)\n")
+    for line in ("init -q -b main", "add .", "commit -q -m begin"):
+        subprocess.run(["git", *line.split()], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_a_dry_run_prints_the_commands_and_changes_nothing(
+    release: ModuleType, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = release.git(tree, "rev-parse", "HEAD")
+    assert release.main(["0.1.0", "--dry-run"], tree) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and "git tag -a v0.1.0" in printed.out and "-m build" in printed.out
+    assert release.git(tree, "rev-parse", "HEAD") == before
+    assert release.git(tree, "status", "--porcelain") == "" and release.git(tree, "tag") == ""
+
+
+def test_a_release_dates_the_changelog_and_tags_after_the_build(
+    release: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the commands of git are run here: the build needs an index."""
+    every = release.commands("0.1.0")
+    monkeypatch.setattr(release, "commands", lambda version: [line for line in every if line[0] == "git"])
+    assert [line[:2] for line in every if line[0] == "git"] == [["git", "commit"], ["git", "tag"]]
+    assert every[-1][1] == "tag"
+    assert release.main(["0.1.0"], tree) == 0
+    assert re.search(r"^## 0\.1\.0 \(\d{4}-\d\d-\d\d\)$", (tree / "CHANGELOG.md").read_text(), re.M)
+    assert release.git(tree, "tag") == "v0.1.0" and release.git(tree, "status", "--porcelain") == ""
+    assert release.git(tree, "log", "-1", "--format=%s") == "Release 0.1.0"
+
+
+def test_each_reason_against_a_release_is_named_and_nothing_is_done(
+    release: ModuleType, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "tag", "v0.2"], cwd=tree, check=True)
+    subprocess.run(["git", "switch", "-q", "-c", "other"], cwd=tree, check=True)
+    (tree / "new").touch()
+    assert release.main(["0.2"], tree) == 1
+    reasons = capsys.readouterr().err.splitlines()
+    assert len(reasons) == 6 and all(". Try: " in reason for reason in reasons)
+    assert release.git(tree, "tag") == "v0.2"
