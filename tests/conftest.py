@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from forks import Forks
+from forks import Forks, shared
 
 import cues
 from cues import faults
@@ -124,11 +124,9 @@ def checked() -> Callable[[str | Path], None]:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks() -> Forks:
     """Processes to kill (see forks.py)."""
-    found = Forks()
-    yield found
-    found.close()
+    return shared()
 
 
 @pytest.fixture(scope="session")

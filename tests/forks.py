@@ -1,26 +1,37 @@
 """Processes to kill, cheaply: a clean process that forks, since forking costs a millisecond and importing 200.
 
-    test  ──pipe──▶  this file as a program: one thread, everything imported, no store open
+    test  ──socket──▶  this file as a program: one thread, everything imported, no store open
                         └─ fork ─▶ a child for each call: runs one function, or dies in it
 
 A function is named ``"module:name"``, takes and returns what pickle takes, and runs in a child that
 may open stores, start threads and be killed; nothing of it reaches the next child.
+A command line (``command``) runs in a child as well, which has the files and the variables that it is given
+and ends as a Python program does.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import fcntl
+import functools
 import gc
 import importlib
 import os
 import pickle
+import select
+import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +40,14 @@ TIMEOUT_S = 120
 
 
 class Outcome(NamedTuple):
-    """The end of a child: its result, or the signal that killed or stopped it, or its error."""
+    """The end of a child: its result, or the signal that killed or stopped it, or its error; and its exit code."""
 
     pid: int
     value: Any = None
     signal: int = 0
     stopped: bool = False
     error: str = ""
+    code: int = 0
 
     @property
     def killed(self) -> bool:
@@ -46,13 +58,31 @@ class Forks:
     """The test's end."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parent
-        )
+        self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a function prints is shown beside its errors
+                pass_fds=(theirs.fileno(),),
+                cwd=Path(__file__).parent,
+            )
 
     def start(self, function: str, *arguments: Any) -> int:
         """Begin a call in a child of its own; returns its pid."""
         return self._ask("start", function, arguments)  # type: ignore[no-any-return]
+
+    def command(
+        self, words: list[str], files: tuple[int, int, int], cwd: str, variables: Mapping[str, str], leads: bool
+    ) -> Started:
+        """Begin ``cues`` with these words and standard files; ``leads``: a session of its own, and its terminal."""
+        reading, writing = os.pipe()
+        try:
+            pid = self._ask("command", words, cwd, dict(variables), leads, files=(*files, writing))
+        finally:
+            os.close(writing)
+        return Started(self, pid, reading)
 
     def wait(self, pid: int) -> Outcome:
         """Until the child ends or stops."""
@@ -69,28 +99,63 @@ class Forks:
         os.kill(pid, number)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._socket.close()
         self._process.wait(10)
 
-    def _ask(self, *question: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        _send(self._process.stdin, question)
-        return _receive(self._process.stdout)
+    def _ask(self, *question: Any, files: tuple[int, ...] = ()) -> Any:
+        with self._lock:
+            _send(self._socket, question, files)
+            return _receive(self._socket)[0]
 
 
-def _send(file: Any, value: Any) -> None:
+class Started:
+    """A command that runs, in the words of ``subprocess.Popen``; the pipe ``ends`` is closed when it has ended."""
+
+    def __init__(self, forks: Forks, pid: int, ends: int) -> None:
+        self.pid, self.returncode = pid, None
+        self._forks, self._ends = forks, ends
+
+    def poll(self) -> int | None:
+        """The exit code, as far as it has ended."""
+        if self.returncode is None and select.select([self._ends], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it ends; raises TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._ends], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("cues", timeout or 0)
+            os.close(self._ends)
+            outcome = self._forks.wait(self.pid)
+            self.returncode: int | None = -outcome.signal or outcome.code
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@functools.cache
+def shared() -> Forks:
+    """The one of this process, from its first use to its end."""
+    found = Forks()
+    atexit.register(found.close)
+    return found
+
+
+def _send(other: socket.socket, value: Any, files: tuple[int, ...] = ()) -> None:
     raw = pickle.dumps(value)
-    file.write(struct.pack(">I", len(raw)) + raw)
-    file.flush()
+    socket.send_fds(other, [struct.pack(">I", len(raw))], files)
+    other.sendall(raw)
 
 
-def _receive(file: Any) -> Any:
-    head = file.read(4)
+def _receive(other: socket.socket) -> tuple[Any, list[int]]:
+    head, files, _, _ = socket.recv_fds(other, 4, 4)
     if len(head) < 4:
         raise EOFError
-    return pickle.loads(file.read(struct.unpack(">I", head)[0]))
+    return pickle.loads(other.recv(struct.unpack(">I", head)[0], socket.MSG_WAITALL)), files
 
 
 def _child(function: str, arguments: tuple[Any, ...], result: str) -> None:
@@ -107,35 +172,77 @@ def _child(function: str, arguments: tuple[Any, ...], result: str) -> None:
     os._exit(0)
 
 
-def _serve() -> None:
-    source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    with tempfile.TemporaryDirectory(prefix="cues-forks-") as directory:
-        while True:
-            try:
-                question, *rest = _receive(source)
-            except EOFError:
-                return
-            if question == "start":
-                pid = os.fork()
-                if pid == 0:
-                    _child(*rest, os.path.join(directory, str(os.getpid())))
-                _send(target, pid)
+def _command(words: list[str], cwd: str, variables: dict[str, str], leads: bool, files: list[int]) -> None:
+    """Run ``python -c "from cues.cli import main; main()"`` with these words."""
+    if leads:
+        os.setsid()
+        if os.isatty(files[0]):
+            fcntl.ioctl(files[0], termios.TIOCSCTTY, 0)
+    for number in range(3):
+        os.dup2(files[number], number)
+        os.close(files[number])
+    os.set_inheritable(files[3], False)  # open until this process has ended
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    time.tzset()
+    sys.argv, sys.path[:2] = ["-c", *words], [""]  # the two are the tests' directory
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    gc.enable()
+    from cues import cli, faults
+
+    faults._arm_from_environment()
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code or 0)
+
+
+def _serve(test: socket.socket) -> None:
+    directory = tempfile.mkdtemp(prefix="cues-forks-")
+    while True:
+        try:
+            (question, *rest), files = _receive(test)
+        except (EOFError, ConnectionError):
+            shutil.rmtree(directory)
+            return
+        if question in ("start", "command"):
+            pid = os.fork()
+            if pid == 0:
+                test.close()
+                if question == "command":
+                    _command(*rest, files)
+                _child(*rest, os.path.join(directory, str(os.getpid())))
+            for file in files:
+                os.close(file)
+            _send(test, pid)
+        else:
+            (pid,) = rest
+            _, status = os.waitpid(pid, os.WUNTRACED)
+            result = os.path.join(directory, str(pid))
+            outcome = Outcome(pid)
+            if os.WIFSTOPPED(status):
+                outcome = Outcome(pid, signal=os.WSTOPSIG(status), stopped=True)
+            elif os.WIFSIGNALED(status):
+                outcome = Outcome(pid, signal=os.WTERMSIG(status))
+            elif os.path.exists(result):
+                with open(result, "rb") as file:
+                    value, error = pickle.loads(file.read())
+                os.unlink(result)
+                outcome = Outcome(pid, value, error=error)
             else:
-                (pid,) = rest
-                _, status = os.waitpid(pid, os.WUNTRACED)
-                result = os.path.join(directory, str(pid))
-                outcome = Outcome(pid)
-                if os.WIFSTOPPED(status):
-                    outcome = Outcome(pid, signal=os.WSTOPSIG(status), stopped=True)
-                elif os.WIFSIGNALED(status):
-                    outcome = Outcome(pid, signal=os.WTERMSIG(status))
-                elif os.path.exists(result):
-                    with open(result, "rb") as file:
-                        value, error = pickle.loads(file.read())
-                    os.unlink(result)
-                    outcome = Outcome(pid, value, error=error)
-                _send(target, outcome)
+                outcome = Outcome(pid, code=os.waitstatus_to_exitcode(status))
+            _send(test, outcome)
 
 
 if __name__ == "__main__":
@@ -146,6 +253,10 @@ if __name__ == "__main__":
     for module in ("scenarios", "cues.testing", "cues.engine.local", "consumers", "httpx"):
         with contextlib.suppress(ImportError):  # of an extra that is not installed
             importlib.import_module(module)
+    from cues.cli import app
+
+    for command in app.COMMANDS:
+        app.load(command)
     gc.disable()  # collecting would copy every page that a child shares with its parent
     gc.freeze()
-    forks._serve()
+    forks._serve(socket.socket(fileno=int(sys.argv[1])))

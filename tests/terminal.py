@@ -1,4 +1,4 @@
-"""The command line from outside: in pipes, and on a terminal of its own.
+"""The command line from outside: with files, in pipes, and on a terminal of its own. It runs in a forked process.
 
 with Command("run", graph) as running:
     running.until('"type": "progress"')        # told, not slept
@@ -15,12 +15,14 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
+import tempfile
 import termios
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+import forks
 
 CUES = [sys.executable, "-c", "from cues.cli import main; main()"]
 TIMEOUT_S = 40
@@ -39,16 +41,28 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def cues(*arguments: object, stdin: str | bytes = b"", cwd: Path | None = None, **env: str) -> Result:
-    """Run a command in pipes until it ends."""
-    found = subprocess.run(
-        [*CUES, *map(str, arguments)],
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        cwd=cwd,
-        env=environment(**env),
-    )
-    return Result(found.returncode, found.stdout.decode(), found.stderr.decode())
+    """Run a command until it ends; none of its files is a terminal."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin.encode() if isinstance(stdin, str) else stdin)
+        given.seek(0)
+        process = _start(arguments, (given.fileno(), out.fileno(), err.fileno()), cwd, env)
+        try:
+            code = process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return Result(code, out.read().decode(), err.read().decode())
+
+
+def _start(
+    arguments: tuple[object, ...],
+    files: tuple[int, int, int],
+    cwd: Path | None,
+    env: dict[str, str],
+    leads: bool = False,
+) -> forks.Started:
+    return forks.shared().command(list(map(str, arguments)), files, str(cwd or Path.cwd()), environment(**env), leads)
 
 
 class Command:
@@ -66,16 +80,12 @@ class Command:
         else:
             self._read, out = os.pipe()
         self._master = master
-        self.process = subprocess.Popen(
-            [*CUES, *map(str, arguments)],
-            stdin=stdin if terminal else subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd=cwd,
-            env=environment(**env),
-            start_new_session=True,
-            preexec_fn=_take_terminal if terminal else None,
-        )
+        given = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
+        try:
+            self.process = _start(arguments, (given, out, out), cwd, env, leads=True)
+        finally:
+            if given != out:
+                os.close(given)
         os.close(out)
 
     @property
@@ -148,7 +158,3 @@ class Command:
             self.process.kill()
         self.process.wait()
         os.close(self._read)
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
