@@ -43,7 +43,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from cues.errors import InvalidArgument
@@ -350,10 +349,10 @@ class Files:
         if self.bad == "error":
             return files.BadFile(f"{name}: {problem}")
         record = files.Record(place.offset, place.line, place.line + 1, None, problem, "")
-        return files.malformed(Path(name).name, record)
+        return files.malformed(os.path.basename(name), record)
 
     def item(self, name: str, record: files.Record) -> Row | Exception:
-        last = Path(name).name
+        last = os.path.basename(name)
         if record.row is None:
             if self.bad == "error":
                 expected = self.format_of(name)
@@ -372,7 +371,7 @@ class Files:
         """Return the format of a file. Raises :class:`cues.errors.InvalidArgument` if the name does not tell."""
         if self.format is not None:
             return self.format
-        ending = Path(places.plain_name(name)).suffix
+        ending = os.path.splitext(places.plain_name(name))[1]
         if ending not in _ENDINGS:
             raise InvalidArgument(
                 f"The name {name} does not tell the format of the file.", f"give format=: {', '.join(FORMATS)}."

@@ -1,0 +1,201 @@
+"""A log that is followed through random rotations, against the list of the lines that were written."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import seeds
+
+from cues import codec
+from cues.processors import tail
+from cues.processors.file_source import Files
+from cues.processors.places import Stat
+
+
+class Log:
+    """A program that writes lines to a path, and a system that rotates it in one of the usual ways."""
+
+    def __init__(self, folder: Path, chance: random.Random, rotate: str, delay: int | None, keeps_times: bool) -> None:
+        """``delay``: a rotated file is compressed after so many more rotations; None: never."""
+        self.folder, self.chance, self.delay, self.keeps_times = folder, chance, delay, keeps_times
+        self.path = folder / "app.log"
+        self.rotate: Callable[[], None] = getattr(self, f"_{rotate}")
+        self.lines: list[str] = []
+        self.held = ""
+        """The end of a line that is half written."""
+        self.rotated: list[Path] = []
+        """The oldest first."""
+        self.number = 0
+        if rotate == "link":
+            self._link()
+
+    def write(self) -> None:
+        text = self.held
+        self.held = ""
+        for _ in range(self.chance.randint(0, 5)):
+            line = f"{len(self.lines)} {'x' * self.chance.choice([0, 3, 400])}"
+            self.lines.append(line)
+            text += line + "\n"
+        if text and self.chance.random() < 0.3:
+            cut = self.chance.randint(1, len(text.rsplit("\n", 2)[-2]) + 1)
+            text, self.held = text[:-cut], text[-cut:]
+        with open(self.path, "a") as file:
+            file.write(text)
+
+    def turn(self) -> None:
+        """Rotate, when the last line is whole."""
+        with open(self.path, "a") as file:
+            file.write(self.held)
+        self.held = ""
+        self.rotate()
+        if self.delay is not None and len(self.rotated) > self.delay:
+            at = len(self.rotated) - 1 - self.delay
+            if self.rotated[at].suffix != ".gz":
+                self.rotated[at] = self._compressed(self.rotated[at])
+
+    def _shift(self) -> None:
+        for at in range(len(self.rotated)):
+            old = self.rotated[at]
+            new = self.folder / f"app.log.{len(self.rotated) - at + 1}{'.gz' if old.suffix == '.gz' else ''}"
+            old.rename(new)
+            self.rotated[at] = new
+
+    def _rename(self) -> None:
+        self._shift()
+        self.rotated.append(self.path.rename(self.folder / "app.log.1"))
+
+    def _date(self) -> None:
+        self.number += 1
+        self.rotated.append(self.path.rename(self.folder / f"app.log-202601{self.number:02}"))
+
+    def _copy(self) -> None:
+        self._shift()
+        shutil.copy(self.path, self.folder / "app.log.1")
+        os.truncate(self.path, 0)
+        self.rotated.append(self.folder / "app.log.1")
+
+    def _link(self) -> None:
+        """The path is a link to the newest of numbered files."""
+        if self.number:
+            self.rotated.append(self.folder / f"app-{self.number}.log")
+        self.number += 1
+        new = self.folder / f"app-{self.number}.log"
+        new.touch()
+        (self.folder / "link").symlink_to(new.name)
+        (self.folder / "link").replace(self.path)
+
+    def _compressed(self, path: Path) -> Path:
+        target = path.with_name(path.name + ".gz")
+        target.write_bytes(gzip.compress(path.read_bytes()))
+        self._times(path, target)
+        path.unlink()
+        return target
+
+    def restore(self) -> None:
+        """Put copies in the place of the rotated files, as a backup does, in any order of time."""
+        for path in self.chance.sample(self.rotated, len(self.rotated)):
+            copy = path.with_name(".copy")
+            shutil.copyfile(path, copy)
+            self._times(path, copy)
+            copy.replace(path)
+
+    def forget(self, count: int) -> None:
+        """Delete the oldest files, which were read."""
+        for path in self.rotated[:count]:
+            path.unlink()
+        del self.rotated[:count]
+
+    def _times(self, path: Path, target: Path) -> None:
+        if self.keeps_times:
+            found = path.stat()
+            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+        else:
+            moment = self.chance.randint(1, 2_000_000_000)
+            os.utime(target, (moment, moment))
+
+
+class Reader:
+    """Runs of a source that are killed at any record, with what they had committed."""
+
+    def __init__(self, source: Files) -> None:
+        self.source, self.position, self.state, self.lines = source, None, {}, []  # type: ignore[var-annotated]
+
+    def run(self, count: int | None) -> None:
+        process = SimpleNamespace(state=codec.unpack(codec.pack(self.state)), stopping=False)
+        for position, item in itertools.islice(self.source(self.position, process), count):
+            self.position = codec.unpack(codec.pack(position))
+            self.state = codec.unpack(codec.pack(process.state))
+            if item is not None:
+                assert isinstance(item, dict)
+                self.lines.append(item["line"])
+
+
+ROTATIONS = [
+    ("rename", None, True),
+    ("rename", 0, True),
+    ("rename", 1, False),
+    ("rename", 3, False),
+    ("date", None, False),
+    ("date", 0, False),
+    ("date", 2, True),
+    ("copy", None, True),
+    ("copy", 1, False),
+    ("copy", 0, False),
+    ("link", None, True),
+    ("link", 1, False),
+]
+
+
+@pytest.mark.parametrize(("rotate", "delay", "keeps_times"), ROTATIONS)
+def test_each_line_is_read_once_and_in_order(rotate: str, delay: int | None, keeps_times: bool, tmp_path: Path) -> None:
+    chance = random.Random(seeds.new())
+    for number in range(15):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        log = Log(folder, chance, rotate, delay, keeps_times)
+        options: Any = {"rotated": str(folder / "app-*.log*")} if rotate == "link" else {}
+        reader = Reader(Files(log.path, follow=True, idle_exit_s=0, grace_s=0, poll_s=0, **options))
+        log.write()
+        while not reader.lines:  # from here on the source knows the path
+            log.write()
+            reader.run(None)
+        for _ in range(30):
+            step = chance.choice(["write", "write", "turn", "read", "read", "read", "restore", "forget"])
+            if step == "read":
+                reader.run(chance.choice([1, 2, 5, None]))
+            elif step == "forget" and not log.held:
+                reader.run(None)
+                assert reader.lines == log.lines
+                log.forget(chance.randint(0, 2))
+            elif step in ("write", "turn", "restore"):
+                getattr(log, step)()
+            assert reader.lines == log.lines[: len(reader.lines)]
+        log.write()
+        with open(log.path, "a") as file:
+            file.write(log.held)
+        reader.run(None)
+        assert reader.lines == log.lines
+        reader.run(None)
+        assert reader.lines == log.lines
+
+
+def test_rotated_files_are_in_the_order_of_numbers_or_times_in_their_names_then_of_their_times() -> None:
+    def order(path: str, *names: str) -> list[str]:
+        found = {name: Stat(1, at, 1, float(at)) for at, name in enumerate(names)}
+        return list(tail.in_order(found, path))
+
+    assert order("a.log", "a.log.1", "a.log.10.gz", "a.log.2") == ["a.log.10.gz", "a.log.2", "a.log.1"]
+    dates = ["a.log-20260102", "a.log-20251231.gz", "a.log-20260103"]
+    assert order("a.log", *dates) == [dates[1], dates[0], dates[2]]
+    assert order("a", "a.2026-01-02_10", "a.2026-01-02_9") == ["a.2026-01-02_9", "a.2026-01-02_10"]
+    assert order("now", "app-10.log", "app-9.log") == ["app-9.log", "app-10.log"]
+    assert order("a.log", "a.log.old", "a.log.1") == ["a.log.old", "a.log.1"]  # a mixture: by time
