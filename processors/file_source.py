@@ -18,7 +18,8 @@ wherever the run is killed.
 **Files of a directory or pattern** (all but ``tail -F``). A file is read once to its end, whatever its name and
 whenever it comes: the next one is always the first by ``order=`` that was not read. A file that cannot be read, or not
 to its end, is one error message with its name; the others are read, and it is tried again when it has changed, and at
-each start. A file that has changed after it was read is named in the log, and is not read again.
+each start: the same problem is not said again. A file that has changed after it was read is named in the log, and is not
+read again.
 
 **tail -F.** The file at the path is read while it grows. When another file is at the path (rotation by rename), the old
 one is read to its end, then all rotated files that were not read, the oldest first, then the new one. When it became
@@ -49,7 +50,7 @@ from cues.errors import InvalidArgument
 from cues.overrides import override
 from cues.processors import SOURCE, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
-from cues.processors.opened_file import Opened, is_damage, is_inode
+from cues.processors.opened_file import Opened, checksum, is_damage, is_inode
 from cues.processors.tail import Tail
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
@@ -328,24 +329,32 @@ class Files:
                 known.put(row._replace(size=stat.size, modified=stat.modified, end=b""))
                 yield place.next(), None
                 return
+            problem = self.problem(name, place, error)
+            said = checksum(problem.encode("utf-8", "replace"))
+            if row is not None and not row.done and row.is_as(stat) and row.end == said:
+                return  # an earlier start has said it
             identity = place.current or Identity(name, *stat[:2], 0, b"")
-            known.put(Known(identity, *stat[2:], b"", place.offset, place.line, False))
-            yield place.next(), self.bad_file(name, place, error)
+            known.put(Known(identity, *stat[2:], said, place.offset, place.line, False))
+            yield place.next(), self.bad_file(name, place, problem)
             return
         yield place.next(), None if held is None else held[1]
 
     def _say_changed(self, row: Known, stat: places.Stat) -> None:
+        sizes = f"{row.size:,} bytes, now {stat.size:,}" if row.size != stat.size else f"still {stat.size:,} bytes"
         _log.warning(
-            "%s has changed since it was read (%d bytes, now %d). It is not read again; give it another name to have it"
-            " read.", row.identity.name, row.size, stat.size,
+            "%s has changed since it was read (%s). It is not read again; give it another name to have it read.",
+            row.identity.name, sizes,
         )  # fmt: skip
 
-    def bad_file(self, name: str, place: Progress, error: Exception) -> Row | Exception:
-        """Return the message or error that stands for a file that cannot be read after ``place``."""
+    def problem(self, name: str, place: Progress, error: Exception) -> str:
+        """Say why a file cannot be read after ``place``."""
         reason = error.message if isinstance(error, files.FileChanged) else str(error).removeprefix(f"{name}: ")
         unit = "row" if self.format_of(name) in ("parquet", "arrow") else "line"
         where = f", after {unit} {place.line:,}" if place.line else ""
-        problem = f"it cannot be read{where}: {reason or type(error).__name__}"
+        return f"it cannot be read{where}: {reason or type(error).__name__}"
+
+    def bad_file(self, name: str, place: Progress, problem: str) -> Row | Exception:
+        """Return the message or error that stands for the rest of a file."""
         if self.bad == "error":
             return files.BadFile(f"{name}: {problem}")
         record = files.Record(place.offset, place.line, place.line + 1, None, problem, "")

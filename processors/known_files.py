@@ -94,7 +94,7 @@ class Known(NamedTuple):
     size: int
     modified: float
     end: bytes
-    """The checksum of its last bytes; empty if it is not known."""
+    """The checksum of its last bytes, or, unless it was read to its end, of the problem; empty if it is not known."""
     offset: int
     line: int
     done: bool
@@ -139,7 +139,7 @@ class KnownFiles:
             if gone is None:
                 gone = defaultdict(list)
                 for old, row in self._rows.items():
-                    if row.end and old not in entries:
+                    if row.done and row.end and old not in entries:
                         gone[row.size, row.modified].append(old)
             for old in gone.get((stat.size, stat.modified), ()):
                 row = self._rows[old]

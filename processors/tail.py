@@ -49,7 +49,9 @@ class Source(opened_file.Source, Protocol):
 
     def item(self, name: str, record: files.Record) -> files.Row | Exception: ...
 
-    def bad_file(self, name: str, place: Progress, error: Exception) -> files.Row | Exception: ...
+    def problem(self, name: str, place: Progress, error: Exception) -> str: ...
+
+    def bad_file(self, name: str, place: Progress, problem: str) -> files.Row | Exception: ...
 
 
 class Waiting(Protocol):
@@ -108,7 +110,8 @@ class Tail:
                 except Exception as error:
                     if not is_damage(error, remote=False):
                         raise
-                    bad = self._source.bad_file(opened.name, place, error)
+                    problem = self._source.problem(opened.name, place, error)
+                    bad = self._source.bad_file(opened.name, place, problem)
                     self._finish(opened)
                     place = place.next()
                     yield place.packed(), bad

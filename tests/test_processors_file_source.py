@@ -378,7 +378,7 @@ def test_a_file_that_cannot_be_read_is_one_message_and_the_others_are_read(
     assert damaged.name in text and "it cannot be read" in text
     rows = found[1:-2]
     assert rows == [f"{n} {n * n}" for n in range(len(rows))]
-    assert len(run()) == 1  # each start tries it again, after the rows that were read
+    assert run() == []  # each start tries it again, after the rows that were read, and says the same no more
     if write is truncated_gz:
         assert len(rows) > 1_000 and f"after line {len(rows):,}" in text
         data = "".join(f"{n} {n * n}\n" for n in range(9_000)).encode()
