@@ -18,8 +18,8 @@ wherever the run is killed.
 **Files of a directory or pattern** (all but ``tail -F``). A file is read once to its end, whatever its name and
 whenever it comes: the next one is always the first by ``order=`` that was not read. A file that cannot be read, or not
 to its end, is one error message with its name; the others are read, and it is tried again when it has changed, and at
-each start: the same problem is not said again. A file that has changed after it was read is named in the log, and is not
-read again.
+each start: the same problem is not said again. A file that has changed after it was read is named in the log, and is
+not read again.
 
 **tail -F.** The file at the path is read while it grows. When another file is at the path (rotation by rename), the old
 one is read to its end, then all rotated files that were not read, the oldest first, then the new one. When it became
