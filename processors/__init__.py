@@ -38,19 +38,17 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from cues import jsontext as jsontext
+from cues.graphs.options import ready_made
 
 GROUP: Final = "cues.processors"
 """The group of entry points."""
 
-ANY: Final = dict.fromkeys(("id", "opts", "errors", "strategy", "retries", "batch_size", "renamed_from"), ...)
-READING: Final = ANY | dict.fromkeys(
-    ("types", "topics", "where", "step_s", "instances", "side_effects", "isolation", "rate", "on_error", "max_errors"),
-    ...,
-)
-SOURCE: Final = {**ANY, "schema": ...}
-STREAM: Final = {**READING, "across": ...}
-FREE: Final = {**STREAM, **dict.fromkeys(("key", "concurrency", "timeout_s"), ...)}
-SINK: Final = {**READING, "bisect": ..., "linger_s": ..., "batch": bool, "checkpoint": ...}
+ANY: Final = ready_made("all")
+READING: Final = ANY | ready_made("reading")
+SOURCE: Final = ANY | ready_made("source")
+STREAM: Final = READING | ready_made("stream")
+FREE: Final = STREAM | ready_made("free")
+SINK: Final = READING | ready_made("sink") | {"batch": bool}
 """The options that ready-made processors take: all; those that read; sources; streams with state, and without; sinks.
 
 A processor has them in its attribute ``takes``: the names, each with the value that the processor needs, or ``...``. A

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import run_page
 
-from cues.graphs.options import OPTION_NAMES
+from cues.graphs.options import TABLE
 from cues.queues.options import QUEUE_TEXTS
 
 ROOT = Path(__file__).parent.parent
@@ -88,11 +88,10 @@ def test_the_first_page_of_spark_is_one_screen() -> None:
 def test_the_page_of_spark_names_each_option_that_spark_refuses() -> None:
     """A reader finds in one list what the checks of a start refuse."""
     pytest.importorskip("pyspark")
-    from cues.spark import driver
     from cues.spark.cluster import engine
 
     page = (DOCS / "spark.md").read_text()
-    for module in (driver, engine):
-        named = set(re.findall(r"(\w+)=", inspect.getsource(module.check))) & {*OPTION_NAMES, *QUEUE_TEXTS}
-        assert len(named) > 2
-        assert [name for name in sorted(named) if f"`{name}=" not in page] == []
+    of_queues = set(re.findall(r"(\w+)=", inspect.getsource(engine.check))) & {*QUEUE_TEXTS}
+    of_processors = {name for name, option in TABLE.items() if option.spark}
+    assert len(of_queues) > 2 and len(of_processors) > 2
+    assert [name for name in sorted(of_queues | of_processors) if f"`{name}=" not in page] == []

@@ -16,7 +16,7 @@ import cues
 from cues import groups, txn
 from cues.checkpoints import SQLCheckpoint
 from cues.engine import local, supervised
-from cues.graphs.options import OPTION_TEXTS, START_TEXTS, Options, kinds
+from cues.graphs.options import OPTION_TEXTS, START_TEXTS, TABLE, Options, kinds
 from cues.processors import sql
 from cues.queues.options import QUEUE_TEXTS
 
@@ -64,9 +64,12 @@ OPTIONS: list[tuple[str, Iterator[tuple[str, Any]]]] = [
 # The tables that are generated from the texts of the code, which help() shows as well.
 GENERATED = {
     "Processors": [
-        "| option | default | of | meaning |",
-        "|---|---|---|---|",
-        *(f"| `{name}` | `{o.shown}` | {kinds(name)} | {o.text} |" for name, o in OPTION_TEXTS.items()),
+        "| option | default | of | engines | meaning |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{name}` | `{o.shown}` | {kinds(name)} | {TABLE[name].engines} | {o.text} |"
+            for name, o in OPTION_TEXTS.items()
+        ),
     ],
     "Graph.start": [
         "| option | default | meaning |",

@@ -16,19 +16,13 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from cues.base import names
-from cues.base.checks import is_count, is_number, nearest
+from cues.base.checks import nearest
 from cues.errors import GraphError, InvalidArgument, InvalidName
 from cues.graphs import typed
-from cues.graphs.error_rate import ErrorRate
 from cues.graphs.options import (
-    ACROSS,
     ALLOWED,
     FRAME,
-    INHERIT,
-    ISOLATIONS,
     OPTION_NAMES,
-    OUTPUT_MODES,
-    STRATEGIES,
     TABLES,
     Function,
     Kind,
@@ -37,11 +31,10 @@ from cues.graphs.options import (
     SourceOptions,
     StreamOptions,
     lists_options,
+    refusal_of,
 )
 from cues.graphs.processor import VARIADIC, parameters_of, position_count, wants_process
-from cues.graphs.retry import Retry
 from cues.overrides import override
-from cues.queues.options import duration_of
 
 
 class _Bound:
@@ -120,87 +113,21 @@ class Processor:
                 raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}.")
         self._check_taken(options)
         given = Options(**options)
-        batch, limit, key, step_s, linger_s = given.batch, given.timeout_s, given.key, given.step_s, given.linger_s
-
-        def need(fits: object, name: str, hint: str) -> None:
-            if not fits:
-                raise self._wrong(f"{where} has {name}={getattr(given, name)!r}.", hint)
-
-        need(isinstance(given.side_effects, bool), "side_effects", "give True or False.")
-        need(given.strategy in (None, *STRATEGIES), "strategy", f"give {' or '.join(map(repr, STRATEGIES))}.")
-        retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
-        need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
-        batch_fits = isinstance(batch, bool) or batch in (FRAME, *TABLES)
-        need(batch_fits, "batch", f"give True (lists of messages), {', '.join(map(repr, TABLES))}, or False.")
-        bisect_fits = given.bisect is True or (given.bisect is False and batch not in (False, FRAME))
-        need(bisect_fits, "bisect", "give True; or False, to a batch function.")
-        fields_fit = given.fields is None or (isinstance(given.fields, (str, Mapping)) and batch == FRAME)
-        need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
-        mode_fits = given.output_mode in (None, *OUTPUT_MODES) and (batch == FRAME or given.output_mode is None)
-        need(mode_fits, "output_mode", f"give {', '.join(map(repr, OUTPUT_MODES))}, to a frame.")
-        trigger_fits = given.trigger is None or (isinstance(given.trigger, str) and batch == FRAME)
-        need(trigger_fits, "trigger", "give an interval such as '10 seconds', to a frame.")
-        need(is_count(given.batch_size), "batch_size", "give a count of messages from 1.")
-        step_fits = step_s is None or (is_number(step_s) and step_s > 0)
-        need(step_fits, "step_s", "give a number of seconds above 0, or None for no bound.")
-        need(is_number(linger_s) and linger_s >= 0, "linger_s", "give a number of seconds from 0.")
-        need(is_count(given.concurrency), "concurrency", "give a count of calls from 1.")
-        need(is_count(given.instances), "instances", "give a count of threads from 1.")
-        limit_fits = limit is None or (is_number(limit) and limit > 0)
-        need(limit_fits, "timeout_s", "give the seconds that one call may take, more than 0.")
-        need(given.across in ACROSS, "across", f"give {' or '.join(map(repr, ACROSS))}.")
-        need(given.isolation in ISOLATIONS, "isolation", f"give {' or '.join(map(repr, ISOLATIONS))}.")
-        need(given.resume in (None, "skip", "again"), "resume", "give 'skip' or 'again'.")
-        key_fits = key is None or isinstance(key, str) or callable(key)
-        need(key_fits, "key", "give the name of a field, or a function of a message.")
-        try:
-            given.calls_per_s  # noqa: B018 (it raises)
-        except InvalidArgument as error:
-            raise self._wrong(f"{where}: {error.message}", error.hint) from None
-        need(given.on_error in (None, "pause"), "on_error", "give 'pause', or leave it out.")
-        if given.max_errors is not None:
-            try:
-                ErrorRate.parse(given.max_errors)
-            except InvalidArgument as error:
-                raise self._wrong(f"{where}: {error.message}", error.hint) from None
-            if given.on_error is not None:
-                raise self._wrong(
-                    f"{where} has max_errors={given.max_errors!r} and on_error='pause', which pauses at the first"
-                    " failure.",
-                    "leave one of the two out.",
-                )
-        check_retries(self.id, self.kind, given.strategy, given)
-        if linger_s and batch in (False, FRAME):
-            manner = "is a frame" if batch else "is called for one message at a time"
-            hint = "write batch=True with it, or leave linger_s= out."
-            raise self._wrong(f"{where} has linger_s={linger_s!r} and {manner}.", hint)
-        if given.concurrency > 1 and batch:
-            raise self._wrong(
-                f"{where} has concurrency={given.concurrency} and is a batch function, which is called once a step.",
-                "leave concurrency= out, or set batch=False.",
-            )
-        for other in ("tailers", "appenders", "checkpoint"):
-            if limit is not None and getattr(given, other) is not None:
-                raise self._wrong(
-                    f"{where} has timeout_s={limit} and {other}=: a call that is not waited for any longer could still"
-                    " read, write or commit by itself.",
-                    f"leave timeout_s= out, and set a timeout where the function waits; or leave {other}= out.",
-                )
-        if limit is not None and batch == FRAME:
-            raise self._wrong(
-                f"{where} is written for Spark and has timeout_s={limit}.",
-                "leave timeout_s= out, and set a timeout of Spark.",
-            )
-        if given.renamed_from is not None:
-            self._check_name("processor", given.renamed_from, f"{where}, renamed_from=")
-            need(given.renamed_from != self.id, "renamed_from", "give the name that it had before, or leave it out.")
-        if given.errors is not None and given.errors != INHERIT:
-            self._check_name("queue", given.errors, f"{where}, errors=")
-        return replace(
+        given = replace(
             given,
             tailers=_imperative(self, "tailers", given.tailers),
             appenders=_imperative(self, "appenders", given.appenders),
         )
+        self._check_options(given)
+        if given.renamed_from == self.id:
+            hint = "give the name that it had before, or leave it out."
+            raise self._wrong(f"{where} has renamed_from={self.id!r}.", hint)
+        return given
+
+    def _check_options(self, options: Options) -> None:
+        refusal = refusal_of(options, self.kind, self.id)
+        if refusal is not None:
+            raise self._wrong(*refusal)
 
     def _check_taken(self, options: Mapping[str, Any]) -> None:
         """Refuse options that a ready-made function does not take, by its attribute ``takes``.
@@ -228,8 +155,6 @@ class Processor:
     def _check_schema(self) -> None:
         """Refuse a schema that cannot be compiled, and inputs that cannot be a table."""
         options, here = self.options, f"The {self.kind} {self.id!r}"
-        if options.batch == FRAME and options.schema is not None:
-            raise self._wrong(f"{here} is a frame and has schema=.", "name its columns with fields='name type, …'.")
         if options.batch in TABLES and not isinstance(self.inputs, (str, AnyOf)):
             raise self._wrong(
                 f"{here} is a join and has batch={options.batch!r}, which gives a table of one input.",
@@ -246,6 +171,7 @@ class Processor:
         before, self.options = self.options, replace(self.options, timer=fn)
         try:
             _check_timer(self)
+            self._check_options(self.options)
         except BaseException:
             self.options = before
             raise
@@ -361,7 +287,6 @@ class Stream(Processor):
         _check_frame(self)
         self._check_schema()
         _check_timer(self)
-        _check_ttl(self)
 
 
 @lists_options(SinkOptions)
@@ -389,20 +314,9 @@ class Sink(Processor):
         _check_checkpoint(self, fn)
         self._check_schema()
         _check_timer(self)
-        _check_ttl(self)
 
 
 # --- checks -------------------------------------------------------------------------------------
-
-
-def check_retries(id: str, kind: Kind, strategy: str | None, options: Options) -> None:
-    """Refuse retries under at-most-once; ``strategy`` may be the graph's. Sources have none."""
-    if kind != "source" and strategy == "at-most-once" and options.retry.attempts > 1:
-        raise GraphError(
-            f"The {kind} {id!r} is at-most-once, which never calls a function twice, and has retries.",
-            "set retries=0, or strategy='exactly-once'.",
-            processor=id,
-        )
 
 
 def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
@@ -511,12 +425,6 @@ def _check_imperative(processor: Processor, fn: Function) -> None:
                 "use one of the two, or a second processor.",
             )
     options_given = " and ".join(f"{name}=" for name in ("tailers", "appenders") if getattr(options, name))
-    if options.concurrency > 1:
-        raise processor._wrong(
-            f"{processor.id!r} has concurrency={options.concurrency} and {options_given}: messages that concurrent"
-            " calls read and write by themselves have no order.",
-            "set concurrency=1.",
-        )
     if not wants_process(fn) and parameters_of(fn) is not None:
         raise processor._wrong(
             f"{processor.id!r} has {options_given}, but its function has no parameter 'process' with which to use"
@@ -609,7 +517,7 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
 
 
 def _check_frame(processor: Processor) -> None:
-    """Refuse options that a stage for Spark cannot have."""
+    """Refuse inputs, outputs and columns that a stage for Spark cannot have."""
     options = processor.options
     if options.batch != FRAME:
         return
@@ -626,42 +534,17 @@ def _check_frame(processor: Processor) -> None:
             f"{here} has fields= of {', '.join(map(repr, unknown))}, which it does not read.",
             f"name bindings: {', '.join(map(repr, bindings(processor.inputs)))}.",
         )
-    if options.trigger is not None and options.output_mode == "step":
-        raise processor._wrong(f"{here} has trigger= and runs in steps.", "leave trigger= out.")
-    for name in ("types", "topics", "where", "key", "tailers", "appenders", "side_effects"):
-        if name in options.given():
-            raise processor._wrong(f"{here} has {name}=.", f"leave {name}= out, and do this inside the DataFrame.")
-    if options.strategy == "at-most-once":
-        raise processor._wrong(f"{here} is at-most-once.", "leave strategy= out: a frame is exactly-once.")
 
 
 def _check_checkpoint(processor: Processor, fn: Function) -> None:
-    """Refuse options that a sink with ``checkpoint=`` cannot have."""
+    """Refuse a function that a sink with ``checkpoint=`` cannot have."""
     options = processor.options
     if options.checkpoint is None:
         return
     here = f"The sink {processor.id!r} has checkpoint="
-    if isinstance(options.checkpoint, type) or not callable(getattr(options.checkpoint, "transaction", None)):
-        raise processor._wrong(
-            f"{here}{options.checkpoint!r}, which is not an object with transaction(process).",
-            "give cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
-        )
     if inspect.iscoroutinefunction(fn):
         raise processor._wrong(
             f"{here} and is `async def`; a transaction needs a plain function.", "declare it with def."
-        )
-    if options.concurrency > 1:
-        raise processor._wrong(
-            f"{here} and concurrency={options.concurrency}: a message that is written first makes"
-            " earlier ones count as written.",
-            "set concurrency=1, and batch=True.",
-        )
-    if options.strategy == "at-most-once":
-        raise processor._wrong(f"{here} and is at-most-once: no message is repeated.", "set strategy='exactly-once'.")
-    if options.tailers:
-        raise processor._wrong(
-            f"{here} and tailers=: messages that the function reads by itself are not in a delivery.",
-            "read only inputs.",
         )
     if not wants_process(fn):
         raise processor._wrong(
@@ -671,51 +554,19 @@ def _check_checkpoint(processor: Processor, fn: Function) -> None:
 
 
 def _check_timer(processor: Processor) -> None:
-    """Refuse a function that is not one for timers, and options with which timers are not exactly-once."""
-    options, fn = processor.options, processor.options.timer
+    """Refuse a function that is not one for timers."""
+    fn = processor.options.timer
     if fn is None:
         return
     here = f"The {processor.kind} {processor.id!r} has timer="
     if processor.kind == "source":
         raise processor._wrong(f"{here}, and is a source.", "set timers in a stream that reads its queue.")
-    if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise processor._wrong(f"{here}{fn!r}.", "give a function of a timer, which returns messages.")
     parameters = parameters_of(fn)
     if parameters is not None and (not parameters or _required_after_first(processor, fn, parameters)):
         raise processor._wrong(
             f"{here}{getattr(fn, '__name__', fn)!r}, whose parameters are not a timer and `process`.",
             f"write {_def(fn, 'timer, process')}",
         )
-    for name, hint in (("checkpoint", "set the timers in a stream before it."), *_WITHOUT_TIMERS):
-        if name in options.given() and not (name == "batch" and options.batch is True):
-            raise processor._wrong(f"{here} and {name}={getattr(options, name)!r}.", hint)
-
-
-_WITHOUT_TIMERS = (
-    ("tailers", "declare the queues as inputs."),
-    ("appenders", "declare the queues as outputs."),
-    ("across", "leave across= out."),
-    ("batch", "declare a stream beside the frame, and set the timers there."),
-)
-
-
-def _check_ttl(processor: Processor) -> None:
-    """Refuse a time to live that is none, or of a processor that has no state."""
-    ttl = processor.options.ttl
-    if ttl is None:
-        return
-    here = f"The {processor.kind} {processor.id!r} has ttl={ttl!r}"
-    try:
-        duration_of(ttl, "The time")
-    except InvalidArgument as error:
-        raise processor._wrong(f"{here}: {error.message}", error.hint) from None
-    without = {"a source": processor.kind == "source", "a frame": processor.options.batch == FRAME}
-    without["with checkpoint="] = processor.options.checkpoint is not None
-    for what, is_so in without.items():
-        if is_so:
-            raise processor._wrong(
-                f"{here}, and it is {what}, which has no state in the store.", "declare ttl= on a stream or sink."
-            )
 
 
 def _check_filters(processor: Processor) -> None:

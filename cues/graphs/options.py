@@ -1,6 +1,10 @@
 """The options of processors and of a start: names, types, defaults and texts.
 
-    Options            the options of one processor: a frozen dataclass with the defaults
+    Options            the options of one processor: a frozen dataclass, which is the table of them all
+    Option, option     an entry of the table: effect, values that fit, engines, options that it excludes
+    refusal_of, exclusion_of, refusal_of_spark
+                       the refusals of declarations, of a start, and of Spark
+    ready_made         the options that ready-made processors take
     SourceOptions, StreamOptions, SinkOptions, FrameOptions, BroadcastOptions
                        the keyword arguments of a declaration, for type checkers and editors
     GraphOptions       the keyword arguments of a graph, as ``Graph.from_dict`` takes them
@@ -9,20 +13,25 @@
     OPTION_TEXTS, START_TEXTS
                        the effect of each, for docstrings and for docs/options.md
 
-Tests assert that these have the same names, and that the signatures of the engines have them too.
+A new option is a field of ``Options`` and a key of the TypedDict of each kind that takes it. Tests assert that these
+have the same names, and that the signatures of the engines have them too.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
+from cues.base import names
+from cues.base.checks import is_count, is_number
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
+from cues.graphs.error_rate import ErrorRate
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
 
@@ -75,52 +84,533 @@ class CheckpointTarget(Protocol):
         """Return the transaction that takes the delivery of ``process``."""
 
 
+Ready = Literal["all", "reading", "source", "stream", "free", "sink"]
+"""Ready-made processors that take an option: all; those that read; sources; streams; streams without state; sinks."""
+
+
+class Without(NamedTuple):
+    """A refusal of an option together with others. Its texts are formats over ``FACTS``."""
+
+    wrong: str
+    hint: str
+    others: Mapping[str, Callable[[Any], object] | None]
+    """The other options, each with the values that are refused; None: all but the default."""
+    own: Callable[[Any], object] | None = None
+    """The values of the option itself that are refused; None: all but the default."""
+
+
+class NotOnSpark(NamedTuple):
+    """A refusal of an option by Spark. Its texts are formats over ``FACTS``."""
+
+    wrong: str
+    hint: str
+
+
+FACTS: Final = ("id", "kind", "where", "node", "name", "value", "other", "others", "other_value")
+"""The facts that texts of refusals name: the processor, the option and its value, the options that it excludes."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Everything about an option of processors but its type, its default and the code that does what it says.
+
+    The TypedDicts below give the kinds of processors that take the option. Declarations, engines, docs/options.md and
+    ready-made processors read this table.
+    """
+
+    text: str
+    """The effect, in one or two sentences of Markdown."""
+    fits: Callable[[Any], object]
+    """False for a value that is refused. It may raise :class:`InvalidArgument` instead."""
+    hint: str
+    wrong: str
+    """The refusal of a value that does not fit. ``{error}`` is the message of the exception."""
+    ready: Ready | None
+    """The ready-made processors that take the option, besides functions of your own."""
+    frames: bool
+    """True if only frames have the option."""
+    spark: NotOnSpark | None
+    """The refusal of Spark, if only the embedded engine has the option."""
+    without: tuple[Without, ...]
+    """The options that it excludes."""
+
+    @property
+    def engines(self) -> str:
+        """The engines that have the option, as docs/options.md shows them."""
+        return "embedded" if self.spark else "Spark" if self.frames else "all"
+
+
+def option(
+    default: T,
+    text: str,
+    fits: Callable[[Any], object] = lambda value: True,
+    hint: str = "",
+    *,
+    without: tuple[Without, ...] = (),
+    wrong: str = "",
+    ready: Ready | None = None,
+    frames: bool = False,
+    spark: NotOnSpark | None = None,
+) -> T:
+    """Return the field of an option: its default, with an :class:`Option`."""
+    if frames:
+        without = (_without("{where} has {name}={value!r}.", hint, batch=lambda batch: batch != FRAME), *without)
+    entry = Option(text, fits, hint, wrong, ready, frames, spark, without)
+    return field(default=default, metadata={"option": entry})
+
+
+def _without(
+    wrong: str, hint: str, *others: str, own: Callable[[Any], object] | None = None, **values: Callable[[Any], object]
+) -> Without:
+    return Without(wrong, hint, {**dict.fromkeys(others), **values}, own)
+
+
+def _one_of(*choices: object) -> Callable[[Any], object]:
+    return lambda value: value is None or value in choices
+
+
+def _shown(choices: Iterable[object], before: str = " or ") -> str:
+    return before.join(map(repr, choices))
+
+
+def _is_frame(batch: object) -> bool:
+    return batch == FRAME
+
+
+def _is_at_most_once(strategy: object) -> bool:
+    return strategy == "at-most-once"
+
+
+_NOT_IN_FRAMES: Final = _without(
+    "The frame {id!r} has {name}=.", "leave {name}= out, and do this inside the DataFrame.", batch=_is_frame
+)
+_ONLY_EMBEDDED: Final = "{id} has {name}={value!r}, which only the embedded engine does."
+_TIMER_AND: Final = "{where} has timer= and {other}={other_value!r}."
+_NO_PAUSES: Final = NotOnSpark(
+    "{id} has {name}={value!r}, and only processors of the embedded engine pause.",
+    "use the embedded engine, or leave {name}= out.",
+)
+_IMPERATIVE: Final = NotOnSpark(
+    "{id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would read and write the"
+    " driver's store from an executor.",
+    "use the embedded engine, or declare inputs and outputs.",
+)
+_NO_PAUSES_AT_MOST_ONCE: Final = _without(
+    "{node} has {name}={value!r} and is at-most-once, which takes no message a second time.",
+    "leave {name}= out, or set strategy='exactly-once'.",
+    strategy=_is_at_most_once,
+)
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of a processor, with their defaults."""
+    """The options of a processor, with their defaults: the table of them all."""
 
-    id: str | None = None
-    opts: Any = None
-    types: Any = None
-    topics: Any = None
-    where: Any = None
-    errors: str | None = INHERIT
-    strategy: str | None = None
-    retries: int | Retry = 0
-    batch: bool | str = False
-    bisect: bool = True
-    fields: str | Mapping[str, str] | None = None
-    output_mode: str | None = None
-    trigger: str | None = None
-    batch_size: int = BATCH_SIZE
-    step_s: float | None = STEP_S
-    linger_s: float = 0.0
-    key: str | Function | None = None
-    instances: int = 1
-    concurrency: int = 1
-    timeout_s: float | None = None
-    side_effects: bool = False
-    resume: str | None = None
-    tailers: Any = None
-    appenders: Any = None
-    checkpoint: CheckpointTarget | None = None
-    across: str = "forwarded"
-    isolation: Isolation = "uncommitted"
-    renamed_from: str | None = None
-    schema: Any = None
-    timer: Function | None = None
-    ttl: str | float | timedelta | None = None
-    rate: str | None = None
-    on_error: str | None = None
-    max_errors: str | None = None
+    id: str | None = option(
+        None,
+        "The name of the processor; None: the name of the function. Positions and state are kept under `graph.id`,"
+        " so with an `id=` the function can be renamed.",
+        ready="all",
+    )
+    opts: Any = option(None, "Any object; the function reads it as `process.opts`.", ready="all")
+    types: Any = option(
+        None,
+        "Take only messages whose `q/type` is this one, or one of these; a dict gives them by binding.",
+        without=(_NOT_IN_FRAMES,),
+        ready="reading",
+    )
+    topics: Any = option(
+        None,
+        "Take only messages that have one of these topics in `q/topics` (a text, or a list of texts); a dict"
+        " gives them by binding.",
+        without=(_NOT_IN_FRAMES,),
+        ready="reading",
+    )
+    where: Any = option(
+        None,
+        "Take only messages for which this function returns true; a dict gives functions by binding. An exception"
+        " in the function is a failure of the message.",
+        without=(_NOT_IN_FRAMES,),
+        ready="reading",
+    )
+    errors: str | None = option(
+        INHERIT,
+        '`"inherit"`: the error queue of the graph. A queue name: messages that failed for good are written to'
+        " it. None: an error stops the processor.",
+        lambda name: name is None or name == INHERIT or names.check("queue", name),
+        wrong="{where}, errors=: {error}",
+        ready="all",
+    )
+    strategy: str | None = option(
+        None,
+        '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
+        _one_of(*STRATEGIES),
+        f"give {_shown(STRATEGIES)}.",
+        ready="all",
+    )
+    retries: int | Retry = option(
+        0,
+        "The number of further calls after a failure, or `cues.Retry(…)`.",
+        lambda value: isinstance(value, Retry) or is_count(value, 0),
+        "give a count from 0, or cues.Retry(...).",
+        without=(
+            _without(
+                "The {kind} {id!r} is at-most-once, which never calls a function twice, and has retries.",
+                "set retries=0, or strategy='exactly-once'.",
+                own=lambda retries: retries.attempts > 1 if isinstance(retries, Retry) else retries > 0,
+                strategy=_is_at_most_once,
+            ),
+        ),
+        ready="all",
+    )
+    batch: bool | str = option(
+        False,
+        "True: the function takes the list of the messages of a step, which succeeds or fails as a whole; see"
+        " `bisect`."
+        ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
+        lambda batch: isinstance(batch, bool) or batch in (FRAME, *TABLES),
+        f"give True (lists of messages), {_shown(TABLES, ', ')}, or False.",
+        without=(
+            _without(
+                "The frame {id!r} is at-most-once.",
+                "set strategy='exactly-once': a frame has no other guarantee.",
+                own=_is_frame,
+                strategy=_is_at_most_once,
+            ),
+        ),
+        ready="sink",
+    )
+    bisect: bool = option(
+        True,
+        "True: the messages of a batch function that fails for good are run again in halves, until those that"
+        " fail alone are known; only these are written to the error queue. False: the whole batch is one error"
+        " message.",
+        lambda value: value is True or value is False,
+        "give True; or False, to a batch function.",
+        without=(
+            _without(
+                "{where} has bisect={value!r}.",
+                "give True; or False, to a batch function.",
+                batch=lambda batch: batch in (False, FRAME),
+            ),
+        ),
+        ready="sink",
+    )
+    fields: str | Mapping[str, str] | None = option(
+        None,
+        'The columns of the DataFrame besides index, time, hash and value, such as `"origin string, delay double"`.',
+        lambda value: value is None or isinstance(value, (str, Mapping)),
+        "declare it with @graph.frame(…, fields='name type, …').",
+        frames=True,
+    )
+    output_mode: str | None = option(
+        None,
+        'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'
+        ' final), `"update"` (changed rows) or `"complete"` (all). `"step"`: the plan is applied to the messages of'
+        ' each step on their own. None: `"append"`, or steps if the plan keeps no state.',
+        _one_of(*OUTPUT_MODES),
+        f"give {_shown(OUTPUT_MODES, ', ')}, to a frame.",
+        frames=True,
+    )
+    trigger: str | None = option(
+        None,
+        'The time between two batches of a frame with state, such as `"10 seconds"`; None: as soon as there are'
+        " messages.",
+        lambda value: value is None or isinstance(value, str),
+        "give an interval such as '10 seconds', to a frame.",
+        without=(
+            _without(
+                "The frame {id!r} has trigger= and runs in steps.",
+                "leave trigger= out.",
+                output_mode=lambda mode: mode == "step",
+            ),
+        ),
+        frames=True,
+    )
+    batch_size: int = option(
+        BATCH_SIZE,
+        "The most messages of one step. A step takes the messages that are there and does not wait for more."
+        " For a message function it changes only the speed. `graph.frame` has 50000.",
+        is_count,
+        "give a count of messages from 1.",
+        ready="all",
+    )
+    step_s: float | None = option(
+        STEP_S,
+        "Seconds: a step of a message function ends after this time; None: no limit.",
+        lambda value: value is None or (is_number(value) and value > 0),
+        "give a number of seconds above 0, or None for no bound.",
+        ready="reading",
+    )
+    linger_s: float = option(
+        0.0,
+        "Seconds: a batch function waits so long for `batch_size` messages when fewer are there.",
+        lambda value: is_number(value) and value >= 0,
+        "give a number of seconds from 0.",
+        without=(
+            _without(
+                "{where} has linger_s={value!r} and is called for one message at a time.",
+                "write batch=True with it, or leave linger_s= out.",
+                batch=lambda batch: batch is False,
+            ),
+            _without(
+                "{where} has linger_s={value!r} and is a frame.",
+                "write batch=True with it, or leave linger_s= out.",
+                batch=_is_frame,
+            ),
+        ),
+        ready="sink",
+    )
+    key: str | Function | None = option(
+        None,
+        "A field, or a function of the message: `process.state` belongs to this key, and calls of one key run one"
+        " after another. A message without the field, or with None in it, fails.",
+        lambda key: key is None or isinstance(key, str) or callable(key),
+        "give the name of a field, or a function of a message.",
+        without=(_NOT_IN_FRAMES,),
+        ready="free",
+    )
+    instances: int = option(
+        1,
+        "The number of threads (or worker processes) that share the partitions of the inputs.",
+        is_count,
+        "give a count of threads from 1.",
+        ready="reading",
+    )
+    concurrency: int = option(
+        1,
+        "The number of calls that run at once: threads, or tasks of an `async def`. Outputs keep the order"
+        " of the inputs.",
+        is_count,
+        "give a count of calls from 1.",
+        without=(
+            _without(
+                "{where} has concurrency={value} and is a batch function, which is called once a step.",
+                "leave concurrency= out, or set batch=False.",
+                "batch",
+            ),
+            _without(
+                "{id!r} has concurrency={value} and {others}: messages that concurrent calls read and write by"
+                " themselves have no order.",
+                "set concurrency=1.",
+                "tailers",
+                "appenders",
+            ),
+        ),
+        ready="free",
+    )
+    timeout_s: float | None = option(
+        None,
+        "Seconds: a call that has not returned after this time is a failure; None: no limit.",
+        lambda value: value is None or (is_number(value) and value > 0),
+        "give the seconds that one call may take, more than 0.",
+        without=(
+            _without(
+                "{where} has timeout_s={value} and {other}=: a call that is not waited for any longer could still read,"
+                " write or commit by itself.",
+                "leave timeout_s= out, and set a timeout where the function waits; or leave {other}= out.",
+                "tailers",
+                "appenders",
+                "checkpoint",
+            ),
+            _without(
+                "{where} is written for Spark and has timeout_s={value}.",
+                "leave timeout_s= out, and set a timeout of Spark.",
+                batch=_is_frame,
+            ),
+        ),
+        ready="free",
+    )
+    side_effects: bool = option(
+        False,
+        "True: the function has effects outside the store, so the messages of a step are recorded before"
+        " the function is called. Always so for a sink.",
+        lambda value: isinstance(value, bool),
+        "give True or False.",
+        without=(_NOT_IN_FRAMES,),
+        ready="reading",
+    )
+    resume: str | None = option(
+        None,
+        'For a function that yields bare messages. `"skip"`: it yields the same messages at each start, and those'
+        ' that are committed are skipped. `"again"`: at-least-once.',
+        _one_of("skip", "again"),
+        "give 'skip' or 'again'.",
+    )
+    tailers: Any = option(
+        None,
+        "Queues that the function reads by itself: a dict by binding, or names.",
+        without=(_NOT_IN_FRAMES,),
+        spark=_IMPERATIVE,
+    )
+    appenders: Any = option(
+        None,
+        "Queues that the function writes by itself: a dict by binding, or names.",
+        without=(_NOT_IN_FRAMES,),
+        spark=_IMPERATIVE,
+    )
+    checkpoint: CheckpointTarget | None = option(
+        None,
+        "The target that keeps the position together with the rows: `cues.checkpoints.SQLCheckpoint(…)` or"
+        " `cues.processors.sql.SQLite(…)`.",
+        lambda target: (
+            target is None or (not isinstance(target, type) and callable(getattr(target, "transaction", None)))
+        ),
+        "give cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
+        without=(
+            _without(
+                "The sink {id!r} has checkpoint= and concurrency={other_value}: a message that is written first makes"
+                " earlier ones count as written.",
+                "set concurrency=1, and batch=True.",
+                "concurrency",
+            ),
+            _without(
+                "The sink {id!r} has checkpoint= and is at-most-once: no message is repeated.",
+                "set strategy='exactly-once'.",
+                strategy=_is_at_most_once,
+            ),
+            _without(
+                "The sink {id!r} has checkpoint= and tailers=: messages that the function reads by itself are not in a"
+                " delivery.",
+                "read only inputs.",
+                "tailers",
+            ),
+        ),
+        wrong="The sink {id!r} has checkpoint={value!r}, which is not an object with transaction(process).",
+        ready="sink",
+    )
+    across: str = option(
+        "forwarded",
+        '`"forwarded"`: messages are copied to other stores after the commit. `"pending"`: they are written there'
+        " at once, and become visible with the commit.",
+        lambda value: value in ACROSS,
+        f"give {_shown(ACROSS)}.",
+        ready="stream",
+        spark=NotOnSpark(_ONLY_EMBEDDED, "use the embedded engine, or across='forwarded'."),
+    )
+    isolation: Isolation = option(
+        "uncommitted",
+        '`"committed"`: messages of transactions (`cues.txn`) are taken after they are committed, in the order'
+        " of the commits. It holds for all inputs and `tailers`.",
+        lambda value: value in ISOLATIONS,
+        f"give {_shown(ISOLATIONS)}.",
+        ready="reading",
+        spark=NotOnSpark(
+            _ONLY_EMBEDDED,
+            "use the embedded engine; or read the queue in Spark with option('isolation', 'committed').",
+        ),
+    )
+    renamed_from: str | None = option(
+        None,
+        "The name that the processor had before. The next start gives it the positions, the state and the"
+        " records of the processor of that name. Later starts ignore the option.",
+        lambda name: name is None or names.check("processor", name),
+        wrong="{where}, renamed_from=: {error}",
+        ready="all",
+    )
+    schema: Any = option(
+        None,
+        "What the messages that a source yields, or that a function takes, must fit: a dataclass, a pydantic"
+        " model, a msgspec Struct, a TypedDict, a JSON Schema, or `cues.schemas.parsed(…)`; a dict gives them by"
+        " binding. A message that does not fit fails, with the path of the offence. A function gets objects of the"
+        ' class. None: the classes in the annotations of its parameters. With `batch="arrow"` and the like: the'
+        " columns of the table, as for `cues.QueueOptions(schema=…)`.",
+        without=(
+            _without(
+                "{where} is a frame and has schema=.", "name its columns with fields='name type, …'.", batch=_is_frame
+            ),
+        ),
+        ready="source",
+    )
+    timer: Function | None = option(
+        None,
+        "The function that is called when a timer of `process.timer(key, at)` is due. It gets the timer, a dict"
+        " of `key`, `name` and `at`, and returns what the function of the processor returns.",
+        lambda fn: (
+            fn is None or (callable(fn) and not inspect.isgeneratorfunction(fn) and not inspect.isasyncgenfunction(fn))
+        ),
+        "give a function of a timer, which returns messages.",
+        without=(
+            _without(_TIMER_AND, "set the timers in a stream before it.", "checkpoint"),
+            _without(_TIMER_AND, "declare the queues as inputs.", "tailers"),
+            _without(_TIMER_AND, "declare the queues as outputs.", "appenders"),
+            _without(_TIMER_AND, "leave across= out.", "across"),
+            _without(
+                _TIMER_AND,
+                "declare a stream beside the frame, and set the timers there.",
+                batch=lambda batch: not isinstance(batch, bool),
+            ),
+            _without(
+                "{node} has timer= and is at-most-once, and timers are exactly-once.",
+                "set strategy='exactly-once'.",
+                strategy=_is_at_most_once,
+            ),
+        ),
+        spark=NotOnSpark("{id} has timer=, which only the embedded engine does.", "use the embedded engine."),
+    )
+    ttl: str | float | timedelta | None = option(
+        None,
+        "A value of the state that was not written for this time expires: `process.state` does not have it any more."
+        ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
+        lambda ttl: ttl is None or duration_of(ttl, "The time"),
+        without=(
+            _without(
+                "{where} has ttl={value!r}, and it is a frame, which has no state in the store.",
+                "declare ttl= on a stream or sink.",
+                batch=_is_frame,
+            ),
+            _without(
+                "{where} has ttl={value!r}, and it is with checkpoint=, which has no state in the store.",
+                "declare ttl= on a stream or sink.",
+                "checkpoint",
+            ),
+        ),
+        wrong="{where} has ttl={value!r}: {error}",
+        spark=NotOnSpark(_ONLY_EMBEDDED, "use the embedded engine; or delete old values in the function."),
+    )
+    rate: str | None = option(
+        None,
+        'The most calls of the function by time, such as `"10/s"`, `"600/m"` or `"5/10s"`, evenly spread; a batch'
+        " is one call. It is for the processor as a whole: each of n partitions has 1/n of it. None: no limit.",
+        lambda rate: rate is None or calls_per_s(rate),
+        ready="reading",
+        spark=NotOnSpark("{id} has rate=, which only the embedded engine does.", "use the embedded engine."),
+    )
+    on_error: str | None = option(
+        None,
+        '`"pause"`: before a message that failed for good, the processor pauses until `cues resume`, and'
+        " nothing is written to an error queue. The other processors go on. None: the message goes to the error queue.",
+        _one_of("pause"),
+        "give 'pause', or leave it out.",
+        without=(_NO_PAUSES_AT_MOST_ONCE,),
+        ready="reading",
+        spark=_NO_PAUSES,
+    )
+    max_errors: str | None = option(
+        None,
+        'The number of error messages within a time, such as `"100/min"`, `"20/10s"` or `"1000/h"`, at'
+        " which the processor pauses until `cues resume`. The last of them is still written. A start goes on counting,"
+        " and a failed batch counts as one. None: no limit.",
+        lambda limit: limit is None or ErrorRate.parse(limit),
+        without=(
+            _without(
+                "{where} has max_errors={value!r} and on_error='pause', which pauses at the first failure.",
+                "leave one of the two out.",
+                "on_error",
+            ),
+            _NO_PAUSES_AT_MOST_ONCE,
+        ),
+        ready="reading",
+        spark=_NO_PAUSES,
+    )
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
         given = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "id" and not (type(value) is type(field.default) and value == field.default):
-                given[field.name] = value
+        for name in OPTION_NAMES:
+            value, default = getattr(self, name), getattr(Options, name)
+            if name != "id" and not (type(value) is type(default) and value == default):
+                given[name] = value
         return given
 
     @property
@@ -145,7 +635,68 @@ def calls_per_s(rate: str) -> float:
     return calls / seconds
 
 
-OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
+TABLE: Final[dict[str, Option]] = {each.name: each.metadata["option"] for each in fields(Options)}
+OPTION_NAMES: Final = tuple(TABLE)
+
+
+def refusal_of(options: Options, kind: Kind, id: str) -> tuple[str, str] | None:
+    """Return text and hint for the first option with a wrong value, or with one that it excludes; None if all fit."""
+    facts = {"id": id, "where": f"The {kind} {id!r}"}
+    for name, entry in TABLE.items():
+        value = getattr(options, name)
+        try:
+            error, hint = "" if entry.fits(value) else "{where} has {name}={value!r}.", entry.hint
+        except InvalidArgument as raised:
+            error, hint, facts["error"] = "{where}: {error}", raised.hint, raised.message
+        if error:
+            return (entry.wrong or error).format(**facts, name=name, value=value), hint
+    return exclusion_of(options, kind, id)
+
+
+def exclusion_of(options: Options, kind: Kind, id: str, node: str = "") -> tuple[str, str] | None:
+    """Return text and hint for the first two options that a processor cannot have together; None if there are none.
+
+    ``node`` is the id with that of the graph. A declaration does not know it, nor the strategy of the graph.
+    """
+
+    def has(name: str, refused: Callable[[Any], object] | None) -> object:
+        value = getattr(options, name)
+        return _is_given(name, value) if refused is None else refused(value)
+
+    for name, entry in TABLE.items():
+        for each in entry.without:
+            if ("strategy" in each.others and kind == "source") or ("{node}" in each.wrong and not node):
+                continue  # a source has no calls that are repeated
+            found = [other for other, refused in each.others.items() if has(name, each.own) and has(other, refused)]
+            if found:
+                facts = {"id": id, "node": node, "kind": kind, "where": f"The {kind} {id!r}", "name": name}
+                facts |= {"other": found[0], "others": " and ".join(f"{other}=" for other in found)}
+                values = {"value": getattr(options, name), "other_value": getattr(options, found[0])}
+                return each.wrong.format(**facts, **values), each.hint.format(**facts)
+    return None
+
+
+def refusal_of_spark(options: Options, id: str) -> tuple[str, str] | None:
+    """Return text and hint for the first option that only the embedded engine has; None if Spark has all of them."""
+    for name, entry in TABLE.items():
+        value = getattr(options, name)
+        if entry.spark is not None and _is_given(name, value):
+            return (
+                entry.spark.wrong.format(id=id, name=name, value=value),
+                entry.spark.hint.format(name=name),
+            )
+    return None
+
+
+def ready_made(*groups: Ready) -> dict[str, Any]:
+    """Return the options that groups of ready-made processors take, each with any value."""
+    return {name: ... for name, entry in TABLE.items() if entry.ready in groups}
+
+
+def _is_given(name: str, value: Any) -> bool:
+    default = getattr(Options, name)
+    return value is not None if default is None else bool(value != default)
+
 
 Predicate = Callable[[Any], Any]
 Queues = str | Sequence[str] | Mapping[str, str]
@@ -274,74 +825,7 @@ ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """The options that a processor of each kind takes. The ``id`` of a source is its first argument."""
 
-_TEXTS: Final = {
-    "id": "The name of the processor; None: the name of the function. Positions and state are kept under `graph.id`,"
-    " so with an `id=` the function can be renamed.",
-    "opts": "Any object; the function reads it as `process.opts`.",
-    "types": "Take only messages whose `q/type` is this one, or one of these; a dict gives them by binding.",
-    "topics": "Take only messages that have one of these topics in `q/topics` (a text, or a list of texts); a dict"
-    " gives them by binding.",
-    "where": "Take only messages for which this function returns true; a dict gives functions by binding. An exception"
-    " in the function is a failure of the message.",
-    "errors": '`"inherit"`: the error queue of the graph. A queue name: messages that failed for good are written to'
-    " it. None: an error stops the processor.",
-    "strategy": '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
-    "retries": "The number of further calls after a failure, or `cues.Retry(…)`.",
-    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole; see"
-    " `bisect`."
-    ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
-    "bisect": "True: the messages of a batch function that fails for good are run again in halves, until those that"
-    " fail alone are known; only these are written to the error queue. False: the whole batch is one error message.",
-    "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
-    ' `"origin string, delay double"`.',
-    "output_mode": 'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'
-    ' final), `"update"` (changed rows) or `"complete"` (all). `"step"`: the plan is applied to the messages of'
-    ' each step on their own. None: `"append"`, or steps if the plan keeps no state.',
-    "trigger": 'The time between two batches of a frame with state, such as `"10 seconds"`; None: as soon as there are'
-    " messages.",
-    "batch_size": "The most messages of one step. A step takes the messages that are there and does not wait for more."
-    " For a message function it changes only the speed. `graph.frame` has 50000.",
-    "step_s": "Seconds: a step of a message function ends after this time; None: no limit.",
-    "linger_s": "Seconds: a batch function waits so long for `batch_size` messages when fewer are there.",
-    "timeout_s": "Seconds: a call that has not returned after this time is a failure; None: no limit.",
-    "key": "A field, or a function of the message: `process.state` belongs to this key, and calls of one key run one"
-    " after another. A message without the field, or with None in it, fails.",
-    "instances": "The number of threads (or worker processes) that share the partitions of the inputs.",
-    "concurrency": "The number of calls that run at once: threads, or tasks of an `async def`. Outputs keep the order"
-    " of the inputs.",
-    "side_effects": "True: the function has effects outside the store, so the messages of a step are recorded before"
-    " the function is called. Always so for a sink.",
-    "resume": 'For a function that yields bare messages. `"skip"`: it yields the same messages at each start, and those'
-    ' that are committed are skipped. `"again"`: at-least-once.',
-    "tailers": "Queues that the function reads by itself: a dict by binding, or names.",
-    "appenders": "Queues that the function writes by itself: a dict by binding, or names.",
-    "checkpoint": "The target that keeps the position together with the rows: `cues.checkpoints.SQLCheckpoint(…)` or"
-    " `cues.processors.sql.SQLite(…)`.",
-    "across": '`"forwarded"`: messages are copied to other stores after the commit. `"pending"`: they are written there'
-    " at once, and become visible with the commit.",
-    "isolation": '`"committed"`: messages of transactions (`cues.txn`) are taken after they are committed, in the order'
-    " of the commits. It holds for all inputs and `tailers`.",
-    "renamed_from": "The name that the processor had before. The next start gives it the positions, the state and the"
-    " records of the processor of that name. Later starts ignore the option.",
-    "schema": "What the messages that a source yields, or that a function takes, must fit: a dataclass, a pydantic"
-    " model, a msgspec Struct, a TypedDict, a JSON Schema, or `cues.schemas.parsed(…)`; a dict gives them by binding. A"
-    " message that does not fit fails, with the path of the offence. A function gets objects of the class. None: the"
-    ' classes in the annotations of its parameters. With `batch="arrow"` and the like: the columns of the table, as for'
-    " `cues.QueueOptions(schema=…)`.",
-    "timer": "The function that is called when a timer of `process.timer(key, at)` is due. It gets the timer, a dict"
-    " of `key`, `name` and `at`, and returns what the function of the processor returns.",
-    "ttl": "A value of the state that was not written for this time expires: `process.state` does not have it any more."
-    ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
-    "rate": 'The most calls of the function by time, such as `"10/s"`, `"600/m"` or `"5/10s"`, evenly spread; a batch'
-    " is one call. It is for the processor as a whole: each of n partitions has 1/n of it. None: no limit.",
-    "on_error": '`"pause"`: before a message that failed for good, the processor pauses until `cues resume`, and'
-    " nothing is written to an error queue. The other processors go on. None: the message goes to the error queue.",
-    "max_errors": 'The number of error messages within a time, such as `"100/min"`, `"20/10s"` or `"1000/h"`, at'
-    " which the processor pauses until `cues resume`. The last of them is still written. A start goes on counting,"
-    " and a failed batch counts as one. None: no limit.",
-}
-
-OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}
+OPTION_TEXTS: Final = {name: OptionText(getattr(Options, name), entry.text) for name, entry in TABLE.items()}
 
 
 def lists_options(options: type) -> Callable[[T], T]:
@@ -386,7 +870,7 @@ START_TEXTS: Final = {
 
 def kinds(name: str) -> str:
     """Return the declarations that take an option, as docs/options.md shows them."""
-    if name in ("fields", "output_mode", "trigger"):
+    if TABLE[name].frames:
         return "`graph.frame`"
     kinds = [kind for kind, allowed in ALLOWED.items() if name in allowed and (kind, name) != ("source", "id")]
     return "all" if len(kinds) == len(ALLOWED) else ", ".join(kinds)

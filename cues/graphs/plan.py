@@ -10,8 +10,8 @@ from typing import Any, Final
 from cues.base import names
 from cues.errors import GraphError
 from cues.graphs import typed
-from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings, check_retries
-from cues.graphs.options import INHERIT
+from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings
+from cues.graphs.options import INHERIT, exclusion_of
 from cues.graphs.processor import Mode, Node, Port
 from cues.graphs.topology import Topology
 from cues.queues.options import QueueOptions
@@ -246,13 +246,10 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
     inputs = processor.inputs
     mode: Mode = "alts" if isinstance(inputs, AnyOf) else "join" if isinstance(inputs, dict) else "one"
     strategy = options.strategy or strategy
-    check_retries(processor.id, processor.kind, strategy, options)
-    if options.timer is not None and strategy == "at-most-once":
-        raise GraphError(
-            f"{names.processor_id(graph, processor.id)} has timer= and is at-most-once, and timers are exactly-once.",
-            "set strategy='exactly-once'.",
-            processor=processor.id,
-        )
+    resolved = replace(options, strategy=strategy)
+    refusal = exclusion_of(resolved, processor.kind, processor.id, names.processor_id(graph, processor.id))
+    if refusal is not None:
+        raise GraphError(*refusal, processor=processor.id)
     schemas, options = typed.resolved(options, processor.fn, bindings(inputs), mode == "join")
     node = Node(
         id=names.processor_id(graph, processor.id),
@@ -270,26 +267,14 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         schemas=schemas,
     )
     node = _without_own_errors(node, inherited=options.errors == INHERIT)
-    _check_pauses(node)
-    return node
-
-
-def _check_pauses(node: Node) -> None:
-    """Refuse pauses of processors whose failed messages are neither on their queue nor on an error queue."""
-    options = node.options
-    given = "on_error='pause'" if options.on_error else f"max_errors={options.max_errors!r}"
-    if (options.on_error or options.max_errors) and node.at_most_once:
-        raise GraphError(
-            f"{node.id} has {given} and is at-most-once, which takes no message a second time.",
-            f"leave {given.partition('=')[0]}= out, or set strategy='exactly-once'.",
-            processor=node.name,
-        )
     if options.max_errors is not None and node.errors is None:
         raise GraphError(
-            f"{node.id} has {given} and no error queue, so there are no error messages to count.",
+            f"{node.id} has max_errors={options.max_errors!r} and no error queue, so there are no error messages to"
+            " count.",
             f"{node.way_to_errors}; or set on_error='pause', which pauses at the first failure.",
             processor=node.name,
         )
+    return node
 
 
 def _ports(queues: str | AnyOf | AllOf | Mapping[str, str] | None) -> tuple[Port, ...]:

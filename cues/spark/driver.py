@@ -16,6 +16,7 @@ from cues.engine.engine import Host
 from cues.engine.local import EmbeddedEngine
 from cues.errors import GraphError
 from cues.graphs.graph import Graph
+from cues.graphs.options import refusal_of_spark
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
 from cues.overrides import override
@@ -89,45 +90,9 @@ class SparkEngine(EmbeddedEngine):
 def check(plan: Plan) -> None:
     """Refuse by name the processors that cannot run on Spark, before anything is started."""
     for node in plan.running:
-        if node.pending:
-            raise GraphError(
-                f"{node.id} has across='pending', which only the embedded engine does.",
-                "use the embedded engine, or across='forwarded'.",
-                processor=node.name,
-            )
-        if node.options.isolation != "uncommitted":
-            raise GraphError(
-                f"{node.id} has isolation={node.options.isolation!r}, which only the embedded engine does.",
-                "use the embedded engine; or read the queue in Spark with option('isolation', 'committed').",
-                processor=node.name,
-            )
-        option = "timer=" if node.options.timer is not None else "rate=" if node.options.rate is not None else None
-        if option is not None:
-            raise GraphError(
-                f"{node.id} has {option}, which only the embedded engine does.",
-                "use the embedded engine.",
-                processor=node.name,
-            )
-        if node.options.ttl is not None:
-            raise GraphError(
-                f"{node.id} has ttl={node.options.ttl!r}, which only the embedded engine does.",
-                "use the embedded engine; or delete old values in the function.",
-                processor=node.name,
-            )
-        if node.options.on_error or node.options.max_errors:
-            given = "on_error='pause'" if node.options.on_error else f"max_errors={node.options.max_errors!r}"
-            raise GraphError(
-                f"{node.id} has {given}, and only processors of the embedded engine pause.",
-                f"use the embedded engine, or leave {given.partition('=')[0]}= out.",
-                processor=node.name,
-            )
-        if node.imperative:
-            raise GraphError(
-                f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"
-                " read and write the driver's store from an executor.",
-                "use the embedded engine, or declare inputs and outputs.",
-                processor=node.name,
-            )
+        refusal = refusal_of_spark(node.options, node.id)
+        if refusal is not None:
+            raise GraphError(*refusal, processor=node.name)
 
 
 def place(node: Node) -> str:
