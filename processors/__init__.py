@@ -37,7 +37,6 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
-from cues import jsontext as jsontext
 from cues.graphs.options import ready_made
 
 GROUP: Final = "cues.processors"

@@ -46,6 +46,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from cues.arguments import path_of
 from cues.errors import InvalidArgument
 from cues.overrides import override
 from cues.processors import SOURCE, files, foreign, places, takes, waits
@@ -122,7 +123,8 @@ class Files:
         idle_exit_s: float | None = None,
         grace_s: float = 1.0,
     ) -> None:
-        self.pattern = places.local_path(os.fspath(pattern)) if not places.is_remote(str(pattern)) else str(pattern)
+        given = path_of("pattern", pattern)
+        self.pattern = given if places.is_remote(given) else places.local_path(given)
         self.format, self.watch, self.follow, self.bad = format, watch, follow, bad
         self.shape = files.Shape(delimiter, encoding, record_lines_max, line_bytes_max)
         self.order, self.at = order, at

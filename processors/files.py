@@ -38,8 +38,10 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 import cues
+from cues import jsontext
+from cues.arguments import check_number, text_of
 from cues.errors import InvalidArgument
-from cues.processors import foreign, jsontext, places
+from cues.processors import foreign, places
 
 Row = dict[str, Any]
 Position = list[int]
@@ -96,10 +98,8 @@ class Shape:
                 f"The delimiter is {self.delimiter!r}.", "give one character that is no quote and no line end."
             )
         for name in ("record_lines_max", "line_bytes_max"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidArgument(f"{name} is {value!r}.", "give an integer from 1 on.")
-        if not isinstance(self.encoding, str) or not _writes_plain_line_ends(self.encoding):
+            check_number(name, getattr(self, name), 1, 1 << 40, whole=True)
+        if not _writes_plain_line_ends(text_of("encoding", self.encoding)):
             raise InvalidArgument(
                 f"The encoding {self.encoding!r} does not write line ends as the byte 0x0A, by which lines are found.",
                 "convert the files to UTF-8.",

@@ -452,7 +452,7 @@ def test_a_bad_record_may_be_a_row(tmp_path: Path) -> None:
         ({"bad": "skip"}, "'error' or 'row'"),
         ({"order": "size"}, "name, modified"),
         ({"delimiter": "||"}, "one character"),
-        ({"line_bytes_max": 0}, "from 1 on"),
+        ({"line_bytes_max": 0}, "from 1 to"),
         ({"follow": True, "format": "parquet"}, "cannot be followed"),
     ],
 )

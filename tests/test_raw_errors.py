@@ -133,15 +133,8 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 OPTIONS = {"Source": {"id"}, "Stream": set[str](), "Sink": set[str]()}
 
 
-OPEN = {("Files", "pattern"), ("Files", "encoding"), ("Files", "line_bytes_max")}
-
-
 def cases() -> list[Any]:
     own: list[Any] = [(name, parameter) for name, (_, given) in DECLARATIONS.items() for parameter in given]
-    own = [
-        pytest.param(*case, marks=pytest.mark.xfail(reason="to be mended with the source")) if case in OPEN else case
-        for case in own
-    ]
     return own + [(name, option) for name, taken in OPTIONS.items() for option in OPTION_NAMES if option not in taken]
 
 
