@@ -64,10 +64,10 @@ OPTIONS: list[tuple[str, Iterator[tuple[str, Any]]]] = [
 # The tables that are generated from the texts of the code, which help() shows as well.
 GENERATED = {
     "Processors": [
-        "| option | default | of | engines | meaning |",
-        "|---|---|---|---|---|",
+        "| option | default | of | engines | ready-made | meaning |",
+        "|---|---|---|---|---|---|",
         *(
-            f"| `{name}` | `{o.shown}` | {kinds(name)} | {TABLE[name].engines} | {o.text} |"
+            f"| `{name}` | `{o.shown}` | {kinds(name)} | {TABLE[name].engines} | {TABLE[name].ready or ''} | {o.text} |"
             for name, o in OPTION_TEXTS.items()
         ),
     ],

@@ -8,7 +8,8 @@ import pytest
 
 import cues
 from cues.errors import GraphError
-from cues.graphs.options import FACTS, OPTION_NAMES, TABLE
+from cues.graphs.option import FACTS
+from cues.graphs.options import OPTION_NAMES, TABLE
 from cues.processors import sql
 
 

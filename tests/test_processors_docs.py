@@ -43,7 +43,7 @@ def table() -> str:
         cells = " | ".join(facts[fact] for fact in processors.FACTS)
         link = f"[`{module.rpartition('.')[2]}.{name}`](reference/{module}.md#{name.lower()})"
         lines.append(f"| {link} | {cells} | {options_of(loaded(place))} |")
-    return "\n".join(lines) + "\n" + legend()
+    return "\n".join(lines) + "\n" + LEGEND
 
 
 def options_of(processor: Any) -> str:
@@ -56,10 +56,10 @@ def options_of(processor: Any) -> str:
     return ", ".join([name, *(f"`{option}`" for option in own if option != "checkpoint")])
 
 
-def legend() -> str:
-    reading = [option for option in processors.READING if option not in processors.ANY]
-    every, more = (", ".join(f"`{option}`" for option in options) for options in (processors.ANY, reading))
-    return f"\nOptions: *all* are {every}; *reading* are these and {more}. A declaration refuses any other option.\n"
+LEGEND = (
+    "\nOptions: *all* and *reading* are those with this word in the column *ready-made* of"
+    " [options.md](options.md#processors). *Reading* includes *all*. A declaration refuses any other option.\n"
+)
 
 
 def page() -> str:

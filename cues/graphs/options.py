@@ -1,7 +1,6 @@
 """The options of processors and of a start: names, types, defaults and texts.
 
     Options            the options of one processor: a frozen dataclass, which is the table of them all
-    Option, option     an entry of the table: effect, values that fit, engines, options that it excludes
     refusal_of, exclusion_of, refusal_of_spark
                        the refusals of declarations, of a start, and of Spark
     ready_made         the options that ready-made processors take
@@ -21,17 +20,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from cues.base import names
 from cues.base.checks import is_count, is_number
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.graphs.error_rate import ErrorRate
+from cues.graphs.option import FRAME as FRAME
+from cues.graphs.option import NotOnSpark, Option, Ready, one_of, option, shown, without
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
 
@@ -51,8 +52,6 @@ Strategy = Literal["exactly-once", "at-most-once"]
 STRATEGIES: Final = ("exactly-once", "at-most-once")
 ACROSS: Final = ("forwarded", "pending")
 """The ways in which messages of a stream get to other stores."""
-FRAME: Final = "frame"
-"""The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
 OUTPUT_MODES: Final = ("append", "update", "complete", "step")
 """The rows that a frame writes: those of Spark's output modes, or those of each step on their own."""
 TABLES: Final = ("arrow", "pandas", "polars")
@@ -84,95 +83,6 @@ class CheckpointTarget(Protocol):
         """Return the transaction that takes the delivery of ``process``."""
 
 
-Ready = Literal["all", "reading", "source", "stream", "free", "sink"]
-"""Ready-made processors that take an option: all; those that read; sources; streams; streams without state; sinks."""
-
-
-class Without(NamedTuple):
-    """A refusal of an option together with others. Its texts are formats over ``FACTS``."""
-
-    wrong: str
-    hint: str
-    others: Mapping[str, Callable[[Any], object] | None]
-    """The other options, each with the values that are refused; None: all but the default."""
-    own: Callable[[Any], object] | None = None
-    """The values of the option itself that are refused; None: all but the default."""
-
-
-class NotOnSpark(NamedTuple):
-    """A refusal of an option by Spark. Its texts are formats over ``FACTS``."""
-
-    wrong: str
-    hint: str
-
-
-FACTS: Final = ("id", "kind", "where", "node", "name", "value", "other", "others", "other_value")
-"""The facts that texts of refusals name: the processor, the option and its value, the options that it excludes."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """Everything about an option of processors but its type, its default and the code that does what it says.
-
-    The TypedDicts below give the kinds of processors that take the option. Declarations, engines, docs/options.md and
-    ready-made processors read this table.
-    """
-
-    text: str
-    """The effect, in one or two sentences of Markdown."""
-    fits: Callable[[Any], object]
-    """False for a value that is refused. It may raise :class:`InvalidArgument` instead."""
-    hint: str
-    wrong: str
-    """The refusal of a value that does not fit. ``{error}`` is the message of the exception."""
-    ready: Ready | None
-    """The ready-made processors that take the option, besides functions of your own."""
-    frames: bool
-    """True if only frames have the option."""
-    spark: NotOnSpark | None
-    """The refusal of Spark, if only the embedded engine has the option."""
-    without: tuple[Without, ...]
-    """The options that it excludes."""
-
-    @property
-    def engines(self) -> str:
-        """The engines that have the option, as docs/options.md shows them."""
-        return "embedded" if self.spark else "Spark" if self.frames else "all"
-
-
-def option(
-    default: T,
-    text: str,
-    fits: Callable[[Any], object] = lambda value: True,
-    hint: str = "",
-    *,
-    without: tuple[Without, ...] = (),
-    wrong: str = "",
-    ready: Ready | None = None,
-    frames: bool = False,
-    spark: NotOnSpark | None = None,
-) -> T:
-    """Return the field of an option: its default, with an :class:`Option`."""
-    if frames:
-        without = (_without("{where} has {name}={value!r}.", hint, batch=lambda batch: batch != FRAME), *without)
-    entry = Option(text, fits, hint, wrong, ready, frames, spark, without)
-    return field(default=default, metadata={"option": entry})
-
-
-def _without(
-    wrong: str, hint: str, *others: str, own: Callable[[Any], object] | None = None, **values: Callable[[Any], object]
-) -> Without:
-    return Without(wrong, hint, {**dict.fromkeys(others), **values}, own)
-
-
-def _one_of(*choices: object) -> Callable[[Any], object]:
-    return lambda value: value is None or value in choices
-
-
-def _shown(choices: Iterable[object], before: str = " or ") -> str:
-    return before.join(map(repr, choices))
-
-
 def _is_frame(batch: object) -> bool:
     return batch == FRAME
 
@@ -181,7 +91,7 @@ def _is_at_most_once(strategy: object) -> bool:
     return strategy == "at-most-once"
 
 
-_NOT_IN_FRAMES: Final = _without(
+_NOT_IN_FRAMES: Final = without(
     "The frame {id!r} has {name}=.", "leave {name}= out, and do this inside the DataFrame.", batch=_is_frame
 )
 _ONLY_EMBEDDED: Final = "{id} has {name}={value!r}, which only the embedded engine does."
@@ -195,7 +105,7 @@ _IMPERATIVE: Final = NotOnSpark(
     " driver's store from an executor.",
     "use the embedded engine, or declare inputs and outputs.",
 )
-_NO_PAUSES_AT_MOST_ONCE: Final = _without(
+_NO_PAUSES_AT_MOST_ONCE: Final = without(
     "{node} has {name}={value!r} and is at-most-once, which takes no message a second time.",
     "leave {name}= out, or set strategy='exactly-once'.",
     strategy=_is_at_most_once,
@@ -244,8 +154,8 @@ class Options:
     strategy: str | None = option(
         None,
         '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
-        _one_of(*STRATEGIES),
-        f"give {_shown(STRATEGIES)}.",
+        one_of(*STRATEGIES),
+        f"give {shown(STRATEGIES)}.",
         ready="all",
     )
     retries: int | Retry = option(
@@ -254,7 +164,7 @@ class Options:
         lambda value: isinstance(value, Retry) or is_count(value, 0),
         "give a count from 0, or cues.Retry(...).",
         without=(
-            _without(
+            without(
                 "The {kind} {id!r} is at-most-once, which never calls a function twice, and has retries.",
                 "set retries=0, or strategy='exactly-once'.",
                 own=lambda retries: retries.attempts > 1 if isinstance(retries, Retry) else retries > 0,
@@ -269,9 +179,9 @@ class Options:
         " `bisect`."
         ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
         lambda batch: isinstance(batch, bool) or batch in (FRAME, *TABLES),
-        f"give True (lists of messages), {_shown(TABLES, ', ')}, or False.",
+        f"give True (lists of messages), {shown(TABLES, ', ')}, or False.",
         without=(
-            _without(
+            without(
                 "The frame {id!r} is at-most-once.",
                 "set strategy='exactly-once': a frame has no other guarantee.",
                 own=_is_frame,
@@ -288,7 +198,7 @@ class Options:
         lambda value: value is True or value is False,
         "give True; or False, to a batch function.",
         without=(
-            _without(
+            without(
                 "{where} has bisect={value!r}.",
                 "give True; or False, to a batch function.",
                 batch=lambda batch: batch in (False, FRAME),
@@ -308,8 +218,8 @@ class Options:
         'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'
         ' final), `"update"` (changed rows) or `"complete"` (all). `"step"`: the plan is applied to the messages of'
         ' each step on their own. None: `"append"`, or steps if the plan keeps no state.',
-        _one_of(*OUTPUT_MODES),
-        f"give {_shown(OUTPUT_MODES, ', ')}, to a frame.",
+        one_of(*OUTPUT_MODES),
+        f"give {shown(OUTPUT_MODES, ', ')}, to a frame.",
         frames=True,
     )
     trigger: str | None = option(
@@ -319,7 +229,7 @@ class Options:
         lambda value: value is None or isinstance(value, str),
         "give an interval such as '10 seconds', to a frame.",
         without=(
-            _without(
+            without(
                 "The frame {id!r} has trigger= and runs in steps.",
                 "leave trigger= out.",
                 output_mode=lambda mode: mode == "step",
@@ -348,12 +258,12 @@ class Options:
         lambda value: is_number(value) and value >= 0,
         "give a number of seconds from 0.",
         without=(
-            _without(
+            without(
                 "{where} has linger_s={value!r} and is called for one message at a time.",
                 "write batch=True with it, or leave linger_s= out.",
                 batch=lambda batch: batch is False,
             ),
-            _without(
+            without(
                 "{where} has linger_s={value!r} and is a frame.",
                 "write batch=True with it, or leave linger_s= out.",
                 batch=_is_frame,
@@ -384,12 +294,12 @@ class Options:
         is_count,
         "give a count of calls from 1.",
         without=(
-            _without(
+            without(
                 "{where} has concurrency={value} and is a batch function, which is called once a step.",
                 "leave concurrency= out, or set batch=False.",
                 "batch",
             ),
-            _without(
+            without(
                 "{id!r} has concurrency={value} and {others}: messages that concurrent calls read and write by"
                 " themselves have no order.",
                 "set concurrency=1.",
@@ -405,7 +315,7 @@ class Options:
         lambda value: value is None or (is_number(value) and value > 0),
         "give the seconds that one call may take, more than 0.",
         without=(
-            _without(
+            without(
                 "{where} has timeout_s={value} and {other}=: a call that is not waited for any longer could still read,"
                 " write or commit by itself.",
                 "leave timeout_s= out, and set a timeout where the function waits; or leave {other}= out.",
@@ -413,7 +323,7 @@ class Options:
                 "appenders",
                 "checkpoint",
             ),
-            _without(
+            without(
                 "{where} is written for Spark and has timeout_s={value}.",
                 "leave timeout_s= out, and set a timeout of Spark.",
                 batch=_is_frame,
@@ -434,7 +344,7 @@ class Options:
         None,
         'For a function that yields bare messages. `"skip"`: it yields the same messages at each start, and those'
         ' that are committed are skipped. `"again"`: at-least-once.',
-        _one_of("skip", "again"),
+        one_of("skip", "again"),
         "give 'skip' or 'again'.",
     )
     tailers: Any = option(
@@ -458,18 +368,18 @@ class Options:
         ),
         "give cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
         without=(
-            _without(
+            without(
                 "The sink {id!r} has checkpoint= and concurrency={other_value}: a message that is written first makes"
                 " earlier ones count as written.",
                 "set concurrency=1, and batch=True.",
                 "concurrency",
             ),
-            _without(
+            without(
                 "The sink {id!r} has checkpoint= and is at-most-once: no message is repeated.",
                 "set strategy='exactly-once'.",
                 strategy=_is_at_most_once,
             ),
-            _without(
+            without(
                 "The sink {id!r} has checkpoint= and tailers=: messages that the function reads by itself are not in a"
                 " delivery.",
                 "read only inputs.",
@@ -484,7 +394,7 @@ class Options:
         '`"forwarded"`: messages are copied to other stores after the commit. `"pending"`: they are written there'
         " at once, and become visible with the commit.",
         lambda value: value in ACROSS,
-        f"give {_shown(ACROSS)}.",
+        f"give {shown(ACROSS)}.",
         ready="stream",
         spark=NotOnSpark(_ONLY_EMBEDDED, "use the embedded engine, or across='forwarded'."),
     )
@@ -493,7 +403,7 @@ class Options:
         '`"committed"`: messages of transactions (`cues.txn`) are taken after they are committed, in the order'
         " of the commits. It holds for all inputs and `tailers`.",
         lambda value: value in ISOLATIONS,
-        f"give {_shown(ISOLATIONS)}.",
+        f"give {shown(ISOLATIONS)}.",
         ready="reading",
         spark=NotOnSpark(
             _ONLY_EMBEDDED,
@@ -516,7 +426,7 @@ class Options:
         ' class. None: the classes in the annotations of its parameters. With `batch="arrow"` and the like: the'
         " columns of the table, as for `cues.QueueOptions(schema=…)`.",
         without=(
-            _without(
+            without(
                 "{where} is a frame and has schema=.", "name its columns with fields='name type, …'.", batch=_is_frame
             ),
         ),
@@ -531,16 +441,16 @@ class Options:
         ),
         "give a function of a timer, which returns messages.",
         without=(
-            _without(_TIMER_AND, "set the timers in a stream before it.", "checkpoint"),
-            _without(_TIMER_AND, "declare the queues as inputs.", "tailers"),
-            _without(_TIMER_AND, "declare the queues as outputs.", "appenders"),
-            _without(_TIMER_AND, "leave across= out.", "across"),
-            _without(
+            without(_TIMER_AND, "set the timers in a stream before it.", "checkpoint"),
+            without(_TIMER_AND, "declare the queues as inputs.", "tailers"),
+            without(_TIMER_AND, "declare the queues as outputs.", "appenders"),
+            without(_TIMER_AND, "leave across= out.", "across"),
+            without(
                 _TIMER_AND,
                 "declare a stream beside the frame, and set the timers there.",
                 batch=lambda batch: not isinstance(batch, bool),
             ),
-            _without(
+            without(
                 "{node} has timer= and is at-most-once, and timers are exactly-once.",
                 "set strategy='exactly-once'.",
                 strategy=_is_at_most_once,
@@ -554,12 +464,12 @@ class Options:
         ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
         lambda ttl: ttl is None or duration_of(ttl, "The time"),
         without=(
-            _without(
+            without(
                 "{where} has ttl={value!r}, and it is a frame, which has no state in the store.",
                 "declare ttl= on a stream or sink.",
                 batch=_is_frame,
             ),
-            _without(
+            without(
                 "{where} has ttl={value!r}, and it is with checkpoint=, which has no state in the store.",
                 "declare ttl= on a stream or sink.",
                 "checkpoint",
@@ -580,7 +490,7 @@ class Options:
         None,
         '`"pause"`: before a message that failed for good, the processor pauses until `cues resume`, and'
         " nothing is written to an error queue. The other processors go on. None: the message goes to the error queue.",
-        _one_of("pause"),
+        one_of("pause"),
         "give 'pause', or leave it out.",
         without=(_NO_PAUSES_AT_MOST_ONCE,),
         ready="reading",
@@ -593,7 +503,7 @@ class Options:
         " and a failed batch counts as one. None: no limit.",
         lambda limit: limit is None or ErrorRate.parse(limit),
         without=(
-            _without(
+            without(
                 "{where} has max_errors={value!r} and on_error='pause', which pauses at the first failure.",
                 "leave one of the two out.",
                 "on_error",
