@@ -5,7 +5,7 @@
 
 A function is named ``"module:name"``, takes and returns what pickle takes, and runs in a child that
 may open stores, start threads and be killed; nothing of it reaches the next child.
-A command line (``command``) runs in a child as well, which has the files and the variables that it is given
+A program (``python -c``) runs in a child as well, which has the files and the variables that it is given
 and ends as a Python program does.
 """
 
@@ -31,8 +31,9 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 TIMEOUT_S = 120
@@ -73,13 +74,19 @@ class Forks:
         """Begin a call in a child of its own; returns its pid."""
         return self._ask("start", function, arguments)  # type: ignore[no-any-return]
 
-    def command(
-        self, words: list[str], files: tuple[int, int, int], cwd: str, variables: Mapping[str, str], leads: bool
+    def program(
+        self,
+        code: str,
+        words: Iterable[object],
+        files: tuple[int, int, int],
+        cwd: Path,
+        variables: Mapping[str, str],
+        leads: bool = False,
     ) -> Started:
-        """Begin ``cues`` with these words and standard files; ``leads``: a session of its own, and its terminal."""
+        """Begin ``python -c code words`` with these standard files; ``leads``: in a session of its own."""
         reading, writing = os.pipe()
         try:
-            pid = self._ask("command", words, cwd, dict(variables), leads, files=(*files, writing))
+            pid = self._ask("program", code, [*map(str, words)], cwd, dict(variables), leads, files=(*files, writing))
         finally:
             os.close(writing)
         return Started(self, pid, reading)
@@ -109,7 +116,7 @@ class Forks:
 
 
 class Started:
-    """A command that runs, in the words of ``subprocess.Popen``; the pipe ``ends`` is closed when it has ended."""
+    """A program that runs, in the words of ``subprocess.Popen``; the pipe ``ends`` is closed when it has ended."""
 
     def __init__(self, forks: Forks, pid: int, ends: int) -> None:
         self.pid, self.returncode = pid, None
@@ -125,7 +132,7 @@ class Started:
         """Until it ends; raises TimeoutExpired."""
         if self.returncode is None:
             if not select.select([self._ends], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("cues", timeout or 0)
+                raise subprocess.TimeoutExpired("python -c", timeout or 0)
             os.close(self._ends)
             outcome = self._forks.wait(self.pid)
             self.returncode: int | None = -outcome.signal or outcome.code
@@ -172,8 +179,8 @@ def _child(function: str, arguments: tuple[Any, ...], result: str) -> None:
     os._exit(0)
 
 
-def _command(words: list[str], cwd: str, variables: dict[str, str], leads: bool, files: list[int]) -> None:
-    """Run ``python -c "from cues.cli import main; main()"`` with these words."""
+def _program(code: str, words: list[str], cwd: Path, variables: dict[str, str], leads: bool, files: list[int]) -> None:
+    """Run the code as ``python -c`` does, to the end of the process."""
     if leads:
         os.setsid()
         if os.isatty(files[0]):
@@ -186,26 +193,32 @@ def _command(words: list[str], cwd: str, variables: dict[str, str], leads: bool,
     os.environ.clear()
     os.environ.update(variables)
     time.tzset()
-    sys.argv, sys.path[:2] = ["-c", *words], [""]  # the two are the tests' directory
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    sys.argv = ["-c", *words]
+    sys.path[:2] = ["", *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]  # for the tests' directory
+    unbuffered = "PYTHONUNBUFFERED" in variables
+    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=unbuffered)  # type: ignore[union-attr]
     gc.enable()
-    from cues import cli, faults
+    from cues import faults
 
     faults._arm_from_environment()
-    code: Any = 0
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    status: Any = 0
     try:
-        cli.main()
+        exec(compile(code, "<string>", "exec", dont_inherit=True), main.__dict__)
     except SystemExit as ended:
-        code = ended.code
+        status = ended.code
+        if not isinstance(status, int | None):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:
         traceback.print_exc()
-        code = 1
+        status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code or 0)
+    os._exit(status or 0)
 
 
 def _serve(test: socket.socket) -> None:
@@ -216,12 +229,12 @@ def _serve(test: socket.socket) -> None:
         except (EOFError, ConnectionError):
             shutil.rmtree(directory)
             return
-        if question in ("start", "command"):
+        if question in ("start", "program"):
             pid = os.fork()
             if pid == 0:
                 test.close()
-                if question == "command":
-                    _command(*rest, files)
+                if question == "program":
+                    _program(*rest, files)
                 _child(*rest, os.path.join(directory, str(os.getpid())))
             for file in files:
                 os.close(file)

@@ -62,7 +62,7 @@ def _start(
     env: dict[str, str],
     leads: bool = False,
 ) -> forks.Started:
-    return forks.shared().command(list(map(str, arguments)), files, str(cwd or Path.cwd()), environment(**env), leads)
+    return forks.shared().program(CUES[-1], arguments, files, cwd or Path.cwd(), environment(**env), leads)
 
 
 class Command:

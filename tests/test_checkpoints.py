@@ -309,7 +309,7 @@ def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, 
     with Child(ZOMBIE, "postgresql", kept.place, CUES_FAULT="checkpoint.inside:2:stop") as child:
         assert child.line() == "ready"
         child.say()
-        stopped(child.pid)
+        child.wait_stopped()
         taker = kept.make()
         assert taker.restore() == at(1)  # waits for the server to end the other transaction, after two seconds
         taker.commit(at(10), kept.work(10))
@@ -331,7 +331,7 @@ def test_a_zombie_inside_its_commit_holds_a_file_until_it_is_killed(kind: str, t
     ) as child:
         assert child.line() == "ready"
         child.say()
-        stopped(child.pid)
+        child.wait_stopped()
         taker = kept.make(timeout_s=0.2)
         with pytest.raises(cues.errors.CheckpointError) as error:
             taker.restore()
@@ -342,12 +342,6 @@ def test_a_zombie_inside_its_commit_holds_a_file_until_it_is_killed(kind: str, t
         taker.commit(at(10), kept.work(10))
     assert kept.written() == [1, 10]
     kept.close()
-
-
-def stopped(pid: int) -> None:
-    """Wait until a child has stopped itself."""
-    _, status = os.waitpid(pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "file", "store"])

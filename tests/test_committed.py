@@ -20,6 +20,7 @@ import seeds
 from click.testing import CliRunner
 from committed_runs import let_time_pass
 from forks import Forks
+from sets import slow_except
 from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, C, random_journal
 
 import cues
@@ -654,7 +655,7 @@ def test_a_purge_before_a_retry_leaves_messages_out_of_the_step(forks: Forks, tm
     assert third[0] == second[0] != first[0]
 
 
-@pytest.mark.parametrize("run", ["run_member", "run_transactions"])
+@pytest.mark.parametrize("run", slow_except([], ["run_member", "run_transactions"]))
 def test_a_session_or_transaction_that_is_killed_anywhere_commits_each_message_once(
     run: str, forks: Forks, tmp_path: Path
 ) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from children import Child
+from terminal import cues as command
 
 import cues
 from cues.cli.app import run as cli
@@ -113,12 +113,11 @@ def test_a_damaged_copy_is_not_adopted(copy: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("fault", ["adopt.copied", "adopt.renamed"])
 def test_an_adoption_that_was_killed_is_made_again(copy: Path, fault: str) -> None:
-    command = [sys.executable, "-m", "cues", "check", str(copy), "--adopt"]
-    killed = subprocess.run(command, env={**os.environ, "CUES_FAULT": fault}, capture_output=True, check=False)
-    assert killed.returncode == -9, killed.stderr
+    killed = command("check", copy, "--adopt", CUES_FAULT=fault)
+    assert killed.code == -9, killed.err
     with pytest.raises(StoreCopied):
         cues.open(copy)
-    subprocess.run(command, check=True, capture_output=True)
+    assert command("check", copy, "--adopt").code == 0
     assert numbers(copy) == list(range(199, 300))
 
 
@@ -175,7 +174,7 @@ def test_a_clean_copy_is_opened_beside_and_after_a_process_that_opens_it_first(f
     copy = cp(tmp_path / "s", tmp_path / "copy")
     write = "import sys, cues; cues.open(sys.argv[1]).queue('q').appender().write({'n': 3})"
     with Child(write, copy, CUES_FAULT=f"{fault}:1:stop") as first:
-        os.waitpid(first.pid, os.WUNTRACED)
+        first.wait_stopped()
         assert (copy / "open").exists()
         assert not environment.is_refused(copy)
     assert numbers(copy) == [1, 2]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
+from sets import slow_except
 
 import cues
 from cues import faults, testing
@@ -214,7 +215,7 @@ with cues.open(sys.argv[1]) as store, Member(store, both, "g", together=[both]) 
 """
 
 
-@pytest.mark.parametrize("point", faults.GROUP_POINTS)
+@pytest.mark.parametrize("point", slow_except(["session.inside"], faults.GROUP_POINTS))
 def test_a_join_dies_at_every_point(point: str, tmp_path: Path, checked: Any) -> None:
     """Each message of both queues once, and in the order of its key."""
     path = tmp_path / "store"

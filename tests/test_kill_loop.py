@@ -6,11 +6,8 @@ be found wrong, or the loop shows nothing.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import kill_graph
 import pytest
 import seeds
 from sets import slow_except
+from terminal import Command
 
 import cues
 from cues import testing
@@ -27,14 +25,8 @@ KILLS = 25
 DEADLINE_S = 30
 
 
-def command(path: Path, **variables: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "CUES_TEST_OUTSIDE": f"{path}.outside", **variables}
-    return subprocess.Popen(
-        [sys.executable, "-c", "from cues.cli import main; main()", "run", kill_graph.__file__, "--store", str(path)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+def command(path: Path, **variables: str) -> Command:
+    return Command("run", kill_graph.__file__, "--store", path, CUES_TEST_OUTSIDE=f"{path}.outside", **variables)
 
 
 def kill_at_random(path: Path, kills: int, seed: int, **variables: str) -> int:
@@ -44,27 +36,26 @@ def kill_at_random(path: Path, kills: int, seed: int, **variables: str) -> int:
     met = 0
     for _ in range(kills):
         before = outside.stat().st_size if outside.exists() else 0
-        process = command(path, **variables)
-        # From the start on as well: claims and recoveries are killed too.
-        whole_life = chance.random() < 0.2
-        deadline = time.monotonic() + (chance.uniform(0.1, 0.5) if whole_life else DEADLINE_S)
-        while process.poll() is None and time.monotonic() < deadline:
-            if outside.exists() and outside.stat().st_size > before:
-                break
-            time.sleep(0.005)
-        if not whole_life:
-            time.sleep(chance.uniform(0, 0.1))
-        process.kill()
-        output = process.communicate()[0].decode()
-        assert process.returncode in (-signal.SIGKILL, 0), output
-        met += process.returncode == -signal.SIGKILL
+        with command(path, **variables) as running:
+            # From the start on as well: claims and recoveries are killed too.
+            whole_life = chance.random() < 0.2
+            deadline = time.monotonic() + (chance.uniform(0.02, 0.5) if whole_life else DEADLINE_S)
+            while running.process.poll() is None and time.monotonic() < deadline:
+                if outside.exists() and outside.stat().st_size > before:
+                    break
+                time.sleep(0.005)
+            if not whole_life:
+                time.sleep(chance.uniform(0, 0.1))
+            running.process.kill()
+            code = running.wait()
+        assert code in (-signal.SIGKILL, 0), running.text
+        met += code == -signal.SIGKILL
     return met
 
 
 def finish(path: Path) -> None:
-    process = command(path, CUES_TEST_FAST="1")
-    output = process.communicate(timeout=120)[0].decode()
-    assert process.returncode == 0, output
+    with command(path, CUES_TEST_FAST="1") as running:
+        assert running.wait() == 0, running.text
 
 
 def histories(path: Path) -> dict[str, testing.History]:

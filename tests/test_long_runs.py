@@ -201,7 +201,7 @@ def calls(work: Callable[[], Any]) -> int:
     return made
 
 
-@pytest.fixture(scope="module", params=[pytest.param(500_000, id="bounded"), *sizes(0)[1:]])
+@pytest.fixture(scope="module", params=[*sizes(100_000), pytest.param(500_000, id="large", marks=pytest.mark.slow)])
 def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int]]:
     """A store with few messages and one with many, each left by a graph that was killed."""
     made = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import seeds
+from terminal import cues as command
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
@@ -608,15 +608,13 @@ def test_a_batch_function_writes_more_than_it_took_to_any_partition(tmp_path: Pa
 
 def test_the_commands_understand_partitions(tmp_path: Path) -> None:
     (tmp_path / "graph.py").write_text(GRAPH)
-    environment = {**os.environ, "CUES_STORE": str(tmp_path / "s")}
 
     def run(*arguments: str, code: int = 0, text: str = "") -> list[Any]:
-        command = [sys.executable, "-m", "cues", *arguments]
-        found = subprocess.run(command, cwd=tmp_path, env=environment, input=text, capture_output=True, text=True)
-        assert found.returncode == code, found.stderr
+        found = command(*arguments, stdin=text, cwd=tmp_path, CUES_STORE=str(tmp_path / "s"))
+        assert found.code == code, found.err
         if code:
-            return [found.stderr]
-        return [json.loads(line) for line in found.stdout.splitlines()]
+            return [found.err]
+        return [json.loads(line) for line in found.out.splitlines()]
 
     lines = "".join(json.dumps({"user": f"user-{n % 10}", "n": n}) + "\n" for n in range(40))
     (sent,) = run("send", "graph.py#orders", "--create", text=lines)

@@ -189,7 +189,7 @@ def cut_everywhere(
     return outcomes, ""
 
 
-@pytest.mark.parametrize("name", slow_except(["stream abroad", "stream from abroad"], [*WRITERS, *READERS]))
+@pytest.mark.parametrize("name", slow_except(["stream from abroad"], [*WRITERS, *READERS]))
 @pytest.mark.parametrize(("home", "other"), slow_except(PAIRINGS[:1], PAIRINGS, names=2))
 def test_taking_back_what_was_not_synced(name: str, home: str, other: str, forks: Forks, tmp_path: Path) -> None:
     take_back(name, home, other, forks, tmp_path)

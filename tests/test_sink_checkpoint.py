@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
-from children import Child, run
+from children import Child, fresh, run
 from test_processors_sql import Presented
 
 import cues
@@ -510,4 +510,4 @@ def test_without_sqlalchemy_the_extra_is_named() -> None:
         "try: cues.checkpoints.SQLCheckpoint\n"
         "except cues.errors.Unsupported as error: print(error)"
     )
-    assert "pip install 'cues-streams[sql]'" in run(code)
+    assert "pip install 'cues-streams[sql]'" in fresh(code)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from children import run
+from children import fresh, run
 
 from cues.errors import JavaNotFound, Unsupported
 from cues.spark import java
@@ -155,7 +155,7 @@ def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_importing_cues_spark_does_not_load_pyspark() -> None:
     code = "import sys, cues, cues.spark; print([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])"
-    assert run(code) == "[]"
+    assert fresh(code) == "[]"
 
 
 @pytest.mark.slow

@@ -136,11 +136,10 @@ def test_processes_that_make_a_store_at_once_make_one(tmp_path: Path, checked: A
             worker.say()
         found, refused = set(), 0
         for worker in workers:
-            out, errors = worker._process.communicate(timeout=60)
-            if worker._process.returncode == 0:
-                found.add(out.strip())
+            if worker.returncode() == 0:
+                found.add(worker.rest.strip())
             else:
-                assert "DurabilityMismatch: " in errors
+                assert "DurabilityMismatch: " in worker.errors()
                 refused += 1
         assert len(found) == 1
         with cues.open(path) as store:
@@ -405,11 +404,11 @@ def test_flipped_bits_never_give_a_wrong_message(tmp_path: Path) -> None:
         flipped[place] ^= 1 << rng.randrange(8)
         data.write_bytes(bytes(flipped))
         with children.Child(READ_ALL, path) as child:
-            out, errors = child._process.communicate(timeout=60)
-        if child._process.returncode < 0:
+            code, out, errors = child.returncode(), child.rest, child.errors()
+        if code < 0:
             deaths += 1
             continue
-        assert child._process.returncode == 0, (place, errors)
+        assert code == 0, (place, errors)
         if not out.startswith("refused"):
             found, damaged, wrong, unique = out.split()
             assert (wrong, unique) == ("0", "True"), place
