@@ -20,7 +20,8 @@ from cues.graphs.options import OPTION_TEXTS, START_TEXTS, TABLE, Options, kinds
 from cues.processors import sql
 from cues.queues.options import QUEUE_TEXTS
 
-PAGE = (Path(__file__).parent.parent / "docs" / "options.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "options.md").read_text()
 MISSING = inspect.Parameter.empty
 
 
@@ -84,6 +85,26 @@ GENERATED = {
 }
 
 
+def with_refusals(page: str) -> str:
+    """The page of Spark with the options that Spark refuses: the rows of the table that say yes."""
+    by_hint: dict[str, list[str]] = {}
+    for name, entry in TABLE.items():
+        if entry.spark:
+            by_hint.setdefault(entry.spark.hint, []).append(name)
+    rows = [
+        f"| {', '.join(f'`{name}=`' for name in names)} | yes | {hint.format(name='= or '.join(names))} |\n"
+        for hint, names in by_hint.items()
+    ]
+    replaced, count = re.subn(r"(?:^\|[^|\n]*\| yes \|.*\n)+", lambda _: "".join(rows), page, flags=re.M)
+    assert count == 1
+    return replaced
+
+
+def test_the_page_of_spark_has_the_options_that_spark_refuses() -> None:
+    page = (DOCS / "spark.md").read_text()
+    assert with_refusals(page) == page, "run: python tests/test_options_docs.py"
+
+
 @pytest.mark.parametrize("section", GENERATED)
 def test_the_tables_of_the_page_are_the_texts_of_the_code(section: str) -> None:
     """``python tests/test_options_docs.py`` writes the tables anew."""
@@ -140,4 +161,5 @@ if __name__ == "__main__":
     written = PAGE
     for section, table in GENERATED.items():
         written = with_table(written, section, table)
-    (Path(__file__).parent.parent / "docs" / "options.md").write_text(written)
+    (DOCS / "options.md").write_text(written)
+    (DOCS / "spark.md").write_text(with_refusals((DOCS / "spark.md").read_text()))
