@@ -21,7 +21,7 @@ replaced since, it is skipped as in 3, and the redrive is resolved without a cal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import faults
 from cues.base import clock, names
@@ -61,8 +61,6 @@ class TimerHasher(Hasher):
 class Firer(Settling):
     """Moves the due timers of one unit, and takes them."""
 
-    lane: TimerLane
-
     def __init__(self, lane: TimerLane, node: TimerNode, row: ProcessorRow) -> None:
         super().__init__(lane, node, row, own_calls=True)
         self.hasher = TimerHasher(node.key, row.generation)
@@ -74,7 +72,7 @@ class Firer(Settling):
 
     @override
     def step(self) -> Outcome:
-        lane = self.lane
+        lane = cast("TimerLane", self.lane)
         lane.looks = True
         outcome = super().step()
         if outcome == "idle":
