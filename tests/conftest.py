@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from forks import Forks, shared
+from small import store as store  # the fixture of all tests
 
 import cues
 from cues import faults
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
+    config.addinivalue_line("markers", "delivers_again: the test delivers messages under other hashes, on purpose")
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers, and before they are distributed

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import cues
 from cues import Graph, testing
 from cues.base import names
 from cues.queues.store import Store
 from cues.records.log_row import LogRow, pack_row
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A store of this test; the fixture of all tests whose file has no other."""
+    with cues.open(tmp_path / "store", durability="process") as found:
+        yield found
+        if not (found.closed or request.node.get_closest_marker("delivers_again")):
+            assert not testing.check_attempts(found)
+
+
+def until(condition: Callable[[], Any], otherwise: str = "it did not happen", limit_s: float = 60.0) -> Any:
+    """Wait for an event without a signal, such as the end of a lease; returns the first result that is true."""
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{otherwise} within {limit_s} s"
+        time.sleep(0.005)
+    return found
 
 
 def feed(store: Store, **queues: Any) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,6 @@ from cues.queues.retention import readers
 from cues.records.identity import split
 from cues.tools import check
 from cues.txn import ProducerID, Publisher, ReadCommitted, append_stamped, build_uuid
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[cues.Store]:
-    with cues.open(tmp_path / "s", durability="process") as store:
-        yield store
 
 
 def write(queue: Queue, *messages: tuple[bytes, int, int]) -> None:
@@ -360,6 +354,7 @@ def test_a_graph_reads_committed_messages_in_the_order_of_the_commits(store: cue
     assert [m["q/meta"]["q/queue"]["q"]["q/t"] for m in met] == [4, 1, 3, 6, 2]
 
 
+@pytest.mark.delivers_again
 def test_a_change_of_the_isolation_is_a_change_of_the_topology(store: cues.Store) -> None:
     write(store.queue("q"), *STORY)
     with graph_of(store).start() as running:

@@ -28,13 +28,6 @@ from cues.steps.hashes import delivery_hash
 Message = dict[str, Any]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
-        assert not testing.check_attempts(store)
-
-
 def same(message: Message) -> Message:
     return message
 

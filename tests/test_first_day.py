@@ -27,12 +27,6 @@ from cues.steps.failure import failed_event, retry_event
 from cues.tools import metrics
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
-
-
 def same(message: Any) -> Any:
     return message
 

@@ -11,7 +11,6 @@ import json
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ import seeds
 import terminal
 import xxhash
 from children import Child
+from small import until
 
 import cues
 from cues import faults, groups, testing
@@ -102,14 +102,6 @@ class Diary:
 def held(*members: Member) -> list[list[int]]:
     """The numbers of the partitions that each member holds."""
     return [[number for _, number in member.assigned] for member in members]
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for an event without a signal, such as the end of a lease."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def settle(*members: Member) -> None:

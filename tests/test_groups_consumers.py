@@ -85,12 +85,6 @@ def place(forks: Forks, tmp_path: Path) -> Iterator[Place]:
     made.end()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", "process") as opened:
-        yield opened
-
-
 def shared(store: Store, tmp_path: Path, app: Callable[[str, int], Any] | None = None, **options: Any) -> Any:
     out = store.queue("out")
     return SharedConsumer(

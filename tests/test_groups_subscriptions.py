@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import seeds
 from children import Child
 from sets import slow_except
+from small import until
 
 import cues
 from cues import faults, testing
@@ -43,13 +43,6 @@ def make(store: Store, count: int = 0) -> None:
 
 def numbered(count: int) -> list[dict[str, Any]]:
     return [{"user": f"u{n % 10}", "n": n} for n in range(count)]
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def look(*members: Member) -> None:

@@ -12,7 +12,7 @@ import random
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ from cues.steps.runner import Runner
 from cues.steps.stepper import Stepper
 
 Message = dict[str, Any]
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with testing.temporary_store() as store:
-        yield store
 
 
 def fill(store: Store, count: int, queue: str = "in") -> None:

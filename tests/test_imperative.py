@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,6 @@ from cues.queues.processor_rows import read_row
 from cues.steps import ownership
 
 Message = dict[str, Any]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
-        assert not testing.check_attempts(store)
 
 
 def positions(store: Store) -> dict[str, int]:

@@ -13,12 +13,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from children import Child
+from small import until
 
 import cues
 from cues.tools import follower
@@ -42,13 +42,6 @@ def command(folder: Path, *arguments: str, code: int = 0) -> subprocess.Complete
     )
     assert done.returncode == code, (arguments, done.returncode, done.stderr)
     return done
-
-
-def until(ready: Callable[[], object], limit_s: float = 60.0) -> None:
-    end = time.monotonic() + limit_s
-    while not ready():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
 
 
 def results(store: Path) -> list[tuple[int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,11 @@ from typing import Any
 import pytest
 
 import cues
-from cues import testing
 from cues.errors import InvalidArgument, SchemaError
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install 'cues-streams[test]')")
 
 EVIL = '<script>alert("1")</script>'
-
-
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
 
 
 def shop() -> cues.Graph:

@@ -33,13 +33,6 @@ graph.sink("out", id="save")(lambda message: None)
 """
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
-        assert store.check() == []
-
-
 def total(message: Any, process: Any) -> dict[str, Any]:
     process.state["sum"] = process.state.get("sum", 0) + message["n"]
     return {"n": process.state["sum"]}

@@ -20,12 +20,6 @@ Message = dict[str, Any]
 
 
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with testing.temporary_store() as opened:
-        yield opened
-
-
-@pytest.fixture
 def clock() -> Iterator[testing.Clock]:
     with testing.Clock() as found:
         yield found

@@ -23,12 +23,6 @@ from cues.queues.placement import Place
 from cues.records.log_row import unpack_row
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[cues.Store]:
-    with cues.open(tmp_path / "store", durability="process") as opened:
-        yield opened
-
-
 def keyed(count: int, keys: int = 10) -> list[dict[str, Any]]:
     return [{"user": f"user-{n % keys}", "n": n} for n in range(count)]
 

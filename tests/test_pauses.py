@@ -9,13 +9,13 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import seeds
+from small import until
 from test_workers import WAIT_S, Write, write  # noqa: F401
 
 import cues
@@ -643,13 +643,6 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cues", *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
-
-
-def until(ready: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

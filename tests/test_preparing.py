@@ -50,12 +50,6 @@ def run(sink: cues.Sink, store: cues.Store) -> testing.Report:
     return testing.run_until_idle(graph, store, stopped="return")
 
 
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
-
-
 def conflict() -> CheckpointError:
     return CheckpointError("a deadlock", "repeat it.", where="memory", again=True)
 

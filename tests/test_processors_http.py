@@ -7,7 +7,6 @@ import json
 import pickle
 import random
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
@@ -29,12 +28,6 @@ from cues.processors.http_sink import Requests, as_json
 pytest.importorskip("httpx")
 
 WANTED = [json.dumps({"n": n}, separators=(",", ":")).encode() for n in range(COUNT)]
-
-
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
 
 
 def run(

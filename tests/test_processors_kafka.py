@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ import pytest
 import seeds
 from children import Child
 from kafka_broker import Broker
+from small import until
 from test_processors_sql import Presented
 
 import cues
@@ -53,19 +54,6 @@ def own(broker: Broker) -> None:
     """Skip what asks the tests' broker for a failure."""
     if os.environ.get("CUES_KAFKA_BOOTSTRAP"):
         pytest.skip("needs the broker of the tests")
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
 
 
 # --- the source ---------------------------------------------------------------------------------

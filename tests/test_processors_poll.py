@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import seeds
 from forks import Forks
 from http_servers import Reply, Seen, serving
+from small import until
 
 import cues
 from cues import codec, testing
@@ -221,13 +220,6 @@ def test_an_item_that_is_no_message_is_on_the_error_queue_and_the_others_follow(
             assert len(testing.messages(store, "errors")) == 1
         with pytest.raises(http.RequestFailed, match=r"without 'a\.c'"):
             once(Poll(server.url, "a.c", interval_s=None))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -34,12 +33,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         POSTGRES[:] = [request.getfixturevalue("postgres")]
     return database(tmp_path, request.param)
-
-
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
 
 
 def change(target: str, *statements: str) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import seeds
 from forks import Forks
+from small import until
 
 import cues
 from cues import codec, testing
@@ -29,14 +30,6 @@ from cues.processors.webhook import REMEMBER, Hook, Webhook
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.slow
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    limit = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < limit
-        time.sleep(0.005)
-    return found
 
 
 @contextlib.contextmanager

@@ -32,12 +32,6 @@ def clock() -> Iterator[testing.Clock]:
         yield clock
 
 
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
-
-
 def graph_of(fn: Callable[..., Any], rate: str | None = "10/s", partitions: int = 1, **options: Any) -> cues.Graph:
     queues = {"in": cues.QueueOptions(partitions=partitions, key="n")}
     processors = [cues.Source("in"), cues.Stream(fn, "in", "out", id="p", rate=rate, **options)]

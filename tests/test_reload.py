@@ -9,11 +9,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small import until
 from terminal import Command, cues
 
 import cues as library
@@ -57,13 +57,6 @@ def slowly(seconds: float) -> str:
     """The graph with a function that takes this long for each message."""
     call = f"    import time; time.sleep({seconds})\n    return"
     return FED.replace("    return", call).replace('"out")', '"out", batch_size=1)')
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < limit, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.02)
 
 
 def messages(store: Path) -> list[dict[str, Any]]:

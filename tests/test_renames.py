@@ -29,13 +29,6 @@ from cues.tools.changes import cut_of
 from cues.ui.shape import shape_of_store
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
-        assert store.check() == []
-
-
 def total(message: Any, process: Any) -> dict[str, Any]:
     process.state["sum"] = process.state.get("sum", 0) + message["n"]
     return {"n": process.state["sum"], "hash": process.delivery_hash}

@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small import until
 
 import cues
 from cues.tools import follower
@@ -31,13 +31,6 @@ def numbers():
 def double(message):
     return {"n": message["n"], "twice": 2 * message["n"]}
 """
-
-
-def until(ready: Callable[[], object], limit_s: float = 40.0) -> None:
-    end = time.monotonic() + limit_s
-    while not ready():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
 
 
 def copied(dest: Path) -> str:

@@ -6,8 +6,6 @@ refused with Diverged, and a changed topology with TopologyChanged, before anyth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +23,6 @@ from cues.steps import ownership
 from cues.steps.hashes import delivery_hash
 
 Message = dict[str, Any]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
 
 
 def crash(store: Store, point: str, *processors: Any, hit: int = 1, **options: Any) -> None:
@@ -147,6 +139,7 @@ def test_at_most_once_voids_the_snapshot(store: Store) -> None:
     assert seen.numbers == [2, 3]
 
 
+@pytest.mark.delivers_again
 def test_a_seek_that_asks_for_delivery_again_gives_other_hashes(store: Store) -> None:
     seen = Seen()
     feed(store, a=range(2))
@@ -327,6 +320,7 @@ def test_another_message_before_the_position_is_refused(store: Store) -> None:
 
 
 @pytest.mark.damages_stores
+@pytest.mark.delivers_again
 def test_an_output_with_another_hash_is_refused(store: Store) -> None:
     """The output queue was replaced: another writer wrote the message at the attempt's index."""
     stream = Stream(lambda m: m, "a", "out", id="s")

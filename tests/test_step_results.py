@@ -42,12 +42,6 @@ def _numbers(count: int) -> list[Message]:
     return [{"n": n} for n in range(count)]
 
 
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with testing.temporary_store("process") as found:
-        yield found
-
-
 # --- state and positions beside an output that cannot be written ---
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,6 @@ import cues
 from cues.base import clock
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, InvalidArgument, StoreFull, WriterStuck
 from cues.storage import wakeup
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[cues.Store]:
-    with cues.open(tmp_path / "store", durability="process") as found:
-        yield found
 
 
 def numbers(messages: Any) -> list[int]:

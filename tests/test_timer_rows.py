@@ -29,12 +29,6 @@ def clock() -> Iterator[testing.Clock]:
         yield clock
 
 
-@pytest.fixture
-def store() -> Iterator[cues.Store]:
-    with testing.temporary_store() as store:
-        yield store
-
-
 def handle(message: Message, process: cues.Process) -> None:
     process.state["n"] = message["n"]
     process.timer(message["k"], process.now + timedelta(seconds=message["after"]), message.get("name"))

@@ -10,7 +10,7 @@ import pytest
 import terminal
 from small import run
 
-from cues import Sink, Store, Stream, testing
+from cues import Sink, Store, Stream
 from cues.errors import ProcessorStopped
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra traces")
@@ -32,12 +32,6 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     yield exporter
     provider.shutdown()
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with testing.temporary_store() as store:
-        yield store
 
 
 def same(message: dict[str, Any]) -> dict[str, Any]:

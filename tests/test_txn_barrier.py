@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import Child
 
-import cues
 from cues import testing
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint, SQLCheckpoint
 from cues.errors import InvalidArgument, WaitTimeout
@@ -31,12 +30,6 @@ class Copies:
 
     def finalize(self, publisher: Any) -> None:
         return None
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
 
 
 @pytest.fixture(params=["json", "lmdb", "sql"])

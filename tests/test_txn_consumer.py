@@ -9,7 +9,7 @@ import logging
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,6 @@ class Clock:
 
     def tick(self, *_: Any) -> None:
         self.now += 1.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as found:
-        yield found
 
 
 @pytest.fixture

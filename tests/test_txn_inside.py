@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,6 @@ def orders(store: Store) -> None:
 
 def firsts(store: Store) -> list[int]:
     return [message["id"] for message in store.queue("firsts").tailer(isolation="committed")]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
 
 
 def checkpoint_of(kind: str, place: Any, store: Store) -> Any:

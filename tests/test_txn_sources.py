@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,6 @@ class Seen:
     def wait_for(self, count: int) -> None:
         with self.came:
             assert self.came.wait_for(lambda: len(self.numbers) >= count, 60)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,6 @@ class Seen:
 
     def finalize(self, publisher: Any) -> None:
         return None
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with cues.open(tmp_path / "store", durability="process") as store:
-        yield store
 
 
 @pytest.fixture(params=["json", "lmdb", "sql"])

@@ -8,7 +8,6 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ with cues.open(sys.argv[1], readonly=len(sys.argv) > 2) as store:
     while (message := tailer.read(block=True, timeout=30)) is not None and message["n"]:
         print(message["n"])
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[cues.Store]:
-    with cues.open(tmp_path / "store", durability="process") as opened:
-        yield opened
 
 
 def wait_until_listening(store: cues.Store, count: int = 1) -> None:

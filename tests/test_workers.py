@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import pytest
 import seeds
+from small import until
 from terminal import Command
 from terminal import cues as command
 
@@ -394,12 +395,12 @@ def test_a_worker_that_dies_at_the_start_is_an_error_of_the_start(write: Write, 
 
 def test_what_a_start_would_refuse_is_refused_as_without_workers(write: Write, tmp_path: Path) -> None:
     graph = write(FED)
-    with graph.start(workers=2):
+    with graph.start():
         pass
     changed = write(FED.replace('@graph.stream("squares"', '@graph.stream("numbers"').replace("** 0.5", ""))
     with pytest.raises(cues.errors.TopologyChanged, match=r"fed\.root"):
         changed.start(workers=2)
-    with changed.start(workers=2, accept_topology=True):
+    with changed.start(workers=1, accept_topology=True):
         pass
     for wrong in (0, -1, True, "many", 1.5):
         with pytest.raises(InvalidArgument, match="is not a number of worker processes"):
@@ -434,6 +435,7 @@ def test_a_processor_that_an_error_stops_is_stopped_alone(write: Write, tmp_path
         running.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 def test_a_processor_that_kills_its_worker_is_found_and_stopped_alone(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -693,14 +695,6 @@ def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_continue_
         assert running.wait_idle(timeout=WAIT_S)
         assert running.messages("a-out") == [{"n": 1}] and running.messages("b-out") == [{"n": 2}]
     checked(tmp_path / "store")
-
-
-def until(reached: Callable[[], bool], otherwise: str = "it did not happen") -> None:
-    """Look every now and then: another process tells nothing when its state changes."""
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, f"{otherwise} within {WAIT_S} s"
-        time.sleep(0.01)
 
 
 # --- who carries what -----------------------------------------------------------------------------
