@@ -95,7 +95,7 @@ class Shape:
     def __post_init__(self) -> None:
         if not (isinstance(self.delimiter, str) and len(self.delimiter) == 1 and self.delimiter not in '"\r\n'):
             raise InvalidArgument(
-                f"The delimiter is {self.delimiter!r}.", "give one character that is no quote and no line end."
+                f"The delimiter is {self.delimiter!r}.", "give one character, neither a quote nor a line end."
             )
         for name in ("record_lines_max", "line_bytes_max"):
             check_number(name, getattr(self, name), 1, 1 << 40, whole=True)

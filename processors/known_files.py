@@ -88,7 +88,7 @@ def read_position(position: Any) -> tuple[Progress, Former | None]:
 
 
 class Known(NamedTuple):
-    """What was read of one file, and what it was then."""
+    """One file: how far it was read, and its size and time then."""
 
     identity: Identity
     size: int

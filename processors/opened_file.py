@@ -37,7 +37,7 @@ _DAMAGE: Final = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What libraries raise for bytes that are not what they should be."""
+"""Errors that libraries raise for damaged bytes."""
 _REFUSED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP))
 """Errors of the system that are about one file."""
 

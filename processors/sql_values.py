@@ -200,7 +200,7 @@ _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.I)
 
 
 def _converts(value: Any, type: str, sent: Any) -> bool:
-    """Whether SQLite changes a value for the sake of the column's type (its affinity)."""
+    """Return whether SQLite changes a value for the sake of the column's type (its affinity)."""
     if "int" in type or not type or type == "null" or "blob" in type:
         is_text, is_free = False, "int" not in type
     else:

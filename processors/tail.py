@@ -301,7 +301,7 @@ def _stamp(name: str, path: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _stored(file: IO[bytes], compressed: bool) -> Rotated:
-    """What an open file of this machine is known by."""
+    """The row by which an open file of this machine is known again."""
     found = os.fstat(file.fileno())
     head = checksum(os.pread(file.fileno(), FINGERPRINT_BYTES, 0))
     return Rotated(found.st_dev, found.st_ino, found.st_size, head, opened_file.end_of(file), compressed)

@@ -227,7 +227,7 @@ def graph_over(source: Source) -> cues.Graph:
 
 
 def begun(source: Source, position: Any, process: Any) -> Iterator[Any]:
-    """What a source yields; one with a state gets the process that has it."""
+    """Call a source; one with a state gets the process that has it."""
     return source(position, process) if wants_process(source) else source(position)
 
 

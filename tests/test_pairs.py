@@ -110,7 +110,7 @@ def in_table(kind: str) -> Callable[..., tuple[cues.Sink, Callable[[], int]]]:
 
 
 def encoded(encode: Callable[[Any], bytes]) -> Callable[..., tuple[cues.Sink, Callable[[], int]]]:
-    """What the sink sends, without its server."""
+    """The request that the sink sends, without its server."""
 
     def make(messages: list[Message], url: Any) -> tuple[cues.Sink, Callable[[], int]]:
         sent: list[bytes] = []

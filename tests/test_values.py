@@ -130,7 +130,7 @@ def there_and_back(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def result(there_and_back: Callable[..., Any], value: Any, family: str, *ddl: str) -> Any:
-    """What is read for a value; REFUSED if its message fails with the name of its column."""
+    """The value that is read for a value; REFUSED if its message fails with the name of its column."""
     try:
         return there_and_back(value, family, *ddl)
     except (ValueError, TypeError) as error:
@@ -179,7 +179,7 @@ FAMILIES = ["integer", "float", "decimal", "boolean", "text", "bytes", "timestam
 
 
 def is_plainer(found: Any, value: Any) -> bool:
-    """Whether a result is a documented form of a value (cues/processors/sql_values.py)."""
+    """Return whether a result is a documented form of a value (cues/processors/sql_values.py)."""
     if isinstance(found, str) and found[:1] == '"' != value:  # JSON of what is text there
         found = json.loads(found)
     if isinstance(value, (int, float, Decimal)):

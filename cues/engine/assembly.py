@@ -54,7 +54,7 @@ from cues.steps.timers import TimerLane
 from cues.storage.transaction import StoreTransaction
 
 LANES: Final = (RedriveLane.of, TimerLane.of, DelayLane, ExpiryLane.of)
-"""What makes the lanes of a stream or sink, in the order of their turns."""
+"""The makers of the lanes of a stream or sink, in the order of their turns."""
 
 
 @dataclass

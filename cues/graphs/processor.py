@@ -118,7 +118,7 @@ class Node:
 
     @property
     def way_to_errors(self) -> str:
-        """How to give it an error queue, if it has none: by the graph, or by its own option if that decides."""
+        """The advice to give it an error queue, if it has none: by the graph, or by its own option if that decides."""
         if self.options.errors == INHERIT:
             return "give the graph an error queue: cues.Graph(…, errors='errors')"
         return f"give it an error queue of its own: errors='errors-of-{self.name}'"

@@ -122,7 +122,7 @@ class Feed:
         self._state: Layer | None = None
         self._uncommitted: deque[Changes] = deque()
         self.committed_changes = self._forgotten = 0
-        """How many changes were committed, and how many of these are not in :attr:`_uncommitted` any more."""
+        """The number of changes that were committed, and of those of them that left :attr:`_uncommitted`."""
         self.ended = False
         self.answered = False
         """Whether the generator has yielded, or has paused: before, nobody knows whether there is something to take."""

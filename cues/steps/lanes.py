@@ -30,13 +30,13 @@ class Lane:
     """One kind of work of one unit. Used by the thread of the unit, but for :meth:`waits` and :meth:`due_ns`."""
 
     while_paused: ClassVar[bool] = False
-    """Whether it works also while the unit is paused."""
+    """True: it works also while the unit is paused."""
 
     def __init__(self, unit: Any) -> None:
         self.unit: Any = unit
         """The stepper of the unit (stepper.py), which knows its lanes by this class alone."""
         self.went = False
-        """Whether it made the last step of the unit."""
+        """True if it made the last step of the unit."""
 
     def armed(self) -> bool:
         """Return whether it may have something to do before the inputs. Each step asks, so it costs next to nothing."""

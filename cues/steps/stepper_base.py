@@ -127,7 +127,7 @@ class StepperBase:
         """Rows about the failures of the step, which its commit writes too."""
         self._lanes_of = lanes
         self.lanes: list[Lane] = []
-        """What it does beside its inputs, in the order of their turns."""
+        """Its work beside its inputs, in the order of their turns."""
         self.held: Held | None = None
         """The delayed messages of the unit; None without their lane: then they are taken as all others."""
         self.try_log = store.queue(node.key)
