@@ -84,9 +84,13 @@ def _default(value: Any) -> Any:
     if numpy is not None:
         # Subclasses of arrays have data that is not in their bytes (a mask, a unit), so they are refused.
         if type(value) in (numpy.ndarray, numpy.memmap) and value.dtype.itemsize:
-            return msgpack.ExtType(111, _nested([_description(value.dtype), list(value.shape), value.tobytes()]))
+            description = _description(value.dtype)
+            _check_texts(value)
+            return msgpack.ExtType(111, _nested([description, list(value.shape), value.tobytes()]))
         if isinstance(value, numpy.generic):
-            return msgpack.ExtType(110, _nested([_description(value.dtype), value.tobytes()]))
+            description = _description(value.dtype)
+            _check_texts(numpy.asarray(value))
+            return msgpack.ExtType(110, _nested([description, value.tobytes()]))
     for base, plain in _BASES:
         if isinstance(value, base):
             # Enum members are refused: the reader would get a plain value.
@@ -147,6 +151,18 @@ def _description(dtype: Any) -> Any:
             raise _Unencodable(f"numpy values of the dtype {dtype} are not in their bytes")
         found += 1
     return dtype.str if dtype.fields is None else _numpy().lib.format.dtype_to_descr(dtype)
+
+
+def _check_texts(array: Any) -> None:
+    """Raise :class:`_Unencodable` for a text with a code point that Unicode does not have: numpy fails to read it."""
+    dtype = array.dtype
+    if dtype.fields is not None:
+        for name in dtype.names:
+            _check_texts(array[name])
+    elif dtype.kind == "U" and array.size and dtype.itemsize:
+        points = _numpy().frombuffer(array.tobytes(), f"{dtype.str[0]}u4")
+        if int(points.max()) > sys.maxunicode:
+            raise _Unencodable("a text of numpy has a code point that Unicode does not have")
 
 
 def _ext_hook(code: int, data: bytes) -> Any:
@@ -395,7 +411,9 @@ def _array(shape: Any, description: Any, raw: Any) -> Any:
     _expect(all(type(length) is int and length >= 0 for length in shape))
     size = dtype.itemsize or (0 if shape else _EMPTY_BYTES[dtype.kind])
     _expect(math.prod(shape) * size == len(raw))
-    return numpy.ndarray(shape, dtype, raw)
+    array = numpy.ndarray(shape, dtype, raw)
+    _check_texts(array)
+    return array
 
 
 def _decode_scalar(data: bytes) -> Any:

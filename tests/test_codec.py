@@ -482,6 +482,22 @@ def test_numpy_values_of_other_types_are_refused() -> None:
         assert caught.value.path == "x"
 
 
+def test_a_text_of_numpy_that_unicode_does_not_have_is_refused_both_ways() -> None:
+    """numpy keeps code points as they come, and raises SystemError when such a text is read."""
+    numpy = pytest.importorskip("numpy")
+    bad = numpy.frombuffer(b"\xff\xff\xff\x7f", "<U1")
+    nested = numpy.zeros(1, [("a", "i1"), ("b", [("c", "<U1")])])
+    nested["b"]["c"] = bad
+    for array in (bad, nested):
+        with pytest.raises(CodecError):
+            codec.pack(array)
+        for code, packed in ((111, codec.pack(numpy.zeros_like(array))), (110, codec.pack(numpy.zeros_like(array)[0]))):
+            raw = bytes(msgpack.unpackb(packed).data)
+            forged = raw[: -array.itemsize] + array.tobytes()
+            with pytest.raises(CodecError):
+                codec.unpack(msgpack.packb(msgpack.ExtType(code, forged)))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_what_is_decoded_is_written_again_as_the_same_value(data: st.DataObject) -> None:
