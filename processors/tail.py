@@ -4,8 +4,8 @@
 
 ``head`` and ``end`` are checksums of the first and last 1,024 bytes as they are stored. A rotated file is known by its
 inode and head; or, after it was copied or restored, by its size, head and end; or, after it was compressed, by those of
-its uncompressed bytes. The n-th file comes before the next one in the order of rotation too, so that a new file that is
-equal to an old one is not taken for it.
+its uncompressed bytes. Files are read in the order of rotation, so the known ones are the oldest that are there, and
+the last rows: a new file that is equal to an old one is not taken for it.
 
 The order of rotated files, the oldest first:
 
@@ -24,7 +24,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, Any, Final, NamedTuple, Protocol
 
 from cues.processors import files, opened_file, places
@@ -80,6 +80,9 @@ class Tail:
         self._rows = {n: Rotated(*row) for n, row in state.items() if type(n) is int}
         self._seen: dict[str, tuple[places.Stat, int | None]] = {}
         """By name, a rotated file as it was when it was compared, and the number of its row."""
+        self._stored: dict[str, Rotated] = {}
+        self._contents: dict[Rotated, tuple[int, bytes, bytes] | None] = {}
+        """The uncompressed bytes of compressed files, which take long to read."""
 
     def records(self, place: Progress, former: Former | None) -> Iterator[tuple[list[Any], Any]]:
         """Yield the records after ``place``, each with the position after it."""
@@ -181,11 +184,19 @@ class Tail:
 
     def _first(self, unread: list[str], place: Progress) -> Opened | None:
         """Open the first file that was not read."""
-        for name in [*unread, self._source.pattern]:
+        while True:
+            name = next(iter(unread), self._source.pattern)
             opened = open_file(self._source, self._where, name, place.next())
-            if opened is not None:
+            # A rotation after the look has given the name to another file, or left another file to be read first.
+            again = self._unread()
+            is_same = again == unread and (
+                not unread or opened is None or opened.start_stat[:2] == self._seen[name][0][:2]
+            )
+            if is_same:
                 return opened
-        return None
+            unread = again
+            if opened is not None:
+                opened.close()
 
     def _rotated(self) -> dict[str, places.Stat]:
         """The rotated files, the oldest first."""
@@ -217,8 +228,8 @@ class Tail:
         for name in self._rotated():
             if name == current:
                 return
-            with self._where.open(name) as file:
-                self._put(_stored(file, places.compression_of(name) is not None))
+            with suppress(FileNotFoundError):
+                self._put(self._look(name))
 
     def _finish(self, opened: Opened) -> None:
         self._put(_stored(opened.stored, opened.compressed))
@@ -231,51 +242,79 @@ class Tail:
 
     def _unread(self) -> list[str]:
         """The rotated files that were not read, the oldest first. Rows follow known files to their new inodes."""
-        found = self._rotated()
-        if all(name in self._seen and self._seen[name][0] == stat for name, stat in found.items()):
+        while True:
+            try:
+                return self._compare(self._rotated())
+            except FileNotFoundError:  # a rotation is under way
+                continue
+
+    def _compare(self, found: dict[str, places.Stat]) -> list[str]:
+        if self._seen.keys() == found.keys() and all(self._seen[name][0] == stat for name, stat in found.items()):
             return [name for name in found if self._seen[name][1] is None]
-        matches = {name: self._by_inode(name, stat) for name, stat in found.items()}
-        free = [n for n in sorted(self._rows) if n not in matches.values()]
-        last = 0
-        for name, stat in found.items():
-            number = matches[name]
-            if number is None:
-                number = self._by_content(name, stat, [n for n in free if n > last])
-                if number is not None:
-                    free.remove(number)
-                    matches[name] = number
-            last = last if number is None else max(last, number)
-        for number in free[: max(0, len(self._rows) - ROWS_MAX)]:
+        self._stored = {name: self._look(name) for name in found}
+        self._contents = {
+            stored: self._contents[stored] for stored in self._stored.values() if stored in self._contents
+        }
+        known = self._aligned([*found])
+        for name, number in known.items():
+            if self._rows[number] != self._stored[name]:
+                self._put(self._stored[name], number)
+        gone = [number for number in sorted(self._rows) if number not in known.values()]
+        for number in gone[: max(0, len(self._rows) - ROWS_MAX)]:
             del self._rows[number], self._state[number]
-        self._seen = {name: (stat, matches[name]) for name, stat in found.items()}
-        return [name for name in found if matches[name] is None]
+        self._seen = {name: (stat, known.get(name)) for name, stat in found.items()}
+        return [name for name in found if name not in known]
 
-    def _by_inode(self, name: str, stat: places.Stat) -> int | None:
-        for number, row in self._rows.items():
-            if stat[:2] == row[:2] and stat.size >= row.size:
-                with self._where.open(name) as file:
-                    if checksum(file.read(min(row.size, FINGERPRINT_BYTES))) == row.head:
-                        return number
-        return None
-
-    def _by_content(self, name: str, stat: places.Stat, numbers: list[int]) -> int | None:
-        """The row of a file that was copied or compressed since."""
-        compressed = places.compression_of(name) is not None
+    def _look(self, name: str) -> Rotated:
         with self._where.open(name) as file:
-            stored = _stored(file, compressed)
-            for number in numbers:
-                if self._rows[number][2:] == stored[2:]:
-                    self._put(stored, number)
-                    return number
-            plain = [n for n in numbers if not self._rows[n].compressed] if compressed else []
-            if plain:
-                file.seek(0)
-                content = _uncompressed(file, name)
-                for number in plain:
-                    if content is not None and self._rows[number][2:5] == content:
-                        self._put(stored, number)
-                        return number
-        return None
+            return _stored(file, places.compression_of(name) is not None)
+
+    def _aligned(self, names: list[str]) -> dict[str, int]:
+        """The numbers of the rows of known files. The oldest files are known, and were the last ones that were read.
+
+        So the files from the oldest on are compared with the last rows, as many as are the same. If several numbers of
+        them are possible, because files are equal, the one with the most inodes that are the same is right.
+        """
+        numbers = sorted(self._rows)
+        for deep in (False, True):
+            best: tuple[int, int] = (0, 0)
+            for count in range(1, min(len(names), len(numbers)) + 1):
+                sames = []
+                for name, number in zip(names, numbers[-count:]):
+                    sames.append(self._same(name, number, deep))
+                    if not sames[-1]:
+                        break
+                else:
+                    best = max(best, (sames.count(2), count))
+            if best[1]:
+                return dict(zip(names, numbers[-best[1] :]))
+        # Files between them are gone, or were changed: each is the next row that is the same.
+        known: dict[str, int] = {}
+        last = 0
+        for name in names:
+            number = next((n for n in numbers if n > last and self._same(name, n, True)), 0)
+            if number:
+                known[name] = last = number
+        return known
+
+    def _same(self, name: str, number: int, deep: bool) -> int:
+        """Return 2 if a file has the inode and the beginning of a row, 1 if only its content, 0 if it is another one.
+
+        ``deep``: also compare the uncompressed bytes of a file with a row of a file that was not compressed.
+        """
+        row, stored = self._rows[number], self._stored[name]
+        if stored[:2] == row[:2] and stored.size >= row.size:
+            with self._where.open(name) as file:
+                if checksum(file.read(min(row.size, FINGERPRINT_BYTES))) == row.head:
+                    return 2
+        if stored[2:] == row[2:]:
+            return 1
+        if not (deep and stored.compressed and not row.compressed):
+            return 0
+        if stored not in self._contents:
+            with self._where.open(name) as file:
+                self._contents[stored] = _uncompressed(file, name)
+        return int(self._contents[stored] == row[2:5])
 
 
 def in_order(entries: dict[str, places.Stat], path: str) -> dict[str, places.Stat]:
