@@ -205,6 +205,7 @@ def test_log_records_without_a_handler_are_escaped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("cues"), "handlers", [])
     before = logging.lastResort
     with printing.logs():
         logging.getLogger("cues").warning("bad %s", EVIL)
@@ -216,6 +217,7 @@ def test_log_records_without_a_handler_are_escaped(
 def test_a_live_table_shows_no_signs_that_a_terminal_obeys(shop: Path) -> None:
     with library.open(shop.parent / "data" / "shop") as store:
         store.queue("orders").appender().write({"n": 9, "name": EVIL})
+    cues("resume", f"{shop}#price")  # a test before may have paused it
     for arguments in (
         ("run", shop, "--idle-exit", "0"),
         ("status", shop, "--watch", "0.1"),
