@@ -93,7 +93,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             if done.returncode == 0:
                 break
             assert done.returncode == 3, done.stderr
-            assert "less than min_free (8,000,000)" in done.stderr and "Try: free space" in done.stderr
+            assert "less than min_free (8.0 MB)" in done.stderr and "Try: free space" in done.stderr
             found = json.loads(command(disk, "status", "data/g").stdout.splitlines()[0])
             assert found["free_bytes"] < 8_000_000
             now = results(disk / "data" / "g")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import object_store
@@ -81,9 +83,12 @@ def test_a_crash_anywhere_leaves_each_row_in_one_object(s3: Any) -> None:
 
 def test_a_source_continues_on_objects_at_each_position(s3: Any) -> None:
     filled(s3, "positions")
-    whole = list(Files("s3://files/positions")(None))
-    assert [row for _, row in whole] == ROWS
-    for stop in range(len(whole)):
-        assert list(Files("s3://files/positions")(whole[stop][0])) == whole[stop + 1 :]
+    whole = [row for _, row in Files("s3://files/positions")(None)]
+    assert whole == ROWS
+    for stop in range(1, len(whole) + 1):
+        process = SimpleNamespace(state={}, stopping=False)
+        before = list(itertools.islice(Files("s3://files/positions")(None, process), stop))
+        after = [row for _, row in Files("s3://files/positions")(before[-1][0], process)]
+        assert [row for _, row in before] + after == ROWS
     s3.pipe_file("s3://files/positions/3.jsonl", b'{"n": 9}\n')  # a later object is read by the next run
-    assert [row for _, row in Files("s3://files/positions")(whole[-1][0])] == [{"n": 9}]
+    assert [row for _, row in Files("s3://files/positions")(before[-1][0], process)] == [{"n": 9}]
