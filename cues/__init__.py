@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from cues.queues.store import Store
     from cues.queues.store import Store as open
     from cues.queues.tailer import Envelope, Tailer, alts
+    from cues.queues.transaction import Transaction
     from cues.steps.failure import error_context
     from cues.steps.process import Delivery, Process
-    from cues.steps.transaction import Transaction
     from cues.tools.replay import replay
 
     __version__: str
@@ -80,9 +80,9 @@ _MODULES = {
     "queues.queue": "Queue",
     "queues.store": "Store",
     "queues.tailer": "Envelope Tailer alts",
+    "queues.transaction": "Transaction",
     "steps.failure": "error_context",
     "steps.process": "Delivery Process",
-    "steps.transaction": "Transaction",
     "tools.replay": "replay",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

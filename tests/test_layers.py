@@ -27,9 +27,6 @@ TOP = {"testing", "testing_plugin", "__main__"}
 
 UPWARD = {
     ("graphs.graph", "engine.running"): "the type that Graph.start returns; the engine is loaded by name",
-    ("queues.store", "steps.transaction"): "the type that Store.transaction returns; it is loaded by name",
-    ("queues.store", "tools.operate"): "the type that Store.seek returns; it is loaded by name",
-    ("queues.store", "tools.backup"): "the type that Store.backup returns; it is loaded by name",
 }
 """Imports that go up, and why. A test holds them to four at most."""
 

@@ -30,7 +30,7 @@ from cues.errors import (
 )
 from cues.queues.store import Store
 from cues.steps.hashes import delivery_hash
-from cues.steps.transaction import Transaction
+from cues.steps.transaction import BlockTransaction
 
 PARTITIONS = 4
 
@@ -386,14 +386,14 @@ def test_a_transaction_is_used_in_one_block(store: Store, tmp_path: Path) -> Non
 
 def test_an_abandoned_block_does_not_forbid_the_next_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ctrl-C between ``__enter__`` and the block, or before ``__exit__``, leaves a transaction that never ends."""
-    leave, kept = Transaction.__exit__, []
+    leave, kept = BlockTransaction.__exit__, []
 
-    def interrupted(self: Transaction, *error: Any) -> None:
+    def interrupted(self: BlockTransaction, *error: Any) -> None:
         if len(kept) == 2:
             raise KeyboardInterrupt
         leave(self, *error)
 
-    monkeypatch.setattr(Transaction, "__exit__", interrupted)
+    monkeypatch.setattr(BlockTransaction, "__exit__", interrupted)
     for number in range(3):
         with contextlib.suppress(KeyboardInterrupt), store.transaction() as t:
             kept.append(t)

@@ -16,6 +16,7 @@ from cues.cli.printing import out
 from cues.errors import StoreNotFound
 from cues.groups import operate as groups
 from cues.queues.log import Log
+from cues.queues.seek_plan import SeekPlan
 from cues.queues.store import Store
 from cues.steps import ownership
 from cues.storage import wakeup
@@ -107,7 +108,7 @@ def seek(
             )
 
 
-def _effects(plans: list[operate.SeekPlan], reset_state: bool) -> list[str]:
+def _effects(plans: list[SeekPlan], reset_state: bool) -> list[str]:
     """The effects of a seek, a line each; those of several units together."""
     inputs = [input for plan in plans for input in plan.inputs]
     lines = []
@@ -131,7 +132,7 @@ def _effects(plans: list[operate.SeekPlan], reset_state: bool) -> list[str]:
     return lines
 
 
-def _show_plans(plans: list[operate.SeekPlan], reset_state: bool, output: CommandOutput) -> None:
+def _show_plans(plans: list[SeekPlan], reset_state: bool, output: CommandOutput) -> None:
     for line in [] if output.json else _effects(plans, reset_state) or ["nothing would change"]:
         out(line)
     for plan in plans if output.json else ():

@@ -22,9 +22,9 @@ from cues.queues.queue import Matching, Queue, open_queue
 from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
-    from cues.steps.transaction import Transaction
-    from cues.tools.backup import Backup
-    from cues.tools.operate import SeekPlan
+    from cues.queues.seek_plan import SeekPlan
+    from cues.queues.transaction import Transaction
+    from cues.storage.backup_manifest import Backup
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,12 +67,12 @@ class Store(BaseStore):
         """Return a transaction: appends to queues of this store, and moves of named tailers, in one commit.
 
         Use it in a ``with`` block, which commits at its end; an exception rolls everything back. See
-        :class:`cues.steps.transaction.Transaction`.
+        :class:`cues.Transaction`.
         """
         if self.readonly:
             self._refuse()
         # It uses the mechanism of steps, a layer above this one, so it is loaded by name.
-        transaction: Transaction = importlib.import_module("cues.steps.transaction").Transaction(self)
+        transaction: Transaction = importlib.import_module("cues.steps.transaction").BlockTransaction(self)
         return transaction
 
     def seek(

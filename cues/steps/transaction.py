@@ -46,6 +46,7 @@ from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
 from cues.queues.tailer import Tailer
+from cues.queues.transaction import Transaction
 from cues.records.provenance import Provenance, concat
 from cues.steps.collected import BuiltWrites, CollectedWrites, own_queue
 from cues.steps.hashes import Hasher, Range
@@ -67,7 +68,7 @@ class _Lent:
 
     _deferred = True
 
-    def __init__(self, transaction: Transaction, queue: Queue, name: str, meta: bool) -> None:
+    def __init__(self, transaction: BlockTransaction, queue: Queue, name: str, meta: bool) -> None:
         self._transaction = transaction
         super().__init__(queue, name, meta)  # type: ignore[call-arg]
         self._starts = {part._log.partition: part._index for part in parts_of(self)}  # type: ignore[arg-type]
@@ -104,11 +105,8 @@ class _Origin(NamedTuple):
     kept: frozenset[str]
 
 
-class Transaction:
-    """Appends and moves of named tailers, in one commit; :meth:`Store.transaction` makes it, for one ``with`` block.
-
-    The thread that began the block uses it. A second transaction of the same store inside the block is refused.
-    """
+class BlockTransaction(Transaction):
+    """The transaction of one ``with`` block."""
 
     def __init__(self, store: Store) -> None:
         store._check()
@@ -124,22 +122,14 @@ class Transaction:
         """The function of the block, and the ``with`` statement in it."""
         self._state = "not begun"
         self.hash: str | None = None
-        """Delivery hash of the messages, 32 hex digits, after the commit; None if no tailer was moved."""
         self.indices: dict[str, range] = {}
-        """The indices of the messages after the commit, by queue or partition (``orders/3``)."""
 
     # --- in the block ---
 
+    @override
     def tailer(
         self, queue: str | Queue, name: str, *, meta: bool = False, isolation: Isolation = "uncommitted"
     ) -> Tailer:
-        """Return the tailer ``name`` of a queue of this store, at its stored position; a new name begins at the start.
-
-        It is a :class:`cues.Tailer`, of several partitions a :class:`cues.queues.merged.MergedTailer`, and may be
-        moved (``to_end()``). ``isolation`` is as for :meth:`Queue.tailer`. The second call for a queue and name returns
-        the same tailer. Raises :class:`InvalidArgument` for a queue of another store, for a position that another
-        tailer of this transaction has already, and for another isolation than that of the stored position.
-        """
         self._check()
         if not isinstance(name, str):
             raise InvalidArgument(
@@ -168,29 +158,21 @@ class Transaction:
             )
         return tailer
 
-    def write(self, queue: str | Queue, message: dict[str, Any]) -> None:
-        """Append a message to a queue of this store, with the commit.
-
-        ``queue`` is a name, or a handle if its key or partitioner is a function. Raises :class:`QueueNotFound`,
-        :class:`InvalidArgument` (a queue of another store, not a dict), :class:`CodecError`,
-        :class:`MessageTooLarge` and :class:`ReservedKey`; then this message is not part of the transaction.
-        """
-        self.write_many(queue, (message,))
-
+    @override
     def write_many(self, queue: str | Queue, messages: Iterable[dict[str, Any]]) -> None:
-        """Append messages with the commit: all of them, or none if one is refused; see :meth:`write`."""
         self._check()
         messages = list(messages)  # first: a generator may read from the tailers
         self._writes.add(queue, messages, self._origin(), self._heavy)
 
+    @override
     def abort(self) -> None:
-        """End the transaction without a commit. The end of the block then does nothing."""
         self._check()
         self._end("aborted")
 
     # --- the block ---
 
-    def __enter__(self) -> Transaction:
+    @override
+    def __enter__(self) -> BlockTransaction:
         if self._state != "not begun":
             raise self._ended()
         self._store._check()
@@ -226,6 +208,7 @@ class Transaction:
                     "use the open one, or leave its block first (or abort() it).",
                 )
 
+    @override
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._state != "open":
             return
@@ -344,9 +327,9 @@ class Transaction:
         return f"<cues.Transaction of {self._store.path}: {self._state}>"
 
 
-def _open_here() -> list[Transaction]:
+def _open_here() -> list[BlockTransaction]:
     """Return the transactions that were begun in this thread and have not ended."""
-    known: list[weakref.ref[Transaction]] = getattr(_of_thread, "open", [])
+    known: list[weakref.ref[BlockTransaction]] = getattr(_of_thread, "open", [])
     return [other for ref in known if (other := ref()) is not None and other._state == "open"]
 
 

@@ -42,7 +42,6 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -50,10 +49,11 @@ import xxhash
 
 from cues import codec, faults
 from cues.base import clock
-from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreVersion
+from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreError, StoreFull, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.store import Store
 from cues.storage import locks
+from cues.storage.backup_manifest import Backup, StoredStore, manifest_checksum
 from cues.storage.datafile import sync_directory
 from cues.storage.lmdb_errors import translate
 from cues.storage.replica import Replica, ReplicaWriter, put_in_place, same_moment
@@ -61,7 +61,6 @@ from cues.storage.retirement import MANIFEST
 from cues.tools import changes, check
 from cues.tools.changes import Change, Changes, Cut
 
-FORMAT: Final = 1
 UNFINISHED: Final = ".unfinished"
 RESTORING: Final = ".restoring"
 COMPLETE: Final = "complete"
@@ -70,82 +69,6 @@ _FRAME: Final = struct.Struct(">IQ")
 
 Progress = Callable[[str, int], None]
 """Called with the name of a store, and the bytes of it that are done."""
-
-
-@dataclass(frozen=True)
-class StoredStore:
-    """A store in a backup."""
-
-    id: str
-    """In hex."""
-    name: str
-    """The name of its directory; the names of its files."""
-    path: str
-    """Its absolute path when the backup was made."""
-    relative: str
-    """The same, relative to the first store."""
-    bytes: int
-    checksum: str
-    cut_bytes: int
-    cut_checksum: str
-    is_whole: bool
-    """True if its part has everything, and not changes since an earlier backup."""
-    records: int
-
-
-@dataclass(frozen=True)
-class Backup:
-    """A whole backup: its manifest."""
-
-    number: int
-    since: int | None
-    """The number of the backup that this one has the changes of; None: it has everything."""
-    since_checksum: str
-    time: datetime
-    """The moment that it has: every commit before it, none after it."""
-    stores: tuple[StoredStore, ...]
-    """The first one is the store that was given."""
-    checksum: str = ""
-
-    @property
-    def bytes(self) -> int:
-        return sum(store.bytes + store.cut_bytes for store in self.stores)
-
-    def to_dict(self) -> dict[str, Any]:
-        stores = [vars(store) for store in self.stores]
-        return {
-            "format": FORMAT,
-            "backup": self.number,
-            "since": self.since,
-            "since_checksum": self.since_checksum,
-            "time": self.time.isoformat(),
-            "stores": stores,
-        }
-
-    @staticmethod
-    def load(directory: Path) -> Backup:
-        """Read the manifest of a backup. Raises :class:`StoreDamaged`."""
-        file = directory / MANIFEST
-        try:
-            data = json.loads(file.read_text())
-            checksum = data.pop("checksum")
-            if data["format"] != FORMAT:
-                raise StoreVersion(
-                    f"The backup {directory} has format {data['format']}; this version of Cues reads {FORMAT}.",
-                    "install a newer version of Cues (pip install -U cues-streams).",
-                    path=str(directory),
-                    found=data["format"],
-                    supported=FORMAT,
-                )
-            if checksum != _json_checksum(data):
-                raise ValueError("its checksum fails")
-            stores = tuple(StoredStore(**store) for store in data["stores"])
-            when = datetime.fromisoformat(data["time"])
-            return Backup(data["backup"], data["since"], data["since_checksum"], when, stores, checksum)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreDamaged(
-                f"The manifest {file} cannot be used: {error}.", "use another backup.", path=str(directory)
-            ) from error
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -392,7 +315,7 @@ def _write(
             pass
     made = Backup(number, last.number if last else None, last.checksum if last else "", when, tuple(found))
     data = made.to_dict()
-    checksum = _json_checksum(data)
+    checksum = manifest_checksum(data)
     with (unfinished / MANIFEST).open("x") as text:
         json.dump(data | {"checksum": checksum}, text, indent=1)
         settle(text)
@@ -431,10 +354,6 @@ def _checksum_of(file: Path) -> tuple[int, str]:
             hasher.update(piece)
             size += len(piece)
     return size, hasher.hexdigest()
-
-
-def _json_checksum(data: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True).encode())
 
 
 # --- restore ------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
@@ -29,6 +28,7 @@ from cues.queues.base import index_of
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, key_of, read_row, read_topology
 from cues.queues.queue import open_queue
+from cues.queues.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.queues.store import Store
 from cues.steps import ownership, pauses, pending
 from cues.steps.ownership import Claimant, Ownership
@@ -36,62 +36,6 @@ from cues.storage import wakeup
 from cues.storage.datafile import PAGE_BYTES, pages_of
 from cues.storage.transaction import StoreTransaction
 from cues.tools import metrics
-
-Place = str | int | datetime
-"""``"start"``, ``"end"``, an index, or an aware datetime: the first message at or after it."""
-
-
-@dataclass(frozen=True)
-class SeekInput:
-    """The move of one position."""
-
-    tailer: str
-    queue: str
-    """With ``/<partition>`` unless it is 0."""
-    position: int
-    to: int
-
-    @property
-    def again(self) -> int:
-        """The number of messages that are delivered again."""
-        return max(0, self.position - self.to)
-
-    @property
-    def skipped(self) -> int:
-        """The number of messages that are left out."""
-        return max(0, self.to - self.position)
-
-
-@dataclass(frozen=True)
-class SeekOutput:
-    """A place to which the outputs of messages that are delivered again go."""
-
-    name: str
-    """The queue; of a sink its id."""
-    effect: str
-    """``"appended again"``, ``"delivered again"`` or ``"skipped by the target"``."""
-    store: str = ""
-    """The path of the queue's store, if it is another store."""
-
-
-@dataclass(frozen=True)
-class SeekPlan:
-    """The effects of a seek of one unit."""
-
-    processor: ProcessorId
-    """The id of the unit."""
-    inputs: tuple[SeekInput, ...]
-    outputs: tuple[SeekOutput, ...]
-    """Empty if no message is delivered again."""
-    state_values: int
-    """The number of values in its state."""
-    state_bytes: int
-    """The size of their pages."""
-
-    @property
-    def counts_twice(self) -> bool:
-        """True if messages that its state has are delivered again."""
-        return self.state_values > 0 and any(input.again for input in self.inputs)
 
 
 def units_of(store: Store, processor: str) -> list[ProcessorId]:
