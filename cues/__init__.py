@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cues import checkpoints, codec, errors, faults, groups, processors, schemas, testing, txn
     from cues.engine.pausing import pause, resume
     from cues.engine.redriving import discard, list_errors, redrive
-    from cues.engine.running import Running
     from cues.errors import (
         AlreadyRunning,
         CuesError,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from cues.graphs.declaration import AllOf, AnyOf, Sink, Source, Stream
     from cues.graphs.graph import Graph, merge
     from cues.graphs.retry import Retry
+    from cues.graphs.running import Running
     from cues.graphs.schedules import cron, every
     from cues.queues.appender import Appender
     from cues.queues.delays import delayed
@@ -66,12 +66,12 @@ __all__ = [
 _MODULES = {
     "engine.pausing": "pause resume",
     "engine.redriving": "discard list_errors redrive",
-    "engine.running": "Running",
     "errors": "AlreadyRunning CuesError Fenced GraphError MessagesPurged ProcessorStopped QueueNotFound StoreError"
     " WaitTimeout",
     "graphs.compose": "broadcast",
     "graphs.graph": "Graph merge",
     "graphs.retry": "Retry",
+    "graphs.running": "Running",
     "graphs.schedules": "cron every",
     "graphs.declaration": "AllOf AnyOf Sink Source Stream",
     "queues.appender": "Appender",

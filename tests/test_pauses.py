@@ -24,8 +24,8 @@ from cues.cli.app import run as cli
 from cues.engine import pausing, supervisor
 from cues.errors import GraphError, InvalidArgument, ProcessorStopped
 from cues.graphs.error_rate import ErrorRate
+from cues.graphs.pause import ProcessorPause
 from cues.steps import commit
-from cues.steps.pauses import ProcessorPause
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 POINTS = (*faults.STEP_POINTS, *faults.PAUSE_POINTS)

@@ -108,6 +108,10 @@ graph.start(engine="spark", master="local[2]", queues="/shared", backfill=False)
 graph.run(workers=4, accept_topology=True)
 with graph.start() as inside:
     inside.wait_done()
+    inside.redrive().resolved[0][1].bit_length(), inside.resume()[0].text, inside.standings()[0].counters.steps
+    inside.store.id, inside.plan.fed, inside.send("orders", {"x": 1}).bit_length()
+    inside.resume()[0].texts  # E: attr-defined
+    inside.redrive(queues="orders")  # E: call-arg
 
 graph.start(engin="spark")  # E: call-arg
 graph.start(engine="flink")  # E: arg-type
@@ -126,6 +130,15 @@ with cues.open("data") as store:
     store.queue("q", partitions="3")  # E: arg-type
     store.queue("q", retention=1.5)  # E: arg-type
     store.queue("q", path="data/other")  # E: call-arg
+    store.seek("shop.priced", "start", plan=True)[0].inputs[0].again.bit_length()
+    store.backup("backups").stores[0].name.upper()
+    store.seek("shop.priced", 1.5)  # E: arg-type
+    store.backup("backups").numbers  # E: attr-defined
+    with store.transaction() as transaction:
+        opened: cues.Transaction = transaction
+        opened.write("q", {"x": opened.tailer("q", "copy").read()})
+        opened.indices["q"].start, opened.hash
+        opened.write("q", 3)  # E: arg-type
 cues.open("data", read_only=True)  # E: call-arg
 
 # --- names ---

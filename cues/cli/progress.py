@@ -16,8 +16,8 @@ from cues.base.names import ProcessorId
 from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, duration, table
 from cues.cli.printing import err, is_terminal
-from cues.engine.running import Running
-from cues.engine.status import UnitStatus, processor_of
+from cues.engine.status import processor_of
+from cues.graphs.running import Running, UnitStatus
 from cues.overrides import override
 from cues.tools import metrics
 

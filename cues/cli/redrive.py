@@ -14,7 +14,8 @@ from cues.cli.options import FAILED, WrongUsage, command, confirm, note, option,
 from cues.cli.output import CommandOutput, count, output_options
 from cues.cli.where import Where
 from cues.engine import redriving
-from cues.engine.redriving import RedrivePlan, RedriveResult
+from cues.engine.redriving import RedrivePlan
+from cues.graphs.running import RedriveResult
 
 TIMEOUT_S = 60.0
 REFUSALS_SHOWN = 5

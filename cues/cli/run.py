@@ -36,10 +36,10 @@ from cues.cli.replicate import Replication
 from cues.cli.show import draw_plan
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine import record
-from cues.engine.running import Running
 from cues.errors import CuesError, DiskLow, Fenced, ProcessorStopped
 from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
+from cues.graphs.running import Running
 from cues.overrides import override
 from cues.queues.options import size_of
 from cues.queues.store import Store

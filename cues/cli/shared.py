@@ -12,7 +12,7 @@ from cues.cli import target as targets
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
 from cues.cli.printing import out
 from cues.cli.target import StoreTarget
-from cues.steps.pauses import ProcessorPause
+from cues.graphs.pause import ProcessorPause
 from cues.tools import metrics
 
 if TYPE_CHECKING:

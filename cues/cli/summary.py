@@ -17,15 +17,15 @@ from cues.cli.printing import out
 from cues.cli.shared import errors_of, paused
 from cues.cli.target import shown
 from cues.engine.pausing import list_pauses
-from cues.engine.running import Running
 from cues.engine.status import processor_of
 from cues.errors import CuesError
+from cues.graphs.pause import ProcessorPause
+from cues.graphs.running import Running
 from cues.queues.backpressure import WARN_S
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
 from cues.steps.held import Waiting, waiting
-from cues.steps.pauses import ProcessorPause
 from cues.tools import metrics
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]

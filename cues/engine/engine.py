@@ -1,9 +1,9 @@
 """The interface between a running graph and the engine that runs it.
 
-    Running ──▶ Engine    start, ask for the work that is left, end the sources, halt, join, close
-    Engine  ──▶ Host      is the graph draining or halted; send an event; wake those who wait
+    GraphRun ──▶ Engine   start, ask for the work that is left, end the sources, halt, join, close
+    Engine ──▶ Host       is the graph draining or halted; send an event; wake those who wait
 
-There is one :class:`cues.engine.running.Running`, and there are four engines:
+There is one :class:`cues.engine.running.GraphRun`, and there are four engines:
 
     EmbeddedEngine      cues/engine/local.py            threads of this process
     SupervisedEngine    cues/engine/supervised.py       worker processes, which a supervisor starts again
@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cues.base import events
-from cues.engine.status import Shared, UnitStatus
 from cues.graphs.plan import Plan
+from cues.graphs.running import Shared, UnitStatus
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 

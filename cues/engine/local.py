@@ -30,11 +30,12 @@ from cues.base import events
 from cues.engine import identities, record
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.engine import Host
-from cues.engine.running import Running
-from cues.engine.status import Shared, UnitStatus, sources_ended
+from cues.engine.running import GraphRun
+from cues.engine.status import sources_ended
 from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_stop
 from cues.errors import Closed, StoreError
 from cues.forwarding.forwarder import Forwarder
+from cues.graphs.running import Shared, UnitStatus
 from cues.queues.processor_rows import read_row
 from cues.steps.error_records import waiting
 from cues.steps.failure import passes, stopped_by
@@ -300,7 +301,7 @@ def start(
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
-) -> Running:
+) -> GraphRun:
     """Start ``graph`` in threads of this process; see :meth:`Graph.start`."""
     engine = EmbeddedEngine(graph, store=store, accept_topology=accept_topology, take_over=take_over)
-    return Running(graph, engine, listeners)
+    return GraphRun(graph, engine, listeners)

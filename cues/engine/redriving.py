@@ -24,6 +24,7 @@ from cues.engine.threads import adopt
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument
 from cues.graphs.graph import Graph
 from cues.graphs.processor import Node
+from cues.graphs.running import RedriveResult
 from cues.queues.store import Store
 from cues.steps import redrive as redrives
 from cues.steps.error_records import ErrorLogs, ErrorRecord, ErrorRows, Resolution
@@ -125,22 +126,6 @@ class RedrivePlan:
         for record in (*self.records, *self.requested):
             counts[record.processor] = counts.get(record.processor, 0) + 1
         return counts
-
-
-@dataclass(frozen=True)
-class RedriveResult:
-    """The results of a redrive, as indices of the error messages, by their queue."""
-
-    resolved: tuple[tuple[str, int], ...] = ()
-    failed_again: tuple[tuple[str, int], ...] = ()
-    refused: tuple[tuple[str, int, str], ...] = ()
-    """With the reason."""
-    waiting: tuple[tuple[str, int], ...] = ()
-    """Asked for, and not done yet."""
-
-    def __bool__(self) -> bool:
-        """True if all are resolved."""
-        return not (self.failed_again or self.refused or self.waiting)
 
 
 def plan(home: Store, records: Sequence[ErrorRecord], nodes: Mapping[str, Node] | None) -> RedrivePlan:

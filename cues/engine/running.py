@@ -1,8 +1,8 @@
 """A running graph, as the user has it: send and read messages, wait, drain, close.
 
-    Graph.start ──▶ Running ──▶ Engine      engine.py names the four engines
+    Graph.start ──▶ GraphRun ──▶ Engine      engine.py names the four engines
 
-:class:`Running` has what is the same for every engine: the events, the two flags (draining, halted), and the loops
+:class:`GraphRun` has what is the same for every engine: the events, the two flags (draining, halted), and the loops
 that wait. Only the engine knows where the processors run.
 
 Whether a graph is idle or done is read from the store, in one transaction. A commit moves positions
@@ -16,10 +16,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import events
-from cues.base.shown import Progress, Shown
+from cues.base.shown import Progress
 from cues.engine.disk_guard import DiskGuard
-from cues.engine.status import Shared, UnitStatus
 from cues.errors import Closed, InvalidArgument, QueueNotFound
+from cues.graphs.running import RedriveResult, Running, Shared, UnitStatus
 from cues.overrides import override
 from cues.queues.queue import open_named
 
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from cues.engine.engine import Engine
-    from cues.engine.redriving import RedriveResult
     from cues.graphs.graph import Graph
+    from cues.graphs.pause import ProcessorPause
     from cues.graphs.plan import Plan
     from cues.queues.delays import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
-    from cues.steps.pauses import ProcessorPause
 
 HURRY_S: Final = 0.5
 """For this time after a call that asks whether the graph is idle, steps do not wait for more messages."""
@@ -41,8 +40,8 @@ _LOOK_S: Final = 0.05
 """Longest time between two looks of a caller that waits."""
 
 
-class Running(Shown):
-    """A started graph. A context manager: leaving it drains, stops, and raises what stopped a processor."""
+class GraphRun(Running):
+    """A running graph over its engine."""
 
     def __init__(self, graph: Graph, engine: Engine, listeners: tuple[events.Listener, ...] = ()) -> None:
         self.graph = graph
@@ -66,62 +65,61 @@ class Running(Shown):
         engine.start(self)
         self.started_at = time.monotonic()
 
+    @override
     def guard(self, min_free: int | None) -> None:
-        """Stop with :class:`DiskLow` if the disk of a store has less than ``min_free`` bytes free (disk_guard.py)."""
         stores = [self.store, *(queue.store for queue in self.queues.values())]
         self._guard = DiskGuard(self, stores, min_free, self._low.append)
         self._guard.start()
 
     @property
+    @override
     def store(self) -> Store:
         return self.engine.store
 
     @property
+    @override
     def plan(self) -> Plan:
         return self.engine.plan
 
     @property
+    @override
     def queues(self) -> dict[str, Queue]:
-        """Every queue that the graph names, opened."""
         return self.engine.queues
 
     @property
+    @override
     def shared(self) -> Shared | None:
-        """The queues that are not in :attr:`store`; None if there are none."""
         return self.engine.shared
 
     @property
+    @override
     def pulls(self) -> bool:
-        """True if sources run."""
         return self.engine.pulls
 
     @property
+    @override
     def pids(self) -> dict[str, int]:
-        """The worker processes that are alive, by name; empty if the graph runs in this process."""
         return self.engine.pids
 
     @property
+    @override
     def halted(self) -> bool:
         return self._halt.is_set()
 
     @property
+    @override
     def closed(self) -> bool:
         return self._closed
 
     @property
+    @override
     def draining(self) -> bool:
         return self._draining.is_set()
 
     # --- using ---
 
+    @override
     def send(self, *arguments: Any, deliver_at: At = None, delay: Delay = None) -> int:
-        """Send one message: ``send(queue, message)``, or ``send(message)`` to the graph's source. Return its index.
-
-        ``deliver_at`` or ``delay``: processors get it later, as :func:`cues.delayed` describes.
-
-        Each call is one commit. Raises the errors of :meth:`Appender.write`, and :class:`SchemaError` for a message
-        that does not fit the ``schema=`` of the queue's source; then nothing was written.
-        """
         self._check()
         if len(arguments) == 2:
             queue, message = arguments
@@ -143,12 +141,13 @@ class Running(Shown):
         index: int = appender.write(message, deliver_at=deliver_at, delay=delay)
         return index
 
+    @override
     def messages(self, queue: str) -> list[dict[str, Any]]:
-        """Return all messages that are on a queue now."""
         self._check()
         elsewhere = None if self.shared is None else self.shared.messages(queue)
         return list(self._queue(queue).tailer()) if elsewhere is None else elsewhere
 
+    @override
     def redrive(
         self,
         *,
@@ -159,10 +158,6 @@ class Running(Shown):
         all: bool = False,
         timeout: float | None = None,
     ) -> RedriveResult:
-        """Give the inputs of error messages to the processors that failed once more; see :func:`cues.redrive`.
-
-        Waits until they have been taken, for ``timeout`` seconds at most.
-        """
         self._check()
         if self.shared is not None:
             raise InvalidArgument(
@@ -179,8 +174,8 @@ class Running(Shown):
             planned = redriving.plan(home, chosen, redriving.nodes_of(graph))
         return redriving.run(home, planned, None, timeout, halted=lambda: self.halted)
 
+    @override
     def resume(self, processor: str | None = None) -> list[ProcessorPause]:
-        """Resume a paused processor, or all; see :func:`cues.resume`. Return the pauses that were taken away."""
         self._check()
         if self.shared is not None:
             raise InvalidArgument(
@@ -191,8 +186,8 @@ class Running(Shown):
 
         return pausing.resume_units(self.store, self.graph.id, processor)
 
+    @override
     def pauses(self) -> list[ProcessorPause]:
-        """Return the processors that are paused now, with the reasons; one entry for each unit."""
         self._check()
         from cues.engine import pausing
 
@@ -211,46 +206,36 @@ class Running(Shown):
             queue=name,
         )
 
+    @override
     def counters(self) -> dict[str, events.Counters]:
-        """Return the counters since the start, by processor id. The units of a processor are added up."""
         total: dict[str, events.Counters] = {}
         for unit in self.standings():
             known = total.get(unit.processor)
             total[unit.processor] = unit.counters if known is None else known.with_those_of(unit.counters)
         return total
 
+    @override
     def standings(self) -> list[UnitStatus]:
-        """Return the status of each unit, in the order of the plan."""
         return self.engine.standings()
 
     @property
+    @override
     def stuck(self) -> bool:
-        """True if, after :meth:`close`, a call of a user's function has not returned."""
         return self.engine.stuck
 
     @property
+    @override
     def stopped(self) -> list[BaseException]:
-        """The errors that stopped processors."""
         return [*self.engine.stopped, *self._low]
 
     # --- waiting ---
 
+    @override
     def idle(self) -> bool:
-        """Return whether no processor has anything to do, at one moment.
-
-        One transaction of the home store reads all positions, and the ends of all queues that are read or forwarded.
-        Other stores are read after it. A reader that is at the end of their queues then was there at the moment of the
-        transaction too.
-        """
         return self.engine.idle()
 
+    @override
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do. Return False at the timeout, or when the graph was halted before.
-
-        A source is not idle before it has answered: with its first message, by ``process.pause``, or by its end. A
-        processor that is paused counts as idle (:meth:`pauses`). Raises :class:`ProcessorStopped`, with the user's
-        exception as its cause, when a processor stopped.
-        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._check()
@@ -265,15 +250,8 @@ class Running(Shown):
             with self.changes:
                 self.changes.wait(left)
 
+    @override
     def wait_done(self, idle_exit_s: float | None = None) -> bool:
-        """Wait until every source has ended and every queue is drained.
-
-        A graph that is fed by ``send`` is never done, unless ``idle_exit_s`` is set: then it is done after this
-        number of seconds without anything to do. Return False when the graph was halted before.
-
-        Raises :class:`ProcessorStopped` when a processor stopped. With ``workers`` the other processors
-        continue, and it is raised at the end.
-        """
         while not self.halted:
             self._check()
             over = self.engine.done() or (idle_exit_s is not None and self._quiet_for(idle_exit_s))
@@ -319,12 +297,8 @@ class Running(Shown):
 
     # --- ending ---
 
+    @override
     def drain(self, timeout: float | None = None) -> bool:
-        """Stop the sources, let the other processors finish the messages on the queues, and halt.
-
-        Return False if ``timeout`` comes first. A processor that stopped at an error leaves the messages that it did
-        not take, and a stopped forwarder those that it did not forward.
-        """
         self.end_sources()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (self.halted or self.engine.over or self.idle()):
@@ -335,23 +309,20 @@ class Running(Shown):
         self.halt()
         return True
 
+    @override
     def end_sources(self) -> None:
-        """Pull no more messages from sources. Messages on the queues are still processed."""
         self._draining.set()
         self.engine.end_sources()
 
+    @override
     def halt(self) -> None:
-        """Stop every processor after its current step. Messages on the queues stay there."""
         self._halt.set()
         self._draining.set()
         self.engine.halt()
         self.changed()
 
+    @override
     def close(self, timeout: float = 30.0) -> None:
-        """Halt, wait up to ``timeout`` seconds for the current steps, and give locks and stores back.
-
-        A second call does nothing. If an exception (a Ctrl-C) interrupted the first call, it does the rest.
-        """
         if self._given_back:
             return
         if not self._closed:
@@ -375,9 +346,11 @@ class Running(Shown):
         if self._closed:
             raise Closed(f"The graph {self.graph.id!r} is closed.", "start it again with graph.start().")
 
-    def __enter__(self) -> Running:
+    @override
+    def __enter__(self) -> GraphRun:
         return self
 
+    @override
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             try:

@@ -28,11 +28,12 @@ from cues.engine.engine import Host
 from cues.engine.growth import Growth, divide, tell_of_growth
 from cues.engine.origin import Origin, digests, origin_of
 from cues.engine.record import WorkersRecord
-from cues.engine.running import Running
-from cues.engine.status import Shared, UnitStatus, sources_ended
+from cues.engine.running import GraphRun
+from cues.engine.status import sources_ended
 from cues.engine.stores import open_stores, prepare, prepare_units
 from cues.engine.supervisor import Supervisor
 from cues.errors import AlreadyRunning, CuesError
+from cues.graphs.running import Shared, UnitStatus
 from cues.steps.failure import passes
 from cues.steps.ownership import supervisor_lock
 from cues.storage.locks import offset_of
@@ -267,6 +268,6 @@ def start(
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
-) -> Running:
+) -> GraphRun:
     """Start ``graph`` in worker processes, for :meth:`Graph.start` with ``workers=``."""
-    return Running(graph, SupervisedEngine(graph, workers, target, store, accept_topology, take_over), listeners)
+    return GraphRun(graph, SupervisedEngine(graph, workers, target, store, accept_topology, take_over), listeners)

@@ -43,9 +43,10 @@ from cues.engine.assignment import Assignment
 from cues.engine.child import Child
 from cues.engine.engine import Host
 from cues.engine.record import RecordedFailure, WorkerRecord, WorkersRecord
-from cues.engine.status import UnitStatus, processor_of
+from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied
 from cues.graphs.processor import Node
+from cues.graphs.running import UnitStatus
 from cues.queues.processor_rows import read_row
 from cues.queues.store import Store
 from cues.steps.failure import Verdict, passes

@@ -18,9 +18,9 @@ from typing import ClassVar, Final, Literal
 
 from cues.base import events
 from cues.engine.engine import Host
-from cues.engine.status import UnitStatus
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, WriterStuck
 from cues.forwarding.forwarder import Forwarder
+from cues.graphs.running import UnitStatus
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, read_row

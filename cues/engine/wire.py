@@ -31,8 +31,8 @@ from typing import Any, Final
 
 from cues.base import events
 from cues.engine.origin import Origin
-from cues.engine.status import UnitStatus
 from cues.errors import CuesError
+from cues.graphs.running import UnitStatus
 from cues.steps.failure import Verdict, words
 
 _HEAD: Final = struct.Struct(">I")

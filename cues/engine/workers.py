@@ -34,7 +34,7 @@ from cues.engine import origin, wire
 from cues.engine.engine import Host
 from cues.engine.growth import divide
 from cues.engine.local import EmbeddedEngine
-from cues.engine.running import Running
+from cues.engine.running import GraphRun
 from cues.engine.threads import Worker
 from cues.engine.wire import WORDS
 from cues.errors import CuesError, Fenced
@@ -193,7 +193,7 @@ class _WorkerProcess:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._halted = threading.Event()
         self._drained = threading.Event()
-        self._running: Running | None = None
+        self._running: GraphRun | None = None
         self.joining = 0
         """Number of units that came after the start and do not run yet."""
         threading.Thread(target=self._listen, name="cues supervisor", daemon=True).start()
@@ -242,7 +242,7 @@ class _WorkerProcess:
         except (EOFError, OSError):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _obey(self, running: Running, message: Any) -> None:
+    def _obey(self, running: GraphRun, message: Any) -> None:
         if isinstance(message, wire.StatusRequest):
             assert isinstance(running.engine, WorkerEngine)
             with contextlib.suppress(CuesError):  # the graph is closing, and nothing waits for an answer
@@ -283,14 +283,14 @@ class _WorkerProcess:
         loaded.directory = None if carry.directory is None else Path(carry.directory)
         collector.settle()  # before the start, in which the processors begin
         engine = WorkerEngine(self, loaded, carry)
-        self._running = running = Running(loaded, engine, (self.tell,))
+        self._running = running = GraphRun(loaded, engine, (self.tell,))
         if self._drained.is_set():  # the message came during the start
             running.end_sources()
         if self._halted.is_set():
             running.halt()
         return engine
 
-    def _report(self, running: Running, engine: WorkerEngine) -> None:
+    def _report(self, running: GraphRun, engine: WorkerEngine) -> None:
         """Send the status of the processors whenever it changes, until the end."""
         sent: wire.StatusReply | None = None
         while not running.halted and not engine.dispossessed:

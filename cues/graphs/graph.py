@@ -62,7 +62,7 @@ from cues.overrides import override
 from cues.queues.options import FUNCTIONS, QueueOptions, size_of
 
 if TYPE_CHECKING:
-    from cues.engine.running import Running
+    from cues.graphs.running import Running
     from cues.queues.store import Store
 
 _MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised", "spark": "cues.spark.engine"}

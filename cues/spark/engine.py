@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cues.base import events
 from cues.engine.engine import Engine
-from cues.engine.running import Running
+from cues.engine.running import GraphRun
 from cues.errors import InvalidArgument
 from cues.graphs.graph import Graph
 from cues.spark.backfill import BackfillEngine
@@ -36,7 +36,7 @@ def start(
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
     backfill: bool = False,
-) -> Running:
+) -> GraphRun:
     """Start a graph on Spark, for :meth:`Graph.start` with ``engine="spark"``.
 
     With ``queues`` all queues except those of sources are in that directory (:mod:`cues.spark.cluster`).
@@ -57,4 +57,4 @@ def start(
         engine = BackfillEngine(graph, spark, master, **options)
     else:
         engine = SparkEngine(graph, spark, master, **options)
-    return Running(graph, engine, listeners)
+    return GraphRun(graph, engine, listeners)

@@ -24,14 +24,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cues import codec, faults
+from cues import faults
 from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.graphs.error_rate import ErrorRate
+from cues.graphs.pause import ProcessorPause
 from cues.queues.processor_rows import all_keys, read_topology
 from cues.records import sealed
 from cues.steps.error_records import whoami
@@ -42,67 +41,12 @@ if TYPE_CHECKING:
     from cues.storage.base_store import BaseStore
     from cues.storage.transaction import StoreTransaction
 
-Why = Literal["failed", "limit", "asked"]
 TEXT_CHARACTERS_MAX: Final = 1000
 """A longer error text keeps its beginning: ``cues status`` shows it in a line."""
 TRACE_CHARACTERS_MAX: Final = 8000
 """A longer traceback keeps its end, where the error is."""
 
 _WINDOW: Final = struct.Struct(">QQ")
-
-
-@dataclass(frozen=True)
-class ProcessorPause:
-    """The pause of one unit of a processor, with its reason."""
-
-    processor: ProcessorId
-    """The id of the unit: ``graph.processor``, or ``graph.processor/3``."""
-    why: Why
-    time: datetime
-    next: tuple[tuple[str, int], ...] = ()
-    """The queue and the index of the message that is taken next, for each input; empty if somebody asked for it."""
-    error: str = ""
-    """Type and text of the exception; empty if somebody asked for the pause."""
-    calls: int = 0
-    """The number of calls that failed for this message."""
-    messages: int = 1
-    """The number of messages that failed together; 1 unless the function takes batches."""
-    limit: str = ""
-    """The value of ``max_errors=`` that was reached."""
-    by: str = ""
-    """The user and the process that asked for it."""
-    reason: str = ""
-    """The reason that was given."""
-    trace: str = ""
-    """The end of the traceback."""
-
-    @property
-    def text(self) -> str:
-        """The reason as a phrase, such as ``before message 7 of orders, which failed: ValueError: …``."""
-        if self.why == "asked":
-            return f"by {self.by}" + (f": {self.reason}" if self.reason else "")
-        where = " and ".join(f"message {index:,} of {queue}" for queue, index in self.next) or "its next timer"
-        if self.why == "limit":
-            return f"before {where}, because max_errors={self.limit!r} is reached; the last error: {self.error}"
-        many = f", with {self.messages - 1:,} more in its batch" if self.messages > 1 else ""
-        calls = f" after {self.calls} calls" if self.calls > 1 else ""
-        return f"before {where}{many}, which failed{calls}: {self.error}"
-
-    def pack(self) -> bytes:
-        fields = {name: value for name, value in vars(self).items() if name not in ("processor", "time") and value}
-        return sealed.seal(codec.pack(fields | {"time_ns": clock.to_ns(self.time)}))
-
-    @staticmethod
-    def unpack(raw: bytes, processor: ProcessorId) -> ProcessorPause:
-        fields = codec.unpack(sealed.unseal(raw, f"pause of the processor {processor}"))
-        fields["next"] = tuple((queue, index) for queue, index in fields.get("next", ()))
-        return ProcessorPause(processor, time=clock.to_datetime(fields.pop("time_ns")), **fields)
-
-    def facts(self) -> dict[str, Any]:
-        """The pause as JSON."""
-        place = [{"queue": queue, "index": index} for queue, index in self.next]
-        known = {name: value for name, value in vars(self).items() if value and name != "next"}
-        return known | {"next": place, "text": self.text}
 
 
 def of_failure(

@@ -27,6 +27,7 @@ from dataclasses import replace
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
+from cues.graphs.pause import ProcessorPause
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.steps import tries
@@ -34,7 +35,6 @@ from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.halving import halves
 from cues.steps.invocation import prepare
 from cues.steps.lanes import Outcome as Outcome
-from cues.steps.pauses import ProcessorPause
 from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken

@@ -26,9 +26,9 @@ from cues.base import names
 from cues.base.closing import Closing
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
-from cues.engine.running import Running
 from cues.engine.status import processor_of
 from cues.errors import CuesError, InvalidArgument, NotInstalled
+from cues.graphs.running import Running
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.tools import metrics

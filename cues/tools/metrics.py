@@ -37,6 +37,7 @@ from cues.engine.record import RecordedFailure, WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
+from cues.graphs.pause import ProcessorPause
 from cues.groups.operate import GroupMetrics, list_groups
 from cues.queues import marks, processor_rows
 from cues.queues.committed import log_at
@@ -49,7 +50,6 @@ from cues.records.log_row import LogRow
 from cues.steps import ownership, pauses
 from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
-from cues.steps.pauses import ProcessorPause
 from cues.steps.state import StateTable
 from cues.storage import free_space, leases, locks
 from cues.storage.transaction import StoreTransaction

@@ -11,8 +11,8 @@ from html import escape
 from itertools import islice
 from typing import Any, Final
 
-from cues.engine.running import Running
 from cues.graphs.graph import Graph
+from cues.graphs.running import Running
 from cues.queues.queue import Queue
 from cues.ui import shape, text
 
@@ -110,7 +110,7 @@ def running_html(running: Running) -> str:
         rows.append([unit.id, unit.state, *(f"{number:,}" for number in numbers)])
     state = "closed" if running.closed else "idle" if running.idle() else "running"
     return _table(
-        f"{running.graph.id}: {state}", ["processor", "", "taken", "written", "failed", "calls in flight"], rows
+        f"{running.plan.id}: {state}", ["processor", "", "taken", "written", "failed", "calls in flight"], rows
     )
 
 

@@ -31,13 +31,14 @@ from cues.engine import record
 from cues.engine.engine import Host
 from cues.engine.growth import Emit, Growth, divide, tell
 from cues.engine.local import EmbeddedEngine, join
-from cues.engine.status import QueueProgress, Shared, UnitStatus, processor_of, sources_ended
+from cues.engine.status import processor_of, sources_ended
 from cues.engine.threads import WorkLoop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, build, partitions_of
 from cues.graphs.processor import FRAME, Node
+from cues.graphs.running import QueueProgress, Shared, UnitStatus
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.spark.cluster import inspection
