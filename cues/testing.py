@@ -218,7 +218,7 @@ def messages(store: Store, queue: str) -> list[dict[str, Any]]:
 
 def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
     """The committed state of ``"graph.processor"`` under one key (None: of a processor without ``key=``)."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         kept = key_of(txn, ProcessorId(processor))
     return dict(StateTable(store, kept).view(key))
 
@@ -240,18 +240,18 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
     for processor in metrics.processors(store):
-        with store._view() as txn:
+        with store.core.view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         if row is None or topology is None:
             continue
         positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
         if row.source:
             sources[processor] = codec.unpack(row.source)
-    with store._view() as txn:
+    with store.core.view() as txn:
         ids = {key: id for id, key in all_keys(txn).items()}
-    for database_name in [name for name, entries in store._entries() if name.startswith(b"state:") and entries]:
-        database = store._database(database_name)
-        with store._view() as txn:
+    for database_name in [name for name, entries in store.core.entries() if name.startswith(b"state:") and entries]:
+        database = store.core.database(database_name)
+        with store.core.view() as txn:
             key = ProcessorKey(database_name[6:].decode())
             rows[ids.get(key, key)] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
@@ -551,13 +551,13 @@ def check_attempts(store: Store) -> list[str]:
     """
     problems: list[str] = []
     for processor in metrics.processors(store):
-        with store._view() as txn:
+        with store.core.view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         assert row is not None and topology is not None
         identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
         lines: dict[str, timeline.Line] = {}
         judged: dict[str, int] = {}
-        with store._view() as txn:
+        with store.core.view() as txn:
             for tailer, queue, other in zip(topology.tailers, topology.queues, topology.stores):
                 lines[tailer] = () if other else timeline.read(txn, queue)
                 # A purge also removes the timelines of the purged messages, so their identity is unknown.

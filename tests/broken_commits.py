@@ -19,7 +19,7 @@ _commit_parts, _write_step = Stepper._commit_parts, Stepper._write_step
 
 
 def _positions_before(self: Stepper, parts: list[Part], row: bytes) -> None:
-    self.store._commit(lambda txn: txn.put(self._row_key, row))
+    self.store.core.commit(lambda txn: txn.put(self._row_key, row))
     self._expected = row
     time.sleep(GAP_S)
     _commit_parts(self, parts, row)
@@ -30,7 +30,7 @@ def _positions_after(self: Stepper, parts: list[Part], packed: bytes) -> None:
     self._write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
     _commit_parts(self, parts, packed)
     time.sleep(GAP_S)
-    self.store._commit(lambda txn: txn.put(self._row_key, packed))
+    self.store.core.commit(lambda txn: txn.put(self._row_key, packed))
 
 
 BROKEN = {"before": _positions_before, "after": _positions_after}

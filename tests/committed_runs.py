@@ -22,7 +22,7 @@ def let_time_pass(store: cues.Store) -> None:
                 if open.deadline_ns:
                     spans.put_open(txn, name, producer, open._replace(deadline_ns=1))
 
-    store._commit(expire)
+    store.core.commit(expire)
 
 
 def graph(root: Path, store: cues.Store, sink_only: bool = False) -> cues.Graph:

@@ -86,13 +86,13 @@ def digest(store: cues.Store) -> str:
             envelope = tailer.envelope
             assert envelope is not None
             found.update(repr((name, envelope.index, envelope.hash, message)).encode())
-    with store._view() as txn:
+    with store.core.view() as txn:
         for key, value in transaction.rows(txn, b"\0proc\0"):
             found.update(repr((key, value)).encode())
-    for name, _ in list(store._entries()):
+    for name, _ in list(store.core.entries()):
         if name.startswith(b"state:"):
-            handle = store._database(name)
-            with store._view() as txn:
+            handle = store.core.database(name)
+            with store.core.view() as txn:
                 for value in sorted(value for _, value in txn.cursor(handle)):  # keys of state have no checksum
                     found.update(repr(value).encode())
     return found.hexdigest()
@@ -239,7 +239,7 @@ def _flip(txn: Any, key: bytes, at: int) -> None:
 
 def state_key_flipped(store: cues.Store, txn: Any) -> None:
     """The value of one key is that of another."""
-    database = store._database(names.state_database("g.count"))
+    database = store.core.database(names.state_database("g.count"))
     key, value = next(iter(txn.cursor(database)))
     txn.delete(key, db=database)
     txn.put(key[:1] + bytes((key[1] ^ 8,)) + key[2:], value, db=database)
@@ -266,7 +266,7 @@ def wrong_hash(store: cues.Store, txn: Any) -> None:
 
 
 def state_piece_flipped(store: cues.Store, txn: Any) -> None:
-    database = store._database(names.state_database("g.count"))
+    database = store.core.database(names.state_database("g.count"))
     cursor = txn.cursor(database)
     cursor.first()
     key, value = cursor.item()
@@ -274,7 +274,7 @@ def state_piece_flipped(store: cues.Store, txn: Any) -> None:
 
 
 def state_piece_gone(store: cues.Store, txn: Any) -> None:
-    cursor = txn.cursor(store._database(names.state_database("g.count")))
+    cursor = txn.cursor(store.core.database(names.state_database("g.count")))
     for key, _ in cursor:
         if key[-2:] == b"\0\1":
             cursor.delete()

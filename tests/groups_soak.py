@@ -130,7 +130,7 @@ def _unfenced(self: GroupTable, txn: Any, partition: Partition, move: Move) -> A
 def _look_before(self: Any, checkpoint: bytes | None) -> Any:
     """Owner and epoch are compared, but before the commit, outside its transaction."""
     for held in self.parts:
-        with self._member.store._view() as txn:
+        with self._member.store.core.view() as txn:
             found = claims.read(txn, names.log_id(*held.partition), GROUP)
         if found is None or (found.owner, found.epoch) != (held.claim.owner, held.claim.epoch):
             return Reason.MOVED

@@ -61,5 +61,5 @@ def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
         log.delete_before(txn, row, row.next)
         txn.put(names.row_key(queue, 0), pack_row(LogRow(row.identity, 1, 1, row.time_ns, row.version)))
 
-    store._commit(empty)
+    store.core.commit(empty)
     store.queue(queue).appender().write_many(messages)

@@ -308,7 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
     def records(self, queue: str) -> list[int]:
         """The first indices of the record batches in the store; the next index if there are none."""
         found = self.store.queue(queue)._log
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             keys = [bytes(key) for key, _ in txn.cursor(found.database)]
             return [KEY.unpack(key)[0] for key in keys if len(key) == 8] or [found.row(txn).next]
 
@@ -524,7 +524,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.logs.setdefault(queue, Log())
         contents = {}
         for processor, tailers in TAILERS.items():
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 row = processor_rows.read_row(txn, f"g.{processor}")
                 topology = processor_rows.read_topology(txn, f"g.{processor}")
             if row is None or topology is None:

@@ -193,7 +193,7 @@ def test_no_queue_of_a_graph_exceeds_its_bound(store: cues.Store) -> None:
     read: list[int] = []
 
     def look() -> None:
-        with store._view() as txn:
+        with store.core.view() as txn:
             for name in high:
                 for reader in backpressure.readers(txn, store.queue(name)._log):
                     high[name] = max(high[name], reader.behind)
@@ -388,7 +388,7 @@ def test_readers_killed_while_a_writer_waits(tmp_path: Path) -> None:
             child = reader()
 
             def claimed() -> bool:
-                with store._view() as txn:
+                with store.core.view() as txn:
                     return bool(list(backpressure.readers(txn, store.queue("b")._log)))
 
             await_true(claimed, "the first reader")

@@ -135,7 +135,7 @@ def test_new_messages_of_a_restored_store_have_other_hashes(root: Path, tmp_path
 
     make_backup(root, tmp_path / "b")
     backup.restore(tmp_path / "b", to_there(tmp_path / "r") / "s")
-    with cues.open(tmp_path / "r" / "s") as store, store._view() as txn:
+    with cues.open(tmp_path / "r" / "s") as store, store.core.view() as txn:
         assert [first for first, _ in timeline.read(txn, "in")] == [301]
 
 
@@ -196,14 +196,14 @@ def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Pa
     """Without the comparison, the transaction of the first store would be older than that of the second."""
     with cues.open(root / "s") as first, cues.open(root / "o") as second:
         first.queue("in").appender().write({"n": 1})  # its databases are open from here on
-        begin, late = second._view, [True]
+        begin, late = second.core.view, [True]
 
         def begin_late() -> Any:
             if late.pop() if late else False:
                 first.queue("in").appender().write({"n": 2})
             return begin()
 
-        second._view = begin_late  # type: ignore[method-assign]
+        second.core.view = begin_late  # type: ignore[method-assign]
         for store in (first, second):
             replica.open_databases(store)
         late[:] = [True]

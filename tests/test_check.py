@@ -58,9 +58,9 @@ def test_a_sound_store_has_no_problems_in_process_in_a_child_and_by_command(stor
 @pytest.mark.parametrize("spoil", damage.DAMAGES, ids=lambda spoil: spoil.__name__)
 def test_every_kind_of_damage_is_named(store: Path, spoil: Callable[[Any, Any], None]) -> None:
     with library.open(store) as opened:
-        for name, _ in opened._entries():
-            opened._database(name)
-        opened._commit(lambda txn: spoil(opened, txn))
+        for name, _ in opened.core.entries():
+            opened.core.database(name)
+        opened.core.commit(lambda txn: spoil(opened, txn))
     found = check.walk(str(store))
     assert any(damage.DAMAGES[spoil] in problem for problem in found), found
     assert len(found) <= 3, found

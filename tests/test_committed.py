@@ -146,8 +146,8 @@ def test_messages_of_several_producers_that_share_a_record_are_read_as_if_each_h
         appended = append_stamped(together, some, seen["together"])
         assert appended == sum(append_stamped(alone, [one], seen["alone"]) for one in some)
         assert append_stamped(together, [pair for pair in some if split(pair[0])[2] == OUTSIDE]) == 0
-    with store._view() as txn:
-        records = [len(list(txn.cursor(store._database(f"log:{name}".encode())))) for name in ("together", "alone")]
+    with store.core.view() as txn:
+        records = [len(list(txn.cursor(store.core.database(f"log:{name}".encode())))) for name in ("together", "alone")]
     assert records[0] < records[1]
     assert state(store, together) == state(store, alone)
     assert not check.check(store)
@@ -181,7 +181,7 @@ def test_random_logs_are_read_as_the_sequencer_reads_them(block: int, store: cue
     assert seen == expected and read["named"] == expected
     assert numbers(queue.tailer(isolation="committed").read_many(10**6)) == expected
     log = queue._read_as("committed")._log
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = log.row(txn)
         for index in range(1, queue._row().next):  # each index has a place, and each place an index
             assert log.index_of(txn, log.place_of(txn, index)) == index
@@ -282,11 +282,11 @@ def test_retention_never_takes_a_message_from_a_committed_reader(block: int, sto
         queue.appender().write(message)
         if rng.random() < 0.3:
             read += numbers(queue.tailer("reader", isolation="committed").read_many(rng.choice((1, 2, 30))))
-            with store._view() as txn:
+            with store.core.view() as txn:
                 assert all(queue.first_index <= holder.next for holder in readers(txn, queue._log))
     read += numbers(queue.tailer("reader", isolation="committed"))
     assert read == oracle(shadow)
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = sum(1 for _ in txn.cursor().iternext())
         assert spans.upto(txn, "q") is not None
     assert rows < 2000
@@ -326,7 +326,7 @@ def test_a_large_transaction_is_read_in_parts_from_any_place(store: cues.Store) 
         read += numbers(some)
     assert [n for n in read if n > 0] == list(range(1, 9000))
     log = queue._read_as("committed")._log
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = log.row(txn)
         ends = {batch.next for batch in log.batches(log.read(txn, row, row.next - 3, 3))}
     assert row.next in ends
@@ -695,7 +695,7 @@ def to(queue: Queue) -> Callable[[Any], Queue]:
 
 
 def opened(store: cues.Store, queue: str = "q") -> int:
-    with store._view() as txn:
+    with store.core.view() as txn:
         return len(spans.opened(txn, queue))
 
 

@@ -115,7 +115,7 @@ def test_removed_queues_are_gone_and_come_back_as_others(tmp_path: Path) -> None
         assert again.options.retention is None and again._row().identity != before["rows"]["empty"].identity
         assert again.appender().write({"n": 1}) == 1
         assert again.tailer("gone with it").read() == {"n": 1}
-        assert [name for name, _ in store._entries() if b"old" in name] == []
+        assert [name for name, _ in store.core.entries() if b"old" in name] == []
 
 
 REFUSED: list[tuple[str, Callable[[Store], Any], tuple[str, ...], type[Exception]]] = [
@@ -277,7 +277,7 @@ def test_the_copy_has_the_transaction_numbers_of_the_original(tmp_path: Path) ->
 
     path = made(tmp_path / "s")
     with Store(path) as store:
-        last = store._shared.env.info()["last_txnid"]
+        last = store.core.environment.env.info()["last_txnid"]
     compaction.compact(path)
     raw = (path / "data.mdb").read_bytes()
     env = lmdb.open(str(path), readonly=True, lock=False, lib_version=0)

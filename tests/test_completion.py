@@ -211,7 +211,7 @@ def test_keys_are_those_of_lmdb_in_a_large_store(tmp_path: Path) -> None:
         assert [
             key[len(names.queue_key("")) :].decode() for key in datafile.row_keys(tmp_path / "s", b"\0queue\0")
         ] == (store.queues())
-        with store._view() as txn:
+        with store.core.view() as txn:
             every = [bytes(key) for key, _ in txn.cursor()]
     for prefix in (b"", b"\0", b"\0row\0", b"\0queue\0queue-1", b"\0zzz", b"\xff"):
         assert datafile.row_keys(tmp_path / "s", prefix) == [key for key in every if key.startswith(prefix)]

@@ -60,7 +60,7 @@ def test_a_copy_of_an_open_store_is_refused_until_it_was_adopted(
     with cues.open(copy) as store:
         send(store, 300)
         assert not store.check()
-        with store._view() as txn:
+        with store.core.view() as txn:
             assert [first for first, _ in timeline.read(txn, "q")] == [301]  # it has hashes of its own
     assert numbers(copy) == list(range(199, 301))
     assert numbers(tmp_path / "s") == list(range(199, 300))
@@ -178,6 +178,6 @@ def test_a_clean_copy_is_opened_beside_and_after_a_process_that_opens_it_first(f
         assert (copy / "open").exists()
         assert not environment.is_refused(copy)
     assert numbers(copy) == [1, 2]
-    with cues.open(copy, readonly=True) as store, store._view() as txn:
+    with cues.open(copy, readonly=True) as store, store.core.view() as txn:
         assert len(timeline.read(txn, "q")) == 1
     assert numbers(copy) == [1, 2]

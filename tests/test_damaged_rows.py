@@ -69,21 +69,21 @@ def path(tmp_path: Path) -> Path:
 )
 def test_a_row_with_one_flipped_bit_is_never_used(path: Path, key: bytes, use: Callable[[cues.Store], Any]) -> None:
     """Whichever bit it is; the error says what is damaged and where, and nothing was written."""
-    with cues.open(path) as store, store._view() as txn:
+    with cues.open(path) as store, store.core.view() as txn:
         good = bytes(txn.get(key))
     bits = range(0, 8 * len(good), 37) if key != names.topology_key("g.f") else range(1)
     for bit in bits:
         raw = bytearray(good)
         raw[bit // 8] ^= 1 << bit % 8
         with cues.open(path) as store:
-            store._commit(lambda txn, raw=raw: txn.put(key, bytes(raw)))
+            store.core.commit(lambda txn, raw=raw: txn.put(key, bytes(raw)))
         with cues.open(path) as store:
             with pytest.raises(cues.errors.StoreDamaged) as caught:
                 use(store)
             assert str(path) in str(caught.value) and " Try: " in str(caught.value), bit
-            with store._view() as txn:
+            with store.core.view() as txn:
                 assert txn.get(key) == raw
-            store._commit(lambda txn: txn.put(key, good))
+            store.core.commit(lambda txn: txn.put(key, good))
     with cues.open(path) as store:
         use(store)
         assert not store.check()
@@ -101,8 +101,8 @@ def test_a_sealed_row_of_any_length_is_refused_when_it_was_cut_or_changed() -> N
 def test_the_position_of_an_external_writer_is_compared(path: Path) -> None:
     with cues.open(path) as store:
         raw = external_writers.SourceRow("in", 4, ["range", 3]).pack()
-        store._commit(lambda txn: txn.put(names.source_key("job"), raw[:-1] + bytes([raw[-1] ^ 1])))
-        with pytest.raises(cues.errors.StoreDamaged, match="external writer 'job'"), store._view() as txn:
+        store.core.commit(lambda txn: txn.put(names.source_key("job"), raw[:-1] + bytes([raw[-1] ^ 1])))
+        with pytest.raises(cues.errors.StoreDamaged, match="external writer 'job'"), store.core.view() as txn:
             external_writers.read(txn, "job")
 
 
@@ -153,7 +153,7 @@ def test_a_process_store_that_was_deleted_acknowledges_for_a_tenth_of_a_second(t
     with cues.open(tmp_path / "s", durability="process") as store:
         append(store)
         shutil.rmtree(tmp_path / "s")
-        store._shared.look_at = 0.0  # that time has passed
+        store.core.environment.look_at = 0.0  # that time has passed
         with pytest.raises(cues.errors.StoreNotFound, match="was deleted"):
             append(store)
 
@@ -224,8 +224,8 @@ def test_damaged_state_stops_the_processor_and_no_message_is_charged(
             row, value = next((row, value) for row, value in txn.cursor(state) if b"a" in row[:3])
             txn.put(row, value[:-1] + bytes([value[-1] ^ 1]), db=state)
 
-        state = store._database(names.state_database("g.f"))
-        store._commit(damage)
+        state = store.core.database(names.state_database("g.f"))
+        store.core.commit(damage)
         store.queue("in").appender().write_many([{"k": key} for key in "bab"])
         with pytest.raises(cues.errors.ProcessorStopped, match=r"StoreDamaged: .* row of state:g.f"):
             run_until_idle(graph, store)
@@ -273,8 +273,8 @@ def test_a_damaged_message_of_an_own_tailer_stops_the_processor(tmp_path: Path) 
             key, value = next(iter(txn.cursor(log)))
             txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=log)
 
-        log = store._database(b"log:rates")
-        store._commit(damage)
+        log = store.core.database(b"log:rates")
+        store.core.commit(damage)
         with pytest.raises(cues.errors.ProcessorStopped, match="BatchDamaged"):
             run_until_idle(graph, store)
         assert not len(store.queue("out"))

@@ -186,11 +186,11 @@ def test_control_messages_that_are_moved_in_two_commits(monkeypatch: pytest.Monk
         due = mine.take_due(1000)
         if due:
             pages = self._pages(due)
-            self.store._commit(mine.table.write)
+            self.store.core.commit(mine.table.write)
             mine.committed()
             faults.point("delay.moving")
             for input in self.inputs:
-                self.store._commit(lambda txn, log=input.log: log.append(txn, pages[log.id]))
+                self.store.core.commit(lambda txn, log=input.log: log.append(txn, pages[log.id]))
             faults.point("delay.moved")
         return len(due)
 

@@ -920,7 +920,7 @@ def test_at_most_once_moves_before_it_runs(store: Store) -> None:
     seen: list[Any] = []
 
     def look(message: Message, process: Any) -> Message:
-        with store._view() as txn:
+        with store.core.view() as txn:
             from cues.queues.processor_rows import read_row
 
             row = read_row(txn, "g.look")

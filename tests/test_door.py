@@ -150,7 +150,7 @@ def test_a_bell_that_is_a_link_is_not_rung(place: Path, victim: Path) -> None:
     """The owner of a store replaces the FIFO of a sleeper. A commit does not fail, and writes nothing there."""
     before = victim.read_bytes()
     with cues.open(place) as store:
-        bells = store._shared.doorbells
+        bells = store.core.environment.doorbells
         assert bells is not None
         bell = bells.acquire()
         assert bell is not None

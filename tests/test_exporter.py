@@ -150,9 +150,9 @@ def test_the_values_of_a_running_graph(tmp_path: Path) -> None:
         assert value(values, "cues_member_lag", group="billing", member=member) == 90
         assert value(values, "cues_member_partitions", group="billing", member=member) == 1
         assert value(values, "cues_store_map_bytes") == running.store.map_size
-        before = running.store._shared.env.info()["last_txnid"]
+        before = running.store.core.environment.env.info()["last_txnid"]
         scrape(server.url)
-        assert running.store._shared.env.info()["last_txnid"] == before  # a scrape writes nothing
+        assert running.store.core.environment.env.info()["last_txnid"] == before  # a scrape writes nothing
         assert scrape(server.url + "?name[]=cues_up")  # answered as a whole
         running.close()
         assert scrape(server.url) == {("cues_up", ()): 0}

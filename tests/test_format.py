@@ -140,17 +140,17 @@ def test_rows_without_a_seal_get_one_when_they_are_written(first: Path) -> None:
         store.queue("orders").appender().write({"n": 6})
         cues.testing.run_until_idle(graph, store)
         assert cues.testing.state(store, "golden.price") == {"count": 6}
-        with store._view() as txn:
+        with store.core.view() as txn:
             assert msgpack.unpackb(txn.get(b"\0cues"))["requires"] == ["seals"]
             assert txn.get(b"\0queue\0orders")[:1] == b"\xc1"
             assert len(txn.get(b"\0reader\0orders\0reader")) == 32
-            [(key, value)] = list(txn.cursor(store._database(b"state:golden.price")))
+            [(key, value)] = list(txn.cursor(store.core.database(b"state:golden.price")))
             assert value[:8] == xxhash.xxh3_64(key + value[8:]).digest()
         assert store.check() == []
 
 
 def test_sealed_rows_by_hand(tmp_path: Path) -> None:
-    with cues.open(copied(SEALS, tmp_path / "s"), readonly=True) as store, store._view() as txn:
+    with cues.open(copied(SEALS, tmp_path / "s"), readonly=True) as store, store.core.view() as txn:
         for key, of in ((b"\0queue\0orders", "options"), (b"\0topo\0golden.price", "tailers")):
             raw = txn.get(key)
             assert raw[:1] == b"\xc1" and raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
@@ -189,8 +189,8 @@ def test_a_record_batch_by_hand() -> None:
 
 def test_rows_by_hand(first: Path) -> None:
     with cues.open(first, readonly=True) as store:
-        log = store._database(b"log:orders")
-        with store._view() as txn:
+        log = store.core.database(b"log:orders")
+        with store.core.view() as txn:
             rows_are_as_documented(txn, log)
 
 
@@ -220,8 +220,8 @@ def rows_are_as_documented(txn: Any, log: Any) -> None:
 
 def test_a_cut_message_by_hand(old: Path) -> None:
     with cues.open(old, readonly=True) as store:
-        log = store._database(b"log:orders")
-        with store._view() as txn:
+        log = store.core.database(b"log:orders")
+        with store.core.view() as txn:
             rows = [(k, v) for k, v in txn.cursor(log) if k[:8] == struct.pack(">Q", 4)]
     assert [len(key) for key, _ in rows] == [8, 12, 12]
     assert [struct.unpack(">I", key[8:])[0] for key, _ in rows[1:]] == [1, 2]
@@ -246,17 +246,17 @@ def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
         append_stamped(queue, stamped(160, 320, 480))
         append_stamped(queue, stamped(640, 641, 1000))
         append_stamped(queue, stamped(2000, 2000 + (1 << 40)))
-        with store._view() as txn:
+        with store.core.view() as txn:
             row = txn.get(b"\0clock\0q\0" + b"010203040506")
         append_stamped(queue, stamped(1 << 41, flags=2))
-        with store._view() as txn:
-            log = store._database(b"log:q")
+        with store.core.view() as txn:
+            log = store.core.database(b"log:q")
             found = {struct.unpack(">Q", key)[0]: value for key, value in txn.cursor(log)}
             after = txn.get(b"\0clock\0q\0" + b"010203040506")
         mixed = [*stamped((1 << 41) + 7, flags=0), *stamped(1 << 41, flags=0, by=other)]
         append_stamped(queue, [*mixed, *stamped((1 << 41) + 9, flags=0)])
-        with store._view() as txn:
-            value = dict(txn.cursor(store._database(b"log:q")))[struct.pack(">Q", 10)]
+        with store.core.view() as txn:
+            value = dict(txn.cursor(store.core.database(b"log:q")))[struct.pack(">Q", 10)]
     assert value[9] == 0x32 and value[20:].hex() == (
         "010203040506" "0000020000000000" "0000" "01" "070009" "01" "0a0b0c0d0e0f" "000100" + "93" + "81a16e01" * 3
     )  # fmt: skip

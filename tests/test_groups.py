@@ -1002,7 +1002,7 @@ def test_messages_that_were_read_before_a_damaged_batch_arrive(tmp_path: Path) -
         for number in range(2):
             queue.partition(number).appender().write_many([{"n": number}])
         log = queue.partition(1)._log
-        store._commit(lambda txn: txn.put((1).to_bytes(8, "big"), b"damaged" * 9, db=log.database))
+        store.core.commit(lambda txn: txn.put((1).to_bytes(8, "big"), b"damaged" * 9, db=log.database))
         with Member(store, "orders", "g") as member:
             found, errors = [], 0
             for _ in range(4):
@@ -1164,7 +1164,7 @@ def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None
             ann.read()
         ann.commit(checkpoint=b"here")
         ann.pause(("orders", 3))
-        with store._view() as txn:
+        with store.core.view() as txn:
             raw = bytes(txn.get(b"\0claim\0orders/3\0billing"))
             identity = bytes(txn.get(b"\0row\0orders/3"))[:8]
             group = bytes(txn.get(b"\0group\0billing"))
@@ -1172,7 +1172,7 @@ def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None
         assert raw[8:16] == ann.holdings.id
         assert int.from_bytes(raw[16:24], "big") == 1
         assert int.from_bytes(raw[24:32], "big") == ann.positions()["orders", 3] == 2
-        with store._view() as txn:
+        with store.core.view() as txn:
             log = store.queue("orders").partition(3)._log
             assert raw[32:40] == log.seal_before(txn, log.row(txn), 2) != bytes(8)
         assert raw[40:43] == b"\1\0\3"
@@ -1195,12 +1195,12 @@ def test_check_finds_damaged_rows_of_a_group(tmp_path: Path) -> None:
                 whole[key] = bytes(txn.get(key))
                 txn.put(key, whole[key][:-1] + bytes([whole[key][-1] ^ 1]))
 
-        store._commit(damage)
+        store.core.commit(damage)
         found = "\n".join(store.check())
         assert "The claim of group 'g' on orders/1 is damaged" in found
         assert "The row of the member of a group 'g a' is damaged" in found
         assert "The row of the group 'g' is damaged" in found
-        store._commit(lambda txn: [txn.put(key, value) for key, value in whole.items()])
+        store.core.commit(lambda txn: [txn.put(key, value) for key, value in whole.items()])
 
 
 def test_a_removed_queue_takes_the_positions_of_groups_with_it(tmp_path: Path) -> None:
@@ -1241,9 +1241,9 @@ def test_two_threads_cannot_use_one_member(store: Store) -> None:
     with Member(store, "orders", "g") as member:
         settle(member)
         waiting = threading.Event()
-        assert store._doorbells is not None
-        real = store._doorbells.acquire
-        store._doorbells.acquire = lambda: (waiting.set(), real())[1]  # type: ignore[method-assign]
+        assert store.core.doorbells is not None
+        real = store.core.doorbells.acquire
+        store.core.doorbells.acquire = lambda: (waiting.set(), real())[1]  # type: ignore[method-assign]
         found: list[Any] = []
         reading = threading.Thread(target=lambda: found.append(member.read(block=True, timeout=DEADLINE_S)))
         reading.start()
@@ -1276,7 +1276,7 @@ def test_a_queue_made_anew_is_not_read_from_the_old_position(
             for (queue, number), claim in wanted.items():
                 claims.put(txn, names.log_id(queue, number), "g", claim)
 
-        other._commit(carry)
+        other.core.commit(carry)
         with (
             Member(other, "orders", "g", isolation=isolation) as member,
             pytest.raises(cues.errors.Diverged, match="made again"),

@@ -45,7 +45,7 @@ def make(store: Store) -> None:
 
 def group_rows(store: Store) -> dict[bytes, bytes]:
     """Every row of every group."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         found = transaction.rows(txn, b"\0")
         return {key: bytes(raw) for key, raw in found if key.split(b"\0")[1] in (b"group", b"member", b"claim")}
 
@@ -274,9 +274,9 @@ def test_expire_s_is_of_the_member_that_joined_last_and_is_checked(store: Store)
 def test_a_row_of_an_older_version_never_expires(store: Store) -> None:
     """It has three fields. The time since which it has no member is not known."""
     begun(store)
-    with store._view() as txn:
+    with store.core.view() as txn:
         raw = bytes(txn.get(names.group_key("billing")))
-    store._commit(lambda txn: txn.put(names.group_key("billing"), sealed.seal(raw[:24])))
+    store.core.commit(lambda txn: txn.put(names.group_key("billing"), sealed.seal(raw[:24])))
     seen = describe(store, "billing")
     assert seen.idle and seen.idle_since is None and seen.expire_s is None
     assert "billing has no members. Retention" in terminal.cues("status", store.path, "--table").out

@@ -537,14 +537,14 @@ def test_a_seek_while_a_step_runs_drops_it_and_its_moves(store: Store) -> None:
 def test_another_queue_of_that_name_is_diverged(store: Store, tmp_path: Path) -> None:
     feed(store, a=[0], rates=range(100, 110))
     run(store, stream())
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = read_row(txn, "g.s")
     assert row is not None
     spoiled = (row.positions[0], row.positions[1]._replace(identity=b"elsewher"))  # in the order of tailer ids
-    store._commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row._replace(positions=spoiled).pack()))
+    store.core.commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row._replace(positions=spoiled).pack()))
     with pytest.raises(Diverged, match="rates"):
         run(store, stream())
-    store._commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row.pack()))
+    store.core.commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row.pack()))
 
 
 @pytest.mark.parametrize("before", [None, "rates", ["rates", "more"]])

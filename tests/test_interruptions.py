@@ -34,10 +34,10 @@ class World:
 
     def free(self) -> None:
         """No lock and no transaction is left: another handle writes and reads at once."""
-        held = self.store._locks
+        held = self.store.core.locks
         assert not held.mine(locks.WRITER), "the writer's lock is held"
         assert not held.mine(locks.REGISTER), "the register is held"
-        writer_lock = self.store._shared.writer_lock
+        writer_lock = self.store.core.environment.writer_lock
         assert writer_lock is not None and not writer_lock.inside, "a call has not ended"
         assert in_a_thread(lambda: writer_lock.mutex.acquire(blocking=False) and not writer_lock.mutex.release()), (
             "the writer's mutex is held"
@@ -170,7 +170,7 @@ def test_a_turn_that_is_interrupted_anywhere_leaves_no_lock_to_other_processes(
 
     def begin(world: World) -> None:
         world.appender = world.queue.appender()
-        writer_lock = world.store._shared.writer_lock
+        writer_lock = world.store.core.environment.writer_lock
         assert writer_lock is not None
         writer_lock._words[1] = 1  # as another process that writes sets it
         writer_lock._looked = 0.0
@@ -179,8 +179,8 @@ def test_a_turn_that_is_interrupted_anywhere_leaves_no_lock_to_other_processes(
         world.appender.write({"n": N})
 
     def go_on(world: World, place: str) -> None:
-        assert not world.store._locks.mine(locks.WRITER), "the writer's lock is held"
-        assert not world.store._locks.mine(locks.REGISTER), "the register is held"
+        assert not world.store.core.locks.mine(locks.WRITER), "the writer's lock is held"
+        assert not world.store.core.locks.mine(locks.REGISTER), "the register is held"
         world.free()
 
     points, found = interruptions.faults(worlds(tmp_path, "process", 1, begin), act, go_on, events)

@@ -111,7 +111,6 @@ def test_only_the_storage_folder_imports_lmdb() -> None:
     assert users == [
         f"storage.{name}"
         for name in (
-            "base_store",
             "environment",
             "exclusive",
             "format_record",
@@ -119,6 +118,7 @@ def test_only_the_storage_folder_imports_lmdb() -> None:
             "lmdb_map",
             "map_growth",
             "replica",
+            "store_core",
         )
     ]
 

@@ -36,7 +36,7 @@ def test_a_full_map_grows_and_no_message_is_lost_or_doubled(tmp_path: Path, dura
         assert numbers(store.queue("q")) == list(range(2001))
         size = store.map_size
         assert size >= 8 * SMALL
-        with store._view() as txn:  # the record is what a compaction maps
+        with store.core.view() as txn:  # the record is what a compaction maps
             assert record_of(txn)["map_size"] == size
     with cues.open(tmp_path / "s") as store:
         assert store.map_size == size  # and is not that of the first opening
@@ -226,7 +226,7 @@ def test_a_read_under_way_is_waited_for_and_one_of_the_same_thread_is_an_error(t
     with cues.open(tmp_path / "s", durability="process", map_size=SMALL) as store:
         queue = store.queue("q")
         appender = queue.appender()
-        with store._view() as txn, pytest.raises(StoreFull, match="while this process reads"):
+        with store.core.view() as txn, pytest.raises(StoreFull, match="while this process reads"):
             assert txn.id()
             for n in range(2000):
                 appender.write({"n": n, "x": BODY})
@@ -234,7 +234,7 @@ def test_a_read_under_way_is_waited_for_and_one_of_the_same_thread_is_an_error(t
         reading, end = threading.Event(), threading.Event()
 
         def read() -> None:
-            with store._view():
+            with store.core.view():
                 reading.set()
                 end.wait(60)
 

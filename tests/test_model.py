@@ -27,6 +27,7 @@ from cues.steps.hashes import Hasher
 from cues.steps.parts import Part
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
+from cues.storage.store_core import StoreCore
 
 EXAMPLES_FAST = 10
 EXAMPLES = 100
@@ -103,7 +104,7 @@ def purge_off_by_one(patch: Patch) -> None:
 
 def purge_that_tells_no_reader(patch: Patch) -> None:
     """Tailers continue to hand out what they read ahead."""
-    patch.setattr(Store, "_purged", lambda self: None)
+    patch.setattr(StoreCore, "note_purge", lambda self: None)
 
 
 def retention_off_by_one(patch: Patch) -> None:
@@ -160,7 +161,7 @@ def commit_in_two(patch: Patch) -> None:
         old = self._expected
         self._write_step = lambda txn, parts, row: write_step(self, txn, parts, old)  # type: ignore[method-assign]
         commit_parts(self, parts, packed)
-        self.store._commit(lambda txn: txn.put(self._row_key, packed))
+        self.store.core.commit(lambda txn: txn.put(self._row_key, packed))
 
     patch.setattr(Stepper, "_commit_parts", commit)
 

@@ -134,7 +134,7 @@ def test_a_user_who_may_not_write_a_store_can_read_it_while_no_process_writes() 
 KILLED = """
 import sys, time, cues
 store = cues.open(sys.argv[1])
-with store._view() as txn:
+with store.core.view() as txn:
     print(txn.id(), flush=True)
     sys.stdin.read()
 """

@@ -93,7 +93,7 @@ def test_positions_and_state_change_in_one_commit(store: Store, hit: str) -> Non
             store.seek("g.total", "start", reset_state=True)
     finally:
         faults.disarm()
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = read_row(txn, "g.total")
     assert row is not None and row.positions[0].next == 4 and testing.state(store, "g.total") == {"sum": 6}
 
@@ -164,7 +164,7 @@ def test_an_orphan_is_shown_and_deleted_and_retention_goes_on(graph_file: Path) 
     done = command(2, "forget", "graph.py", "total")  # it asks
     done = command(0, "forget", "graph.py", "total", "--yes")
     with cues.open("data/g") as store:
-        with store._view() as txn:
+        with store.core.view() as txn:
             assert read_row(txn, "g.total") is None and read_row(txn, "g.sum") is not None
         assert testing.state(store, "g.total") == {} and testing.state(store, "g.sum") == {"sum": 6}
         assert store.check() == []

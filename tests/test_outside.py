@@ -117,9 +117,9 @@ def test_the_row_is_there_if_and_only_if_the_messages_are(tmp_path: Path) -> Non
                 raise RuntimeError("before the commit")
 
         with pytest.raises(RuntimeError):
-            store._commit(write, True)
+            store.core.commit(write, True)
         assert (len(queue), external_writers.rows(store)) == (0, {})
-        store._commit(write, False)
+        store.core.commit(write, False)
         assert (len(queue), external_writers.rows(store)) == (1, {"loader": row})
 
 
@@ -130,11 +130,11 @@ def test_the_check_knows_where_on_each_partition_a_writer_is(tmp_path: Path) -> 
         queue = store.queue("orders", partitions=3, key="user")
         for partition in (0, 2, 2):
             queue.partition(partition).appender().write({"user": "ann"})
-        store._commit(lambda txn: external_writers.put(txn, "loader", row))
+        store.core.commit(lambda txn: external_writers.put(txn, "loader", row))
     assert problems_of(tmp_path / "s") == []
     with cues.open(tmp_path / "s") as store:
-        store._commit(lambda txn: external_writers.put(txn, "loader", row._replace(next=[2, 2, 3])))
-        store._commit(lambda txn: external_writers.put(txn, "other", SourceRow("orders/2", 4, ["range", 100])))
+        store.core.commit(lambda txn: external_writers.put(txn, "loader", row._replace(next=[2, 2, 3])))
+        store.core.commit(lambda txn: external_writers.put(txn, "other", SourceRow("orders/2", 4, ["range", 100])))
     assert problems_of(tmp_path / "s") == [
         "The position of writer 'loader' says that it wrote up to 1 of queue orders/1, which ends before 1.",
         "The position of writer 'other' says that it wrote up to 3 of queue orders/2, which ends before 3.",
@@ -146,16 +146,16 @@ def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
     row = SourceRow("orders", 3, ["range", 100])
     with cues.open(tmp_path / "s", durability="process") as store:
         store.queue("orders").appender().write_many([{"x": 1}, {"x": 2}])
-        store._commit(lambda txn: external_writers.put(txn, "loader", row))
+        store.core.commit(lambda txn: external_writers.put(txn, "loader", row))
     assert problems_of(tmp_path / "s") == []
     with cues.open(tmp_path / "s") as store:
-        store._commit(lambda txn: external_writers.put(txn, "loader", row._replace(next=4)))
+        store.core.commit(lambda txn: external_writers.put(txn, "loader", row._replace(next=4)))
     assert problems_of(tmp_path / "s") == [
         "The position of writer 'loader' says that it wrote up to 3 of queue orders, which ends before 3."
     ]
     with cues.open(tmp_path / "s") as store:
         raw = row.pack()
-        store._commit(lambda txn: txn.put(names.source_key("loader"), raw[:-1] + bytes([raw[-1] ^ 1])))
+        store.core.commit(lambda txn: txn.put(names.source_key("loader"), raw[:-1] + bytes([raw[-1] ^ 1])))
     assert problems_of(tmp_path / "s") == ["The position of writer 'loader' is damaged (its checksum fails)."]
 
 

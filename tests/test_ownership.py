@@ -70,7 +70,7 @@ def numbers(store: Store, queue: str = "out") -> list[Any]:
 
 
 def epoch(store: Store, processor: str = "g.same") -> int:
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = read_row(txn, processor)
     assert row is not None
     return row.epoch
@@ -145,7 +145,7 @@ def take_over(path: str, options: dict[str, Any]) -> list[Any]:
 def everything(path: str) -> dict[str, Any]:
     """All that is in a store, owners, epochs and try logs included."""
     with cues.open(path) as store:
-        with store._view() as txn:
+        with store.core.view() as txn:
             rows = dict(transaction.rows(txn, b""))
         logs = {queue: testing.messages(store, queue) for queue in store.queues(all=True)}
         return {"rows": rows, "logs": logs, **testing.contents(store)}
@@ -344,7 +344,7 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
         assert row is not None
         txn.put(names.processor_key("g.same"), row._replace(owner=b"somebody", epoch=row.epoch + 1, pid=1).pack())
 
-    store._commit(rob)
+    store.core.commit(rob)
     feed(store)
     with pytest.raises((Fenced, ProcessorStopped)) as caught:
         for _ in range(100):
@@ -360,7 +360,7 @@ def test_a_look_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
     graph = Graph("g", [Sink(lambda m: None, "a", id="s")])
     assembled = assemble(graph, store)
     (stepper,) = assembled.steppers
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = processor_rows.read_row(txn, "g.s")
     assert row is not None
     with pytest.raises(Fenced) as caught:

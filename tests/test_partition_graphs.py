@@ -356,14 +356,14 @@ def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, pa
         testing.run_until_idle(made("orders"), store)
         report = testing.run_until_idle(made("other"), store, accept_topology=True)
         assert report.decisions == {"sink": "fresh"}
-        with store._view() as txn:
+        with store.core.view() as txn:
             assert [key for key, _ in transaction.rows(txn, names.processor_key(""))] == [names.processor_key("g.sink")]
             assert len(list(transaction.rows(txn, b"\0sub\0"))) == 1
         assert store.check() == []
         again = testing.run_until_idle(made("orders"), store, accept_topology=True)
         assert set(again.decisions) == {"sink", "sink/1", "sink/2", "sink/3"}
     if path:
-        with cues.open(tmp_path / path) as store, store._view() as txn:
+        with cues.open(tmp_path / path) as store, store.core.view() as txn:
             assert len(list(transaction.rows(txn, names.LOW_WATERS))) == 4
 
 
@@ -458,7 +458,7 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
         first.close()
         second.close()
         judge(messages, store.queue("out"))
-        with store._view() as txn:
+        with store.core.view() as txn:
             for unit in units:
                 assert txn.get(names.processor_key(unit)) is not None
                 assert txn.get(names.topology_key(unit)) is not None
@@ -672,7 +672,7 @@ def test_a_queue_that_grows_while_somebody_asks_whether_the_graph_is_idle(
     graph = Graph("g", [Stream(lambda m: m, "x", "y", id="p")], queues=parted(x=2, y=2))
     with cues.open(tmp_path / "s") as store, graph.start(store=store) as running:
         engine: Any = running.engine
-        view = store._view
+        view = store.core.view
 
         def grown() -> Any:
             monkeypatch.undo()
@@ -682,7 +682,7 @@ def test_a_queue_that_grows_while_somebody_asks_whether_the_graph_is_idle(
                 time.sleep(0.001)
             return view()
 
-        monkeypatch.setattr(store, "_view", grown)
+        monkeypatch.setattr(store.core, "view", grown)
         engine.idle()  # without an error
         assert len(engine.workers) == 4
         assert running.wait_idle(60)

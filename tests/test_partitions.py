@@ -236,7 +236,7 @@ def test_growing_is_asked_for_by_name_and_shrinking_is_refused(store: cues.Store
     place = elsewhere.write({"user": "user-1", "n": 51})
     assert isinstance(place, Place)
     assert place.partition == partition_for("user-1", 16)
-    with store._view() as txn:
+    with store.core.view() as txn:
         identities = {unpack_row(txn.get(names.row_key("orders", i))).identity for i in range(16)}
     assert len(identities) == 1
     queue.grow(16)
@@ -475,12 +475,12 @@ def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Pat
             raw = txn.get(log.key)
             txn.put(log.key, raw[:-1] + bytes([raw[-1] ^ 1]))
 
-        with store._view() as txn:
+        with store.core.view() as txn:
             good = bytes(txn.get(log.key))
-        store._commit(damage)
+        store.core.commit(damage)
         assert any(f"q/{full} " in problem for problem in store.check())
 
         def mend(txn: Any) -> None:
             txn.put(log.key, good)
 
-        store._commit(mend)
+        store.core.commit(mend)

@@ -274,7 +274,7 @@ def test_control_a_count_that_is_not_in_the_commit_of_the_errors(monkeypatch: py
         self._beside = beside
         faults.point("pause.after")
         if beside:
-            self._patiently(self.store._commit, self._write_pause)
+            self._patiently(self.store.core.commit, self._write_pause)
 
     monkeypatch.setattr(commit.Committer, "_commit_parts", apart)
     with testing.temporary_store() as store:

@@ -190,7 +190,7 @@ def test_a_reader_that_looks_between_a_purge_and_its_commit_looks_again(tmp_path
         tailer = queue.tailer()
         seen = []
 
-        real = store._purged
+        real = store.core.note_purge
 
         def purged_and_look() -> None:
             real()
@@ -199,7 +199,7 @@ def test_a_reader_that_looks_between_a_purge_and_its_commit_looks_again(tmp_path
                 looker.start()
                 looker.join()
 
-        store._purged = purged_and_look  # type: ignore[method-assign]
+        store.core.note_purge = purged_and_look  # type: ignore[method-assign]
         queue.purge(before=8)
         assert seen == [{"n": 1}], "before the purge's commit"
         assert tailer.read() == {"n": 8}
@@ -218,7 +218,7 @@ def test_deleting_empties_and_keeps_identity_and_indices(store: cues.Store) -> N
     assert reader.read() is None
     assert queue.appender().write({"n": "new"}) == 30_001
     assert reader.read() == {"n": "new"}
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert txn.stat(queue._log.database)["entries"] == 1, "space was given back"
 
 
@@ -323,10 +323,10 @@ def test_what_a_newer_version_says_of_a_queue_is_refused(store: cues.Store) -> N
         record = unseal_map(txn.get(names.queue_key("q")), "record")
         txn.put(names.queue_key("q"), seal_map({**record, "schema": {"x": "int"}}))
 
-    store._commit(newer)
+    store.core.commit(newer)
     with pytest.raises(QueueOptionsError, match="newer"):
         store.queue("q")
-    store._commit(
+    store.core.commit(
         lambda txn: txn.put(
             names.queue_key("q"), seal_map({**unseal_map(txn.get(names.queue_key("q")), "record"), "schema": None})
         )
@@ -471,17 +471,17 @@ def test_one_that_raises_in_a_shared_transaction_is_undone_alone(tmp_path: Path)
 
         def commit(n: int) -> None:
             try:
-                results[n] = store._commit(work, n)
+                results[n] = store.core.commit(work, n)
             except RuntimeError as error:
                 results[n] = str(error)
 
-        leader = threading.Thread(target=store._commit, args=(hold,))
+        leader = threading.Thread(target=store.core.commit, args=(hold,))
         leader.start()
         assert inside.wait(30)
         members = [threading.Thread(target=commit, args=(n,)) for n in range(12)]
         for member in members:
             member.start()
-        while len(store._shared.group.waiting) < 12:  # the leader is inside, so they all gather
+        while len(store.core.environment.group.waiting) < 12:  # the leader is inside, so they all gather
             os.sched_yield()
         go.set()
         for thread in (leader, *members):
@@ -644,7 +644,7 @@ def test_a_purge_that_dies_inside_leaves_a_whole_queue(tmp_path: Path, checked: 
     with cues.open(path) as store:
         queue = store.queue("q")
         assert queue.purge(before=2400) == 0
-        with store._view() as txn:
+        with store.core.view() as txn:
             assert txn.stat(queue._log.database)["entries"] == 101, "the space that was left came back"
 
 
@@ -676,7 +676,7 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
             if queue.last_index and draw.random() < 0.3:
                 queue.purge(before=draw.randrange(1, queue.last_index + 2))
             log = queue._log
-            with store._view() as txn:
+            with store.core.view() as txn:
                 row = log.row(txn)
                 batches = log.batches(log.read(txn, row, row.first, row.next))
             for _ in range(10):
@@ -692,4 +692,4 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
                     raise Undone
 
                 with pytest.raises(Undone):
-                    store._commit(delete)
+                    store.core.commit(delete)

@@ -43,9 +43,9 @@ def test_a_call_in_the_middle_of_a_commit_is_refused_and_the_commit_is_made(
             refused.append(caught.value)
             return "done"
 
-        assert store._commit(work) == "done"
+        assert store.core.commit(work) == "done"
         assert len(refused) == 1
-        with store._view() as txn:
+        with store.core.view() as txn:
             assert txn.get(b"\0test") == b"written"
         assert queue.last_index == 1
         NESTED[nested](store)  # afterwards it works
@@ -93,7 +93,7 @@ def test_threads_still_wait_for_one_another(tmp_path: Path) -> None:
             inside.set()
             assert go.wait(30)
 
-        first = threading.Thread(target=store._commit, args=(work,))
+        first = threading.Thread(target=store.core.commit, args=(work,))
         first.start()
         assert inside.wait(30)
         second = threading.Thread(target=appender.write, args=({"n": 1},))

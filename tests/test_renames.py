@@ -62,7 +62,7 @@ def test_names_that_come_back_begin_anew_and_share_nothing(store: Store) -> None
     assert numbers(store, "out") == [1, 2, 3, 4, 5]
     run(store, Stream(total, "a", "out", id="two"), Stream(total, "a", "more", id="one"))
     assert numbers(store, "more") == [1, 2, 3, 4, 5] and numbers(store, "out") == [1, 2, 3, 4, 5]
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert (key_of(txn, "g.two"), key_of(txn, "g.one")) == ("g.one", "g.one~2")
     both = [m["hash"] for queue in ("out", "more") for m in testing.messages(store, queue)]
     assert len(set(both)) == 10  # a target that keys by the hash sees ten messages, not five
@@ -143,7 +143,7 @@ def test_the_old_version_after_a_rename_is_refused_and_can_be_renamed_back(store
     feed(store, a=[1])
     run(store, Stream(total, "a", "out", id="old", renamed_from="new"))
     assert numbers(store, "out") == [1, 2]
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert key_of(txn, "g.old") == "g.old"
 
 
@@ -188,7 +188,7 @@ def test_a_start_whose_processor_is_renamed_meanwhile_is_refused(store: Store, m
     monkeypatch.setattr(assembly, "prepare_units", then_rename)
     with pytest.raises(TopologyChanged, match="renamed by another start"):
         run(store, Stream(total, "a", "out", id="old"))
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert read_row(txn, "g.old") is None
 
 

@@ -106,7 +106,7 @@ def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> N
             expected = [(tailer.envelope.partition, tailer.last_read_index) for _ in tailer]  # type: ignore[union-attr]
             logs = [view._log for view in queue._views]
             start, end = tuple(r.first for r in queue._rows()), tuple(r.next for r in queue._rows())
-            with store._view() as txn:
+            with store.core.view() as txn:
                 for _ in range(8):
                     count = rng.randint(0, len(expected) + 2)
                     behind = dict.fromkeys(range(len(logs)), 0)
@@ -226,7 +226,9 @@ def committed(store: Path, identity: bytes, place: Indices) -> None:
     with cues.open(store, durability="process") as opened:
         opened.queue("out")
         position = ["queues", [[identity, list(place)]], b"12345678"]
-        opened._commit(lambda txn: external_writers.put(txn, "copy", external_writers.SourceRow("out", 1, position)))
+        opened.core.commit(
+            lambda txn: external_writers.put(txn, "copy", external_writers.SourceRow("out", 1, position))
+        )
 
 
 def test_a_batch_never_straddles_the_place_of_the_writer_on_any_partition(tmp_path: Path) -> None:

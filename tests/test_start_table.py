@@ -46,7 +46,7 @@ class Seen:
 
 
 def row_of(store: Store, processor: str) -> ProcessorRow:
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = read_row(txn, processor)
     assert row is not None
     return row
@@ -271,7 +271,7 @@ def test_retention_keeps_what_a_pending_snapshot_names(store: Store) -> None:
 
 
 def put(store: Store, key: bytes, value: bytes) -> None:
-    store._commit(lambda txn: txn.put(key, value))
+    store.core.commit(lambda txn: txn.put(key, value))
 
 
 def refused(store: Store, *processors: Any) -> str:
@@ -357,7 +357,7 @@ def test_a_removed_input_stops_the_start_until_it_is_accepted(store: Store) -> N
     seen = Seen()
     run(store, Sink(seen, "a", id="s"), accept_topology=True)
     assert seen.numbers == [3]
-    with store._view() as txn:  # a queue without readers holds nothing back
+    with store.core.view() as txn:  # a queue without readers holds nothing back
         assert txn.get(names.subscription_key("b", "g.s")) is None
 
 

@@ -79,7 +79,7 @@ def test_opening_twice_shares_one_environment(tmp_path: Path) -> None:
         cues.open(os.path.relpath(tmp_path / "store")) as three,
         cues.open(tmp_path / "store", readonly=True) as four,
     ):
-        assert {id(s._shared) for s in (one, two, three, four)} == {id(one._shared)}
+        assert {id(s.core.environment) for s in (one, two, three, four)} == {id(one.core.environment)}
         assert one.id == four.id
         one.queue("q").appender().write({"n": 101})
         assert all(len(s.queue("q")) == 101 for s in (two, three, four))
@@ -212,8 +212,8 @@ def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monke
     old.queue("q").appender().write({"n": 1})
     if inode == "same":
         monkeypatch.setattr(stores, "directory_key", lambda path, readonly: (path.mkdir(exist_ok=True), (1, 1))[1])
-        stores._environments = {(1, 1): old._shared}
-        old._shared.key = (1, 1)
+        stores._environments = {(1, 1): old.core.environment}
+        old.core.environment.key = (1, 1)
     shutil.rmtree(path)
     with cues.open(path) as new:
         assert new.id != old.id
@@ -221,7 +221,7 @@ def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monke
         old.close()
         new.queue("q").appender().write({"n": 2})
         with cues.open(path) as again:
-            assert again._shared is new._shared
+            assert again.core.environment is new.core.environment
     with cues.open(path) as new:
         assert numbers(new.queue("q")) == [2]
 
@@ -318,7 +318,7 @@ def test_an_lmdb_environment_of_another_program(tmp_path: Path, named: bool) -> 
 def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = make(tmp_path / "store")
     with cues.open(path) as store:
-        store._commit(
+        store.core.commit(
             lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), **change}))
         )
     before = (path / "data.mdb").read_bytes()
@@ -332,7 +332,7 @@ def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[s
 def test_additions_of_a_newer_version_are_not_an_obstacle(tmp_path: Path) -> None:
     path = make(tmp_path / "store")
     with cues.open(path) as store:
-        store._commit(
+        store.core.commit(
             lambda txn: txn.put(names.FORMAT_KEY, format_record._packed({**format_record.record_of(txn), "note": 1}))
         )
     with cues.open(path) as store:
@@ -847,7 +847,7 @@ def test_a_ctrl_c_in_the_thread_that_commits_for_others_is_its_own(
     """Three wait and share a transaction; whoever commits for them is interrupted. The other two are committed."""
     with cues.open(tmp_path / "store") as store:
         appender = store.queue("q").appender()
-        writer_lock = store._shared.writer_lock
+        writer_lock = store.core.environment.writer_lock
         assert writer_lock is not None
         transact = writer_lock.transact
         interrupted: list[str] = []
@@ -867,10 +867,10 @@ def test_a_ctrl_c_in_the_thread_that_commits_for_others_is_its_own(
                 assert interrupted == [threading.current_thread().name]
 
         threads = [threading.Thread(target=write, args=(n,), name=str(n)) for n in range(3)]
-        with store._shared.group.leading:
+        with store.core.environment.group.leading:
             for thread in threads:
                 thread.start()
-            while len(store._shared.group.waiting) < 3:
+            while len(store.core.environment.group.waiting) < 3:
                 threading.Event().wait(0.001)
             monkeypatch.setattr(writer_lock, "transact", interrupt_once)
         for thread in threads:

@@ -257,7 +257,7 @@ def test_a_named_read_that_cannot_move_its_position_loses_nothing(
     def fail(*_: object, **__: object) -> None:
         raise error("no")
 
-    monkeypatch.setattr(store, "_commit", fail)
+    monkeypatch.setattr(store.core, "commit", fail)
     for use in (lambda: tailer.read(), lambda: tailer.read_many(5), lambda: tailer.to_index(7)):
         with pytest.raises(error):
             use()
@@ -273,12 +273,12 @@ def test_a_named_read_that_cannot_move_its_position_loses_nothing(
 def damage(queue: cues.Queue, index: int) -> tuple[int, int]:
     """Flip a bit in the record that holds ``index``; returns its first and last message."""
     log = queue._log
-    with queue.store._view() as txn:
+    with queue.store.core.view() as txn:
         [(first, value, _)] = log.read(txn, log.row(txn), index, 1)
         last = log._next_first(txn, first) - 1
     flipped = bytearray(value)
     flipped[-1] ^= 4
-    queue.store._commit(lambda txn: txn.put(first.to_bytes(8, "big"), bytes(flipped), db=log.database))
+    queue.store.core.commit(lambda txn: txn.put(first.to_bytes(8, "big"), bytes(flipped), db=log.database))
     return first, last
 
 
@@ -314,10 +314,10 @@ def test_a_record_that_is_missing_raises_and_can_be_passed(store: cues.Store, na
     """A tailer that stood before a hole saw the record before it for ever, and went round without end."""
     queue = filled(store, 1000)
     log = queue._log
-    with store._view() as txn:
+    with store.core.view() as txn:
         [(first, _, _)] = log.read(txn, log.row(txn), 500, 1)
         last = log._next_first(txn, first) - 1
-    store._commit(lambda txn: txn.delete(first.to_bytes(8, "big"), db=log.database))
+    store.core.commit(lambda txn: txn.delete(first.to_bytes(8, "big"), db=log.database))
     tailer = queue.tailer(name)
     assert numbers(tailer.read_many(5000)) == list(range(1, first))
     with pytest.raises(BatchDamaged, match="is missing") as caught:
@@ -348,7 +348,7 @@ def test_a_damaged_piece_of_a_large_message(store: cues.Store, what: str) -> Non
         else:
             txn.delete(keys[0][:8], db=database)
 
-    store._commit(change)
+    store.core.commit(change)
     tailer = queue.tailer()
     assert numbers(tailer.read_many(3)) == [1]
     with pytest.raises(BatchDamaged) as caught:

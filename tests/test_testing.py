@@ -215,7 +215,7 @@ def test_attempts_that_do_not_hold_are_found(tmp_path: Path) -> None:
         assert testing.check_attempts(store) == []
         log = store.queue("g.s")._log
         pages = tries.TryRecords("g.s").step(tries.Taking(("g.s.a",), (4,), (5,)), b"x" * 16, {"out": 1}, False)
-        store._commit(lambda txn: log.append(txn, pages))
+        store.core.commit(lambda txn: log.append(txn, pages))
         assert len(testing.check_attempts(store)) == 2
         assert store.check()
 
@@ -233,7 +233,7 @@ def test_attempts_that_name_what_is_not_there_are_found(tmp_path: Path) -> None:
         (attempt,) = [record for record in testing.messages(store, "g.s") if "attempt" in record["q/type"]]
         forged = {**attempt, "q.try/message-index": {"out": 9, "nowhere": 1}}
         pages = batch.build([forged], batch.OWN_BYTES_MAX, reserved=True)
-        store._commit(lambda txn: log.append(txn, pages))
+        store.core.commit(lambda txn: log.append(txn, pages))
         second, there, queue = testing.check_attempts(store)
         assert "second" in second and "9 of out, which is not there" in there and "nowhere, a queue" in queue
         assert "nowhere" not in store.queues()

@@ -86,13 +86,13 @@ def test_a_store_that_was_renamed_is_the_same(tmp_path: Path, move: Callable[[Pa
     send(tmp_path / "a", 1, 2)
     move(tmp_path / "a", tmp_path / "b")
     send(tmp_path / "b", 3)
-    with cues.open(tmp_path / "b") as store, store._view() as txn:
+    with cues.open(tmp_path / "b") as store, store.core.view() as txn:
         assert timeline.read(txn, "in") == ()
 
 
 def test_a_timeline_that_nothing_was_appended_in_is_forgotten_and_so_is_what_was_purged(tmp_path: Path) -> None:
     def lines() -> list[int]:
-        with cues.open(tmp_path / "s") as store, store._view() as txn:
+        with cues.open(tmp_path / "s") as store, store.core.view() as txn:
             return [first for first, _ in timeline.read(txn, "in")]
 
     send(tmp_path / "s", 1, 2)
@@ -127,7 +127,7 @@ def test_a_new_timeline_begins_once(tmp_path: Path) -> None:
     send(tmp_path / "s", 1)
     (tmp_path / "s" / timeline.FILE).unlink()
     for turn in range(6):
-        with cues.open(tmp_path / "s") as store, store._view() as txn:
+        with cues.open(tmp_path / "s") as store, store.core.view() as txn:
             assert [first for first, _ in timeline.read(txn, "in")] == [2]
         if turn == 1:
             compact(tmp_path / "s")
@@ -138,14 +138,14 @@ def test_a_new_timeline_begins_once(tmp_path: Path) -> None:
             send(tmp_path / "s", 2, 3)
         if turn == 4:
             with cues.open(tmp_path / "s") as store, pytest.raises(ZeroDivisionError):
-                store._commit(lambda txn: 1 / 0)
+                store.core.commit(lambda txn: 1 / 0)
 
 
 def test_a_look_at_a_copy_changes_nothing_of_it(tmp_path: Path) -> None:
     send(tmp_path / "s", 1)
     copy(tmp_path / "s", tmp_path / "copy")
     before = {p.name: p.read_bytes() for p in (tmp_path / "copy").iterdir() if p.is_file() and p.name != "lock.mdb"}
-    with cues.open(tmp_path / "copy", readonly=True) as store, store._view() as txn:
+    with cues.open(tmp_path / "copy", readonly=True) as store, store.core.view() as txn:
         assert timeline.read(txn, "in") == ()
     assert before == {p.name: (tmp_path / "copy" / p.name).read_bytes() for p in map(Path, before)}
 

@@ -56,7 +56,7 @@ def test_forget_deletes_timers_that_are_set_and_those_that_are_due(clock: testin
     assert len(testing.messages(store, "g.p.timer.due")) == 1
     testing.run_until_idle(Graph("g", [cues.Source("in")]), store)
     operate.forget(store, "g.p")
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert txn.get(names.redriver_key("g.p.timer")) is None
         assert txn.get(names.redriver_inputs_key("g.p.timer")) is None
     for queue in ("g.p.timer.due", "g.p.timer", "g.p"):
@@ -156,7 +156,7 @@ def test_redrives_whose_messages_are_gone_are_refused(clock: testing.Clock, stor
     with redriving.ErrorLogs(store, {"errors"}) as logs:
         redrives.ask(store, redriving.select(logs, None, (1,), None))
     log = Log(store, "g.p.timer.due")
-    store._commit(lambda txn: log.move_front(txn, log.row(txn), log.row(txn).next))
+    store.core.commit(lambda txn: log.move_front(txn, log.row(txn), log.row(txn).next))
     testing.run_until_idle(graph, store)
     assert states(store) == ["refused", "unresolved"]
     cues.redrive(graph, store=store, index=[1])

@@ -181,12 +181,12 @@ def test_control_a_timer_that_is_moved_in_two_commits(monkeypatch: pytest.Monkey
         due = self.state.due(clocks.now_ns(), 1000)
         if due:
             self.state.settle({row: None for row, *_ in due})
-            self.store._commit(self.state.write)
+            self.store.core.commit(self.state.write)
             self.state.committed()
             faults.point("timer.moving")
             messages = [{"key": key, "name": name, "at": clocks.to_datetime(at)} for _, key, name, at in due]
             pages = batches.build(messages, batches.OWN_BYTES_MAX, None, reserved=True)
-            self.store._commit(lambda txn: self.inputs[0].log.append(txn, pages))
+            self.store.core.commit(lambda txn: self.inputs[0].log.append(txn, pages))
         return len(due)
 
     monkeypatch.setattr(timers.Firer, "_move", move)

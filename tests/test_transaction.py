@@ -88,12 +88,12 @@ def test_messages_and_positions_are_one_commit(store: Store) -> None:
         assert visits.read() is None
         assert not len(store.queue("invoices")) and not len(store.queue("notes"))
         assert store.queue("orders").tailer("billing").positions == {0: 1}
-        with store._view() as txn:
+        with store.core.view() as txn:
             before = txn.id()
     assert len(store.queue("invoices")) == 10 and len(store.queue("notes")) == 1
     assert store.queue("orders").tailer("billing").read() is None
     assert sum(map(len, t.indices.values())) == 12 and t.indices["notes"] == range(1, 2)
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert txn.id() == before + 1
 
 
@@ -157,7 +157,7 @@ def test_an_empty_transaction_commits_nothing(store: Store) -> None:
     with store.transaction() as t:
         assert t.tailer("orders", "billing").peek() == {"user": "u0", "n": 0}
     assert t.hash is None and t.indices == {}
-    with store._view() as txn:
+    with store.core.view() as txn:
         assert not [key for key, _ in txn.cursor() if b"billing" in key]
 
 

@@ -286,7 +286,7 @@ def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path:
         new = low_water.LowWater(out, marks.ForeignReader(b"8bytes!!", "g.save", 2))
         new.publish(7)
         old.publish(9)
-        with other._view() as txn:
+        with other.core.view() as txn:
             ((reader, mark),) = marks.of_log(txn, out._log)
         assert (reader.name, mark.epoch, mark.next) == ("g.save", 2, 7)
 
@@ -304,7 +304,7 @@ def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> N
 
 
 def marked(store: cues.Store, queue: str) -> list[str]:
-    with store._view() as txn:
+    with store.core.view() as txn:
         return [reader.name for reader, _ in marks.of_log(txn, store.queue(queue)._log)]
 
 
@@ -346,7 +346,7 @@ def test_a_seek_back_does_not_raise_a_mark_that_lags(tmp_path: Path) -> None:
     with cues.open(tmp_path / "other") as other, cues.open(tmp_path / "g") as home:
         low_water.lower_mark(other, "out", marks.ForeignReader(home.id, "g.s", 1), 3)
         ownership.seek(home, "g.s", {"g.s.out": 6})
-        with other._view() as txn:
+        with other.core.view() as txn:
             ((_, mark),) = marks.of_log(txn, other.queue("out")._log)
         assert mark.next == 3
 
@@ -363,7 +363,7 @@ def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: P
         testing.run_until_idle(made)
     put_back(tmp_path / "g", kept)
     testing.run_until_idle(made, steps_max=0)
-    with cues.open(tmp_path / "other") as other, other._view() as txn:
+    with cues.open(tmp_path / "other") as other, other.core.view() as txn:
         ((_, mark),) = marks.of_log(txn, other.queue("out")._log)
     with cues.open(tmp_path / "g") as home:
         assert mark.next == testing.contents(home)["positions"]["g.s.out"]
@@ -406,7 +406,7 @@ def test_holding_further_back_lowers_a_mark_that_is_held_already(tmp_path: Path)
         mark.publish(100)
         mark.release()
         mark.hold(1)
-        with other._view() as txn:
+        with other.core.view() as txn:
             assert [found for _, found in marks.of_log(txn, out._log)] == [marks.Mark(1, 1, True)]
 
 
@@ -438,13 +438,13 @@ def test_a_name_that_two_stores_have_gives_up_neither(tmp_path: Path) -> None:
     assert wrong.code == 2 and "--forget" not in wrong.err
     with cues.open(place) as other:
         out = other.queue("out")
-        with other._view() as txn:
+        with other.core.view() as txn:
             (lost,) = [reader for reader in backpressure.readers(txn, out._log) if reader.home == ids[0]]
     hint = shlex.split(backpressure._hint(lost, "out", place))
     assert hint[0] == "cues" and terminal.cues(*hint[1:], "--yes").code == 0
     with cues.open(place) as other:
         out = other.queue("out")
-        with other._view() as txn:
+        with other.core.view() as txn:
             assert [reader.home for reader in backpressure.readers(txn, out._log)] == [ids[1]]
 
 
@@ -703,7 +703,7 @@ def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, mo
             return found
 
         monkeypatch.setattr(looks, "_row", row)
-        with home._view() as txn:
+        with home.core.view() as txn:
             ends = looks.ends(txn)
         assert looks.done(ends)
         assembly.close()

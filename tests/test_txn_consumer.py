@@ -23,6 +23,7 @@ from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint
 from cues.queues.queue import Queue
 from cues.queues.reader import ReadCommitted
 from cues.queues.store import Store
+from cues.storage.store_core import StoreCore
 from cues.tools.compaction import compact
 from cues.txn import Flags, build_uuid, journal_of
 from cues.txn.consumer import Consumer, Defer
@@ -377,15 +378,15 @@ def test_empty_sources_are_not_looked_at_for_every_message_of_another(
     queues = [store.queue(f"q-{n}") for n in range(64)]
     write(queues[40], *range(300))
     looks = [0]
-    real = Store._view
+    real = StoreCore.view
 
-    def view(self: Store) -> Any:
+    def view(self: StoreCore) -> Any:
         looks[0] += 1
         return real(self)
 
     app = Noted()
     with Consumer(app, queues, checkpoint) as consumer:
-        monkeypatch.setattr(Store, "_view", view)
+        monkeypatch.setattr(StoreCore, "view", view)
         consumer.drain()
     assert app.told == list(range(300)) and looks[0] < 5 * 300
 

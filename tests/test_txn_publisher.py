@@ -51,7 +51,7 @@ def to(queue: Queue) -> Any:
 def written(queue: Queue) -> list[tuple[int, bytes, int, int, dict[str, Any]]]:
     """The content of a queue: index, producer, clock, flags, message."""
     found = []
-    with queue.store._view() as txn:
+    with queue.store.core.view() as txn:
         row = queue._log.row(txn)
         raws = queue._log.read(txn, row, row.first, row.next - row.first, 1 << 40)
     for batch in queue._log.batches(raws):
@@ -63,7 +63,7 @@ def written(queue: Queue) -> list[tuple[int, bytes, int, int, dict[str, Any]]]:
 
 
 def batches(queue: Queue) -> list[Batch]:
-    with queue.store._view() as txn:
+    with queue.store.core.view() as txn:
         row = queue._log.row(txn)
         return queue._log.batches(queue._log.read(txn, row, row.first, row.next - row.first, 1 << 40))
 

@@ -18,7 +18,7 @@ import seeds
 import cues
 from cues.errors import Closed
 from cues.storage import locks, wakeup
-from cues.storage.base_store import LastLook
+from cues.storage.store_core import LastLook
 
 READ_ONE = """
 import sys, cues
@@ -32,7 +32,7 @@ with cues.open(sys.argv[1], readonly=len(sys.argv) > 2) as store:
 
 def wait_until_listening(store: cues.Store, count: int = 1) -> None:
     """Until ``count`` sleepers have raised their flag."""
-    doorbells = store._doorbells
+    doorbells = store.core.doorbells
     assert doorbells is not None
     deadline = time.monotonic() + 30
     flags = slice(wakeup._FLAGS_AT, wakeup._FLAGS_END)
@@ -169,7 +169,7 @@ def test_the_slot_of_a_reader_that_was_killed_is_taken_over(tmp_path: Path, monk
                 queue.appender().write({"n": 1})
                 reader.line()
                 wait_until_listening(store)
-                assert store._locks.holder(locks.SLOTS, locks.SLOTS + 256) == reader.pid
+                assert store.core.locks.holder(locks.SLOTS, locks.SLOTS + 256) == reader.pid
                 reader.kill()
             assert (Path(store.path) / "bells" / "0").exists()
             queue.delete()
@@ -183,7 +183,7 @@ def test_the_slot_of_a_reader_that_was_killed_is_taken_over(tmp_path: Path, monk
         thread = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
         thread.start()
         wait_until_listening(store)
-        assert store._locks.mine(locks.SLOTS), "slot 0, no other"
+        assert store.core.locks.mine(locks.SLOTS), "slot 0, no other"
         queue.appender().write({"n": 5})
         thread.join()
         assert found == [{"n": 5}]
@@ -262,7 +262,7 @@ def test_a_ring_in_vain_wakes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return looks[-1]
 
         queue = store.queue("q")
-        sleeper = threading.Thread(target=wakeup.wait, args=([(store._doorbells, queue._log.mask)], ready, None))
+        sleeper = threading.Thread(target=wakeup.wait, args=([(store.core.doorbells, queue._log.mask)], ready, None))
         sleeper.start()
         wait_until_listening(store)
         store.queue("other").close()
@@ -291,10 +291,10 @@ def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
 @pytest.mark.interpreted
 def test_a_look_is_current_until_the_next_commit(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty commit is counted too, but LMDB gives its number to the next one."""
-    write, look = store.queue("q").appender().write, LastLook(store)
+    write, look = store.queue("q").appender().write, LastLook(store.core)
 
     def current() -> bool:
-        with store._view() as txn:
+        with store.core.view() as txn:
             look.note(txn)
         return look.is_current()
 
@@ -304,7 +304,7 @@ def test_a_look_is_current_until_the_next_commit(store: cues.Store, monkeypatch:
     assert current()
     write({})
     assert not look.is_current() and current()
-    store._commit(lambda txn: None)
+    store.core.commit(lambda txn: None)
     assert not current(), "the next commit would have the number of this one"
     write({})
     assert not look.is_current() and current()
@@ -340,7 +340,7 @@ with cues.open(sys.argv[1]) as store:
     while True:
         time.sleep(0.0002)
         appender.write({})
-        store._commit(nothing)  # LMDB gives its number to the next commit
+        store.core.commit(nothing)  # LMDB gives its number to the next commit
 """
 
 

@@ -265,7 +265,7 @@ def test_a_second_start_names_the_supervisor(write: Write, tmp_path: Path) -> No
 
 
 def nothing_began(store: Path) -> None:
-    with cues.open(store, readonly=True) as opened, opened._view() as txn:
+    with cues.open(store, readonly=True) as opened, opened.core.view() as txn:
         assert not list(opened.rows(txn, b"p/")) and "work" not in opened.queues()
 
 
@@ -607,9 +607,9 @@ def stop_outside_of_transactions(store: Path, pids: list[int]) -> None:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             until(lambda: all(locks.process_state(pid) == "stopped" for pid in pids))
-            assert opened._doorbells is not None
-            alone = opened._doorbells.words[wakeup.BUSY_WRITER] not in pids
-            if alone and opened._locks.holder(locks.WRITER) not in pids:
+            assert opened.core.doorbells is not None
+            alone = opened.core.doorbells.words[wakeup.BUSY_WRITER] not in pids
+            if alone and opened.core.locks.holder(locks.WRITER) not in pids:
                 return
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
@@ -796,11 +796,11 @@ def test_a_fenced_worker_is_reported_as_such(write: Write) -> None:
     """Another process took the graph: the supervisor does not start it again, and says so."""
     graph = write(FED)
     running = graph.start(workers=1)
-    with running.store._view() as txn:
+    with running.store.core.view() as txn:
         row = read_row(txn, "fed.root")
     assert row is not None
     stolen = row._replace(owner=b"somebody", epoch=row.epoch + 1)
-    running.store._commit(lambda txn: txn.put(names.processor_key("fed.root"), stolen.pack()))
+    running.store.core.commit(lambda txn: txn.put(names.processor_key("fed.root"), stolen.pack()))
     running.send({"n": 1})
     with pytest.raises(Fenced, match="was taken over"):
         running.wait_idle(timeout=WAIT_S)
@@ -813,10 +813,10 @@ def test_a_pid_that_another_process_has_by_now_does_not_keep_a_start_out(write: 
     with graph.start(workers=1):
         pass
     with cues.open(tmp_path / "store") as store:
-        with store._view() as txn:
+        with store.core.view() as txn:
             row = read_row(txn, "fed.root")
         assert row is not None
-        store._commit(lambda txn: txn.put(names.processor_key("fed.root"), row._replace(pid=os.getppid()).pack()))
+        store.core.commit(lambda txn: txn.put(names.processor_key("fed.root"), row._replace(pid=os.getppid()).pack()))
     with graph.start(workers=1) as running:
         running.send({"n": 2})
         assert running.wait_idle(timeout=WAIT_S)

@@ -34,8 +34,8 @@ with cues.open(sys.argv[1]) as store:
 
 
 def shared(store: cues.Store) -> int:
-    assert store._doorbells is not None
-    return store._doorbells.words[wakeup.SHARED_WRITERS]
+    assert store.core.doorbells is not None
+    return store.core.doorbells.words[wakeup.SHARED_WRITERS]
 
 
 def stopped(child: children.Child) -> None:
@@ -61,7 +61,7 @@ def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
                 assert other.line() in (str(n), str(n + 1))
                 assert shared(store) == 1
             other.end()
-        writer_lock = store._shared.writer_lock
+        writer_lock = store.core.environment.writer_lock
         assert writer_lock is not None
         writer_lock._looked = 0.0
         appender.write({"n": 0})
@@ -81,7 +81,7 @@ def test_an_interrupt_in_the_moment_of_the_lock_leaves_nothing_locked(
             assert other.line() == "ready"
             other.say("2")
             assert other.line() == "2"
-            lock_file = store._locks
+            lock_file = store.core.locks
             lock = lock_file.try_lock
 
             def interrupted(offset: int) -> bool:
@@ -441,7 +441,7 @@ cues.open(sys.argv[1]).queue("q")
         with children.Child(code, path, int(signal.SIGKILL)) as guest:
             assert guest.returncode() == -9
         assert shared(store) == 1
-        writer_lock = store._shared.writer_lock
+        writer_lock = store.core.environment.writer_lock
         assert writer_lock is not None
         writer_lock._looked = 0.0
         assert appender.write({"n": 3}) == 3
@@ -452,7 +452,7 @@ def test_the_last_process_to_leave_marks_the_store_clean_and_a_new_one_does_not_
     """One that joins between another's look around and its leaving would lose the mark that it just made."""
     path = tmp_path / "store"
     store = cues.open(path, durability="process")
-    writer_lock = store._shared.writer_lock
+    writer_lock = store.core.environment.writer_lock
     assert writer_lock is not None
     assert (path / "open").exists()
     seen = []

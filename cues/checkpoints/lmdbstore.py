@@ -104,7 +104,7 @@ class LMDBCheckpoint:
 
     def sync_before(self, other: BaseStore) -> None:
         """Make the last commit durable, before its position is written to ``other``."""
-        if self.store.durability != "disk" and not self.store._same_as(other):
+        if self.store.durability != "disk" and not self.store.core.same_as(other.core):
             self.store.sync()
 
     def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
@@ -116,7 +116,7 @@ class LMDBCheckpoint:
         with self._guard:
             self._table.forget()
             self._table.ensure()
-            self._held = RestoredFence.now(self.store._commit(self._raise_fence, fence, lease))
+            self._held = RestoredFence.now(self.store.core.commit(self._raise_fence, fence, lease))
             faults.point("checkpoint.restored")
             return _last(self._table)
 
@@ -127,7 +127,7 @@ class LMDBCheckpoint:
 
     def lease(self) -> tuple[int, str]:
         """Return the fence, and the lease of the consumer that runs (:mod:`cues.txn.turns`); empty if none does."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             return _fence_of(txn.get(self._key)), self._lease.read()
 
     def set_lease(self, text: str) -> None:
@@ -171,7 +171,7 @@ class LMDBCheckpoint:
                 await_room([queue for queue, _ in writes.appends])
                 # 2. Commit.
                 pages = self._table.pages() + sum(1 + len(p.pieces) for _, some in writes.appends for p in some)
-                self.store._commit(self._write, fence, writes, pages=pages)
+                self.store.core.commit(self._write, fence, writes, pages=pages)
             except BaseException:
                 self._table.forget()
                 raise
@@ -181,7 +181,7 @@ class LMDBCheckpoint:
             self.store.sync()
         faults.point("checkpoint.after")
         # 4. Ring.
-        self.store._ring(wakeup.union(queue._log.mask for queue, _ in writes.appends))
+        self.store.core.ring(wakeup.union(queue._log.mask for queue, _ in writes.appends))
 
     def _raise_fence(self, txn: StoreTransaction, expected: int | None, lease: str) -> int:
         stored = _fence_of(txn.get(self._key))

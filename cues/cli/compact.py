@@ -87,7 +87,7 @@ def compact(
 
 def _known(store: Store, processor: str) -> str:
     """Return the name of a processor of another store, with the id of the store, which may be left out."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         known = sorted(set(other_stores.strangers(txn).values()))
     found = [name for name in known if processor in (name, name.partition("/")[2])]
     if len(found) == 1:

@@ -39,7 +39,7 @@ def filled(plan: Plan, path: Path) -> dict[str, list[str]]:
     """
     keys: dict[ProcessorId, ProcessorKey] = {}
     if (path / "data.mdb").exists():
-        with contextlib.suppress(CuesError), Store(path, readonly=True) as store, store._view() as txn:
+        with contextlib.suppress(CuesError), Store(path, readonly=True) as store, store.core.view() as txn:
             keys = all_keys(txn)
     sinks: dict[str, tuple[Any, list[str]]] = {}
     for node in plan.running:

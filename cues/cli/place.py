@@ -44,7 +44,7 @@ def parse(text: str, option: str) -> Place:
 
 def now_on(log: Log, place: Place, option: str) -> int:
     """The present index of a place on a log; a purged place gives the first remaining index."""
-    with log.store._view() as txn:
+    with log.store.core.view() as txn:
         try:
             return index_of(txn, log, log.row(txn), place, f"{option} {place}")
         except InvalidArgument as error:

@@ -98,7 +98,7 @@ def seek(
         confirm(f"{whole} will continue at another place: {words}.{lines}", "Move it?", yes)
         for move in moves:
             row = ownership.seek(opened, move.unit, move.positions, again, reset_state)
-            opened._ring(move.mask)
+            opened.core.ring(move.mask)
             output.say(
                 f"{move.unit} moved: {move.words}",
                 processor=move.unit,

@@ -264,7 +264,7 @@ class _Reader:
         end = row.next
         while end > row.first and len(matching) < count:
             # Batch by batch from the end; reading each forward is much faster than message by message.
-            with self.queue.store._view() as txn:
+            with self.queue.store.core.view() as txn:
                 raws = self.queue._log.read_before(txn, self.queue._log.row(txn), end)
             if not raws:
                 break
@@ -292,7 +292,7 @@ class _Reader:
                     if not flush() or not follow:
                         return
                     while (message := tailer.read(block=True, timeout=FILE_CHECK_S)) is None:
-                        self.queue.store._check_file()  # cues run --fresh deletes a store that others read
+                        self.queue.store.core.check_file()  # cues run --fresh deletes a store that others read
             except BatchDamaged as error:
                 options.report(error.message, f"run cues check {quoted(self.queue.store.path)}.")
                 self.failed = True

@@ -197,7 +197,7 @@ def open_queue(target: StoreTarget, store: Store) -> Queue:
     """The queue of an open store that a target names; a try log only by its whole name."""
     if "." not in target.name:
         return store.queue(queue_of(target, store.queues()))
-    with store._view() as txn:
+    with store.core.view() as txn:
         known = [*store.queues(all=True), *all_ids(txn)]
     return open_named(store, queue_of(target, list(dict.fromkeys(known))))
 

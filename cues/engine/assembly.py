@@ -225,7 +225,7 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     """Forget the units of processors that read fewer partitions than before. Retention would always wait for them."""
     home = stores.home
     known, processors = {unit.id for unit in units}, {unit.processor for unit in units}
-    with home._view() as txn:
+    with home.core.view() as txn:
         gone = {
             id: read_topology(txn, id)
             for id in processor_rows.all_ids(txn)
@@ -237,7 +237,7 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
             processor_rows.forget(txn, id)
 
     if gone:
-        home._commit(forget)
+        home.core.commit(forget)
     for id, topology in gone.items():
         for queue, store in zip(topology.queues, topology.stores) if topology else ():
             if topology and store in stores.others:
@@ -253,7 +253,7 @@ def _claim(
     accept_topology: bool,
 ) -> dict[str, ProcessorRow]:
     """Claim the processors. The marks in other stores are made first, before there are positions that need them."""
-    with stores.home._view() as txn:
+    with stores.home.core.view() as txn:
         before = {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
     begun, epoch = _begin_marks(stores.home, nodes, queues)
     try:

@@ -40,7 +40,7 @@ class DiskGuard:
         """``stop`` is called once, with the error."""
         self._host = host
         self._paths = list(dict.fromkeys(store.directory for store in stores))
-        self._allocations = [store._shared.allocation for store in stores if not store.readonly]
+        self._allocations = [store.core.environment.allocation for store in stores if not store.readonly]
         self._now = threading.Event()
         """Set to look at once."""
         self._min_free = min_free

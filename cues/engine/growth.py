@@ -126,7 +126,7 @@ def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Emit) -> None:
     ``nodes`` are all units of the graph. Call it before this start has claimed any of them. If another process of the
     same start had claimed the first unit, the units that are not claimed yet would look like growth.
     """
-    with home._view() as txn:
+    with home.core.view() as txn:
         new = [node for node in nodes if read_topology(txn, node.id) is None]
         grown = Counter(node.processor for node in new if read_topology(txn, node.processor) is not None)
     tell(grown, "than before", emit)

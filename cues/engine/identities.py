@@ -44,7 +44,7 @@ from cues.storage.transaction import StoreTransaction
 
 def keyed(home: Store, nodes: Sequence[Node]) -> list[Node]:
     """Return the units with their keys. Changes nothing: the claim compares the keys again."""
-    with home._view() as txn:
+    with home.core.view() as txn:
         known = processor_rows.all_keys(txn)
         used = set(known.values())
         units = []
@@ -92,7 +92,7 @@ def rename(
     former name; and :class:`TopologyChanged` if a renamed processor has other inputs too, or if a new processor seems
     to be renamed and does not say so. Then nothing is renamed.
     """
-    with home._view() as txn:
+    with home.core.view() as txn:
         known = _topologies(txn, plan.id)
     renames = _renames(home, plan, known, emit)
     if not accept_topology:
@@ -103,7 +103,7 @@ def rename(
     # Nobody runs them under their former names.
     owned = Ownership(home, [Claimant(old, known[old].kind, {}) for old in renames], take_over)
     try:
-        home._commit(_rename, renames)
+        home.core.commit(_rename, renames)
         faults.point("rename.after")
     finally:
         owned.release()
@@ -135,7 +135,7 @@ def note(home: Store, plan: Plan, emit: Emit) -> None:
     keys = {node.id: _shown(getattr(node.fn, "state_key", node.options.key)) for node in plan.running}
     packed = sealed.seal(codec.pack({"processors": sorted(keys), "keys": keys}))
     place = names.graph_key(plan.id)
-    with home._view() as txn:
+    with home.core.view() as txn:
         known = txn.get(place)
     if known == packed:
         return
@@ -149,7 +149,7 @@ def note(home: Store, plan: Plan, emit: Emit) -> None:
                 " in the store, is not found any more, and begins anew"
             )
             emit(events.Event(node.id, text, logging.WARNING))
-    home._commit(lambda txn: txn.put(place, packed))
+    home.core.commit(lambda txn: txn.put(place, packed))
 
 
 def _shown(key: Any) -> str:
@@ -171,10 +171,10 @@ def _shown(key: Any) -> str:
 
 
 def _has_state(home: Store, processor: ProcessorId) -> bool:
-    with home._view() as txn:
+    with home.core.view() as txn:
         units = {key for id, key in processor_rows.all_keys(txn).items() if processor_of(id) == processor}
     tables = {names.state_database(key) for key in units}
-    return any(entries for name, entries in home._entries() if name in tables)
+    return any(entries for name, entries in home.core.entries() if name in tables)
 
 
 def _refuse_unnamed(
@@ -261,7 +261,7 @@ def _topologies(txn: StoreTransaction, graph: str) -> dict[ProcessorId, Processo
 
 def _notes(store: Store) -> dict[str, dict[str, Any]]:
     """The note of each graph's last start in this store, by graph id."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = list(transaction.named_rows(txn, names.graph_key("")))
     what = "note of the processors of the graph"
     return {id: codec.unpack(sealed.unseal(raw, f"{what} {id}")) for id, raw in rows}
@@ -281,6 +281,6 @@ def orphans(store: Store, plan: Plan | None = None) -> list[ProcessorId]:
     present = graphs(store)
     if plan is not None:
         present[plan.id] = {node.id for node in plan.running}
-    with store._view() as txn:
+    with store.core.view() as txn:
         units = processor_rows.all_ids(txn)
     return [id for id in units if processor_of(id) not in present.get(id.partition(".")[0], {processor_of(id)})]

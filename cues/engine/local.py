@@ -157,7 +157,7 @@ class EmbeddedEngine:
         before = self._progress()
         workers = list(self.workers)  # the growth of a queue adds some; then the progress differs
         logs = {read.log for worker in workers for read in worker.delivery.inputs}
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             rows = {worker.id: read_row(txn, worker.id) for worker in workers}
             paused = {worker.id for worker in workers if txn.get(worker.delivery._pause_key) is not None}
             redrives = any(waiting(txn, worker.id) for worker in workers if not worker.finished)
@@ -165,7 +165,7 @@ class EmbeddedEngine:
             ends = [(thread, thread.forwarder.ends(txn)) for thread in self.forwarder_threads]
         forwarded = all(thread.idle(end) for thread, end in ends)
         for log in logs - known.keys():
-            with log.store._view() as txn:
+            with log.store.core.view() as txn:
                 known[log] = log.row(txn)
         quiet = forwarded and all(
             worker.idle(rows[worker.id], known.__getitem__, worker.id in paused) for worker in workers
@@ -203,7 +203,7 @@ class EmbeddedEngine:
         self.end_sources()
         stores = self._assembly.stores
         for store in (stores.home, *stores.others.values()):
-            doorbells = None if store.closed else store._doorbells
+            doorbells = None if store.closed else store.core.doorbells
             if doorbells is not None:
                 doorbells.ring_own()
 

@@ -23,7 +23,7 @@ def units_of(store: Store, graph: str | None, processor: str | None) -> dict[Pro
     ``processor``: its name, with or without the graph and the partition. Raises :class:`InvalidArgument` if there is
     no such processor.
     """
-    with store._view() as txn:
+    with store.core.view() as txn:
         topologies = {unit: read_topology(txn, unit) for unit in all_keys(txn)}
     kinds = {unit: topology.kind for unit, topology in topologies.items() if topology is not None}
     known = {unit: kind for unit, kind in kinds.items() if graph in (None, unit.partition(".")[0])}
@@ -87,6 +87,6 @@ def pause_units(store: Store, graph: str | None, processor: str | None, reason: 
 
 def list_pauses(store: Store, graph: str | None = None) -> list[ProcessorPause]:
     """Return the pauses of a store, or of one graph."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         known = pauses.of_store(txn)
     return [pause for unit, pause in known.items() if graph in (None, unit.partition(".")[0])]

@@ -195,7 +195,7 @@ def _result(planned: RedrivePlan, records: Sequence[ErrorRecord], resolutions: S
 
 
 def _resolutions(rows: ErrorRows, records: Sequence[ErrorRecord]) -> list[Resolution]:
-    with rows.home._view() as txn:
+    with rows.home.core.view() as txn:
         found = [rows.resolution(txn, record.key) for record in records]
     # A row that is gone belongs to a message that retention removed after its redrive.
     return [r if r is not None else Resolution("resolved", record.time, "") for r, record in zip(found, records)]
@@ -204,7 +204,7 @@ def _resolutions(rows: ErrorRows, records: Sequence[ErrorRecord]) -> list[Resolu
 def _owned(home: Store, unit: str) -> bool:
     """Return whether a process runs a unit, or is about to: a supervisor starts a worker again."""
     offsets = (locks.offset_of(unit), supervisor_lock(unit.partition(".")[0]))
-    return any(home._locks.mine(offset) or home._locks.holder(offset) is not None for offset in offsets)
+    return any(home.core.locks.mine(offset) or home.core.locks.holder(offset) is not None for offset in offsets)
 
 
 def _run_here(

@@ -65,7 +65,7 @@ class ReplayNote:
 
 def read(store: Store) -> ReplayNote | None:
     """Return the note of a store; None if it is not a replay."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         raw = txn.get(names.REPLAY_KEY)
     return None if raw is None else ReplayNote(**codec.unpack(sealed.unseal(raw, "note of the replay")))
 

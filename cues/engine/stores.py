@@ -54,7 +54,7 @@ class Stores:
     def guard(self) -> None:
         for store in (self.home, *self.others.values()):
             if not store.readonly:
-                store._shared.allocation.guarded += 1
+                store.core.environment.allocation.guarded += 1
                 self.guarded.append(store)
 
     def store_of(self, queue: str) -> Store:
@@ -62,7 +62,7 @@ class Stores:
 
     def close(self) -> None:
         while self.guarded:
-            self.guarded.pop()._shared.allocation.guarded -= 1
+            self.guarded.pop().core.environment.allocation.guarded -= 1
         for store in reversed(self.opened):
             store.close()
 
@@ -113,11 +113,11 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
                 raise _exchanged(path, f"which has queue {name!r}", "is gone")
             other = open_or_make(path, graph.durability)
             stores.opened.append(other)
-            if other._same_as(home):
+            if other.core.same_as(home.core):
                 other = home
             else:
                 twin = home if other.id == home.id else stores.others.get(other.id)
-                if twin is not None and not other._same_as(twin):
+                if twin is not None and not other.core.same_as(twin.core):
                     raise _copied(path, name, twin)
                 other = stores.others.setdefault(other.id, other)
             if expected and other.id not in expected and not accept_topology:
@@ -192,7 +192,7 @@ def _drop_all(queue: Queue) -> None:
         deleted, _ = queue._log.delete_before(txn, row, row.next)
         return deleted > 0
 
-    while queue.store._commit(drop):
+    while queue.store.core.commit(drop):
         pass
 
 
@@ -244,10 +244,10 @@ def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
         for name in missing:
             create_queue(txn, store, name, queues[name])
 
-    with store._view() as txn:
+    with store.core.view() as txn:
         missing = [name for name in queues if txn.get(names.queue_key(name)) is None]
     if missing:
-        store._commit(create, missing)
+        store.core.commit(create, missing)
 
 
 def prepare_units(stores: Stores, units: Sequence[Node]) -> list[Node]:

@@ -116,7 +116,7 @@ class SupervisedEngine:
 
     def _claim(self) -> None:
         """Take the lock of the supervisor. Raises :class:`AlreadyRunning`, unless this start takes over."""
-        locks, graph = self.store._locks, self._graph.id
+        locks, graph = self.store.core.locks, self._graph.id
         if not locks.try_lock(self._lock) and not self._take_over:
             pid = locks.holder(self._lock) or os.getpid()
             here = pid == os.getpid()
@@ -134,7 +134,7 @@ class SupervisedEngine:
         deadline = time.monotonic() + ORPHANS_S
         for worker in record.workers.values() if record is not None else ():
             for unit in worker.units:
-                while self.store._locks.holder(offset_of(unit)) == worker.pid and time.monotonic() < deadline:
+                while self.store.core.locks.holder(offset_of(unit)) == worker.pid and time.monotonic() < deadline:
                     time.sleep(0.005)
 
     def _supervise(self, origin: Origin) -> Supervisor:
@@ -248,7 +248,7 @@ class SupervisedEngine:
 
     def close(self) -> None:
         if not self.store.closed:
-            self.store._locks.unlock(self._lock)
+            self.store.core.locks.unlock(self._lock)
         self._stores.close()
 
     def keep_stop(self, event: events.Stopped) -> None:

@@ -459,7 +459,7 @@ class Supervisor:
 
     def _places(self, units: list[str]) -> dict[str, _Place]:
 
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             rows = {unit: read_row(txn, ProcessorId(unit)) for unit in units}
         return {unit: None if row is None else (row.positions, row.source) for unit, row in rows.items()}
 

@@ -211,7 +211,7 @@ class Worker:
 def adopt(stepper: Stepper) -> None:
     """Let a unit continue from the row of its processor, after a seek or a refused step."""
     while True:
-        with stepper.store._view() as txn:
+        with stepper.store.core.view() as txn:
             row = read_row(txn, stepper.node.id)
         assert row is not None
         stepper.adopt(row)
@@ -296,7 +296,7 @@ class WorkerThread:
             return blocked != [bool(delivery.gate.late) for delivery in steppers]  # other doorbells are of interest
 
         wakeup.wait(
-            [(input.log.store._doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs]
+            [(input.log.store.core.doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs]
             + [bell for delivery in steppers if delivery.gate.late for bell in delivery.gate.interests],
             over,
             None,
@@ -350,7 +350,7 @@ class ForwarderThread(WorkLoop):
         forwarder = self.forwarder
         try:
             wakeup.wait(
-                [(forwarder.home._doorbells, forwarder.mask)],
+                [(forwarder.home.core.doorbells, forwarder.mask)],
                 lambda: self.running.halted or forwarder.step(),
                 None,
             )

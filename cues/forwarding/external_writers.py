@@ -60,5 +60,5 @@ def put(txn: StoreTransaction, writer: str, row: SourceRow) -> None:
 
 def rows(store: BaseStore) -> dict[str, SourceRow]:
     """Return the rows of all external writers of the store, by writer id."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         return {writer: SourceRow.unpack(raw, writer) for writer, raw in transaction.named_rows(txn, names.SOURCES)}

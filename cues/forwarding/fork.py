@@ -62,7 +62,7 @@ def read(log: Log, index: int, bytes_max: int) -> list[Step]:
 
     Raises :class:`BatchDamaged`, and :class:`StoreDamaged` if the records are not a step.
     """
-    with log.store._view() as txn:
+    with log.store.core.view() as txn:
         row = log.row(txn)
         raws = log.read(txn, row, index, row.next - index, bytes_max)
     if raws and raws[0][0] != index:
@@ -74,7 +74,7 @@ def read(log: Log, index: int, bytes_max: int) -> list[Step]:
     steps = _steps(log, raws)
     if raws and not steps:
         length = step_length(log, log.batches(raws[:1])[0])
-        with log.store._view() as txn:
+        with log.store.core.view() as txn:
             raws = log.read(txn, log.row(txn), index, length, _WHOLE)
         steps = _steps(log, raws)
         if not steps:

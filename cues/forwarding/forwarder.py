@@ -71,7 +71,7 @@ class _Fork:
         self.key = names.producer_key(home.id, processor)
         self.known: tuple[bytes | None, int] | None = None
         """The producer row that was compared last, and the index of the step after the one that it names."""
-        with home._view() as txn:
+        with home.core.view() as txn:
             self.first = self.log.row(txn).first
 
 
@@ -110,7 +110,7 @@ class Forwarder:
             self._after(fork_queue, self._row(fork_queue))
 
     def _row(self, fork_queue: _Fork) -> bytes | None:
-        with self.other._view() as txn:
+        with self.other.core.view() as txn:
             return txn.get(fork_queue.key)  # type: ignore[no-any-return]
 
     def _after(self, fork_queue: _Fork, raw: bytes | None) -> int:
@@ -131,7 +131,7 @@ class Forwarder:
     def _compared(self, fork_queue: _Fork, raw: bytes | None) -> int | Diverged:
         """Do the work of :meth:`_after` for a row that was not compared before."""
         row = None if raw is None else ProducerRow.unpack(raw)
-        with self.home._view() as txn:
+        with self.home.core.view() as txn:
             log_row = fork_queue.log.row(txn)
             raws = fork_queue.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
         if row is None:
@@ -171,21 +171,21 @@ class Forwarder:
         if not steps:
             return False
         faults.point("forward.read")
-        self.other._check_file()
+        self.other.core.check_file()
         # 3. Sync.
         self._settle()
         faults.point("forward.synced")
         # 4. Commit.
         queues = {queue: self._queue(queue) for step in steps for queue, _ in step.appends}
         pages = sum(1 + len(page.pieces) for step in steps for _, pages in step.appends for page in pages)
-        row = self.other._commit(self._append, fork_queue, raw, steps, queues, pages=pages)
+        row = self.other.core.commit(self._append, fork_queue, raw, steps, queues, pages=pages)
         if row is None:
             return True  # another forwarder was faster: read the row again
         faults.point("forward.after")
         fork_queue.known = (row, steps[-1].next)
         self.forwarded += sum(step.next - step.index - 1 for step in steps)
         # 5. Ring.
-        self.other._ring(wakeup.union(queue._log.mask for queue in queues.values()))
+        self.other.core.ring(wakeup.union(queue._log.mask for queue in queues.values()))
         # 6. Trim.
         if steps[-1].index - fork_queue.first > TRIM_MESSAGES:
             self._trim(fork_queue, steps[-1].index)
@@ -226,7 +226,7 @@ class Forwarder:
         self.other.sync()
         faults.point("trim.synced")
         while True:
-            deleted, fork_queue.first = self.home._commit(self._drop, fork_queue, index)
+            deleted, fork_queue.first = self.home.core.commit(self._drop, fork_queue, index)
             if not deleted or fork_queue.first >= index:
                 return
 
@@ -244,7 +244,7 @@ class Forwarder:
         """
         self._marked_at = time.monotonic()
         late: list[tuple[LowWater, int]] = []
-        with self.home._view() as txn:
+        with self.home.core.view() as txn:
             for marked in self._marks:
                 mark = marked.mark
                 row = read_row(txn, marked.processor)

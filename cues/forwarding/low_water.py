@@ -32,7 +32,7 @@ class LowWater:
         self._written = self._read()
 
     def _read(self) -> Mark | None:
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             raw = txn.get(self._key)
         return None if raw is None else Mark.unpack(raw)
 
@@ -85,7 +85,7 @@ class LowWater:
         """Return the first index that a reader at this position still needs."""
         if not self.queue._is_committed:
             return position
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             return self.queue._log.needed_from(txn, position)
 
     def _write(self, mark: Mark) -> None:
@@ -93,7 +93,7 @@ class LowWater:
             marks.put(txn, self.queue._log.id, self.reader, mark)
             faults.point("mark.inside")
 
-        self.queue.store._commit(put)
+        self.queue.store.core.commit(put)
         self._written = mark
 
 
@@ -109,9 +109,9 @@ def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int)
         before = Mark(0, index, False) if raw is None else Mark.unpack(raw)
         txn.put(key, Mark(reader.epoch, min(index, before.next), before.pending).pack())
 
-    store._commit(put)
+    store.core.commit(put)
 
 
 def drop_mark(store: BaseStore, log_id: str, reader: ForeignReader) -> None:
     """Delete the mark of a reader that has stopped for ever."""
-    store._commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.name)))
+    store.core.commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.name)))

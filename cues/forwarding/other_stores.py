@@ -37,10 +37,10 @@ def remember(home: BaseStore, other: BaseStore) -> None:
     """Write the path of another store into the home store, if it is not there yet."""
     key = names.store_key(other.id)
     packed = _place_row(home.path, other.path)
-    with home._view() as txn:
+    with home.core.view() as txn:
         known = txn.get(key)
     if known != packed:
-        home._commit(lambda txn: txn.put(key, packed))
+        home.core.commit(lambda txn: txn.put(key, packed))
 
 
 def move(txn: StoreTransaction, place: Path, others: Mapping[bytes, Path]) -> None:
@@ -64,7 +64,7 @@ def unpack_place(store: str, raw: bytes) -> dict[str, str]:
 def places(home: BaseStore) -> dict[bytes, list[Path]]:
     """Return the known paths of the other stores of a store, by their ids; the most probable path first."""
     paths: dict[bytes, list[Path]] = {}
-    with home._view() as txn:
+    with home.core.view() as txn:
         for id, value in transaction.named_rows(txn, names.store_key(b"")):
             record = unpack_place(id, value)
             relative = Path(os.path.normpath(os.path.join(os.path.realpath(home.path), record["path"])))
@@ -166,4 +166,4 @@ def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str
             txn.delete(key)
         return set(deleted.values())
 
-    return sorted(store._commit(drop))
+    return sorted(store.core.commit(drop))

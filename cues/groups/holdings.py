@@ -84,7 +84,7 @@ class Holdings:
         self.stepping: Collection[HeldPartition] = ()
         """The partitions of the step under way, which are not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._locks = self.store._locks
+        self._locks = self.store.core.locks
         self._waits = False
         """True if another member still holds a partition that is assigned to this one. It may die at any time."""
         self._seen = -1
@@ -111,7 +111,7 @@ class Holdings:
         try:
             self._locked = self._take_name()
             self._join()
-            self.store._on_close.append(self.let_go)
+            self.store.core.on_close.append(self.let_go)
         except BaseException:
             self.let_go()
             raise
@@ -123,7 +123,7 @@ class Holdings:
             return True
         is_own = self._locks.mine(offset)
         pid = os.getpid() if is_own else self._locks.holder(offset) or 0
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             row = self.table.member(txn, self.name)
         left = 0.0 if row is None or row.kept_ns else self.table.left_s(row)
         if left > 0 or (row is None and locks.process_state(pid) != "stopped"):
@@ -215,7 +215,7 @@ class Holdings:
         this member owns and does not hold, or holds and no longer owns.
         """
         self.stale()
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             for partition, held in self.held.items():
                 claim = claims.read(txn, names.log_id(*partition), self.table.group)
                 if self._mine(claim):
@@ -242,7 +242,7 @@ class Holdings:
             self._remove_dead()
             if not self._locked:
                 self._locked = self._locks.try_lock(self.table.lock_of(self.name))
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             changes = self.table.row(txn).changes
         leaving = any(not held.assignee for held in self.held.values())
         if changes == self._seen and not (looking and (self._waits or leaving)):

@@ -395,7 +395,7 @@ class Member(Reader):
 
     def changes(self) -> int:
         """The number of changes of the group so far: another one says that :meth:`follow_group` has work to do."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             return self.table.row(txn).changes
 
     def keepalive(self) -> None:
@@ -510,7 +510,7 @@ class Member(Reader):
         """The group's committed position (the next index to read) on every partition of this member's queues."""
         seen = self.table.look(self._queues).claims
         logs = {(queue, number): self.holdings.queues[queue]._view(number)._log for queue, number in seen}
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             return {partition: logs[partition].index_of(txn, claim.next) for partition, claim in seen.items()}
 
     def lag(self) -> dict[Partition, int]:
@@ -596,7 +596,7 @@ class Member(Reader):
                 return taken or set(self.holdings.held) != holds or over()
 
             started = time.monotonic()
-            result = wakeup.wait([(self.store._doorbells, mask)], ready, timeout)
+            result = wakeup.wait([(self.store.core.doorbells, mask)], ready, timeout)
             if isinstance(result, list):
                 return result
             if not result:
@@ -647,7 +647,7 @@ class Member(Reader):
             return only
         self._ready = [held for held in self._ready if held.readable]
         if not self._ready:
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 waiting = [held for held in self.holdings.held.values() if held.readable and held.waiting(txn)]
             self._ready = sorted(waiting, key=lambda held: held.served, reverse=True)
         return self._ready.pop() if self._ready else None
@@ -684,7 +684,7 @@ class Member(Reader):
             self._ready.clear()
 
     def _check(self) -> None:
-        self.store._check()
+        self.store.core.check_open()
         if self._closed:
             raise self._gone()
 
@@ -735,7 +735,7 @@ class Member(Reader):
         self._ready.clear()
         self.holdings.stale()
         if self._holds(held) and not self.store.closed:
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 claim = claims.read(txn, names.log_id(*held.partition), self.group)
             if claim is not None and claim.owner == held.claim.owner:
                 held.claim = claim
@@ -765,7 +765,7 @@ class Member(Reader):
 
     def _end(self, leave: bool) -> None:
         self._closing = True
-        self.store._ring_own()
+        self.store.core.ring_own()
         with self._busy:
             if not self._closed:
                 try:

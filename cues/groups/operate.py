@@ -113,7 +113,7 @@ def forget(store: Store, group: str) -> None:
 
 def _queues(store: Store) -> dict[str, list[str]]:
     """Return the queues on which each group has a position, by group."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         queues: dict[str, set[str]] = {group: set() for group, _ in transaction.named_rows(txn, names.group_key(""))}
     for log, group, _ in claims.all_rows(store):
         queues.setdefault(group, set()).add(names.log_parts(log)[0])
@@ -134,7 +134,7 @@ def _described(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
     seen = table.look(queues)
     owners = {row.id: name for name, row in seen.members.items()}
     lag = table.lag(queues)
-    with table.store._view() as txn:
+    with table.store.core.view() as txn:
         since_ns = group_rows.idle_since_ns(txn, table.store, table.group)
     return GroupMetrics(
         table.group,
@@ -160,7 +160,7 @@ def _described(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
 def _index(store: Store, partition: Partition, claim: Claim) -> int:
     """Return the index of a group's position."""
     log = log_at(Log(store, *partition), claim.identity)
-    with store._view() as txn:
+    with store.core.view() as txn:
         return log.index_of(txn, claim.next)
 
 

@@ -273,7 +273,7 @@ class Session:
         member = self._member
         faults.point("session.before")
         try:
-            moved = member.store._commit(self._write, built, checkpoints, pages=built.pages + len(self.parts))
+            moved = member.store.core.commit(self._write, built, checkpoints, pages=built.pages + len(self.parts))
         except OptionsChanged:
             return Reason.CHANGED
         except _Refused as refused:
@@ -281,7 +281,7 @@ class Session:
         faults.point("session.after")
         for held, claim in moved.items():
             held.claim = claim
-        member.store._ring(built.mask)
+        member.store.core.ring(built.mask)
         return None
 
     def _write(

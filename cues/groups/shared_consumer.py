@@ -181,7 +181,9 @@ class SharedConsumer(Closing):
         member = self.member
         seen = member.changes()
         wakeup.wait(
-            [(member.store._doorbells, member.table.mask)], lambda: self._stopping or member.changes() != seen, _LOOK_S
+            [(member.store.core.doorbells, member.table.mask)],
+            lambda: self._stopping or member.changes() != seen,
+            _LOOK_S,
         )
 
     def _units_idle(self) -> bool:

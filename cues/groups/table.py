@@ -100,7 +100,7 @@ class GroupTable:
 
     def look(self, queues: Iterable[str] | None = None) -> GroupView:
         """Read the group and its claims on ``queues``; None: on all queues that a member subscribes to."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             members = self.members(txn)
             if queues is None:
                 queues = {queue for member in members.values() for queue in member.queues}
@@ -115,7 +115,7 @@ class GroupTable:
 
     def counts(self, queues: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each queue; 0 for a missing queue."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             return {queue: partitions_of(txn, queue) for queue in sorted(queues)}
 
     def lag(self, queues: Iterable[str]) -> dict[Partition, int]:
@@ -129,7 +129,7 @@ class GroupTable:
         identities: dict[Partition, bytes] = {}
         while True:
             lags: dict[Partition, int] = {}
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 for queue in wanted:
                     for number in range(partitions_of(txn, queue)):
                         claim = claims.read(txn, names.log_id(queue, number), self.group)
@@ -377,7 +377,7 @@ class GroupTable:
 
     def move(self, moves: Mapping[Partition, Move]) -> dict[Partition, Claim]:
         """Move the positions of partitions that are still held; returns the new claims, without the refused ones."""
-        moved: dict[Partition, Claim] = self.store._commit(self._move, moves, pages=2 * len(moves))
+        moved: dict[Partition, Claim] = self.store.core.commit(self._move, moves, pages=2 * len(moves))
         faults.point("group.after")
         return moved
 
@@ -483,8 +483,8 @@ class GroupTable:
         txn.put(names.group_key(self.group), row.pack())
 
     def _commit(self, work: Callable[[StoreTransaction], R], pages: int = 0) -> R:
-        result = self.store._commit(work, pages=pages)
-        self.store._ring(self.mask)
+        result = self.store.core.commit(work, pages=pages)
+        self.store.core.ring(self.mask)
         faults.point("group.after")
         return result
 

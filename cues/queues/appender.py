@@ -35,8 +35,8 @@ class Appender(Closing):
         self._store = queue.store
         self._mask = queue._log.mask
         queue.options  # noqa: B018  (loads the options in force)
-        self._commit = queue.store._commit
-        self._ring = queue.store._ring
+        self._commit = queue.store.core.commit
+        self._ring = queue.store.core.ring
         self._plain = queue._append_plain
         self._closed = False
 

@@ -265,7 +265,7 @@ class Gate:
     @property
     def interests(self) -> list[tuple[wakeup.Doorbells | None, int]]:
         """The doorbells that the readers ring."""
-        return [(view.store._doorbells, view._log.mask) for queue in self.bounded for view in queue._views]
+        return [(view.store.core.doorbells, view._log.mask) for queue in self.bounded for view in queue._views]
 
     @property
     def waited_s(self) -> float:
@@ -301,7 +301,7 @@ class Gate:
         room, late = ENDLESS, []
         for queue in bounded:
             for view in queue._views:
-                with view.store._view() as txn:
+                with view.store.core.view() as txn:
                     free, behind = room_on(txn, view, view._options, excused)
                 room = min(room, free)
                 late += behind

@@ -75,7 +75,7 @@ class BaseQueue(Closing):
     def options(self) -> QueueOptions:
         """The options in force; another process may have changed them."""
         self._check()
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             self._follow_options(txn, self._log.row(txn))
         return self._options
 
@@ -166,7 +166,7 @@ class BaseQueue(Closing):
     def _row(self) -> LogRow:
         """Return the row of the first partition."""
         self._check()
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             return self._log.row(txn)
 
     def _rows(self) -> list[LogRow]:
@@ -174,7 +174,7 @@ class BaseQueue(Closing):
         if self._whole is not None:
             return [self._row()]
         self._check()
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             row = self._log.row(txn)
             count = self._follow_options(txn, row).partitions
             return [row, *(read_row(txn, self.id, partition) for partition in range(1, count))]
@@ -249,7 +249,7 @@ class BaseQueue(Closing):
         Handles on partitions that it returned are closed too.
         """
         self._lifetime.end()
-        self.store._ring_own()
+        self.store.core.ring_own()
 
     @property
     def closed(self) -> bool:
@@ -259,7 +259,7 @@ class BaseQueue(Closing):
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""
         if self._lifetime.closed:
             raise Closed(f"The queue {self.id!r} is closed.", "open it again with store.queue(...).")
-        self.store._check()
+        self.store.core.check_open()
 
     @override
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class BaseTailer(Reader):
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        return self._store._doorbells, self.queue._log.mask
+        return self._store.core.doorbells, self.queue._log.mask
 
     def to_start(self) -> None:
         """Move to the first message that is left, on every partition that this tailer reads."""
@@ -87,7 +87,7 @@ class BaseTailer(Reader):
     def close(self) -> None:
         """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""
         self._closed = True
-        self._store._ring_own()
+        self._store.core.ring_own()
 
     def _check(self) -> None:
         """Raise :class:`Closed` if the tailer, its queue or its store is closed."""

@@ -86,7 +86,7 @@ def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
 
 def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
     """Iterate over log, group and row of every claim of the store, as they are on disk."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = list(transaction.rows(txn, names.CLAIMS))
     for key, raw in rows:
         log, _, group = key[len(names.CLAIMS) :].decode("utf-8", "replace").partition("\0")

@@ -91,7 +91,7 @@ def counts_places(txn: StoreTransaction, log: Log, identity: bytes) -> bool:
 
 def log_at(log: Log, identity: bytes) -> Log:
     """Return the log in which a position with this identity counts: ``log``, or its committed messages."""
-    with log.store._view() as txn:
+    with log.store.core.view() as txn:
         places = counts_places(txn, log, identity)
     return CommittedLog(log.store, log.queue, log.partition) if places else log
 

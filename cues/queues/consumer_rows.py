@@ -85,7 +85,7 @@ def publisher_lock(producer: int) -> int:
 def holder(store: BaseStore, lock: int) -> int | None:
     """Return the process that holds a lock of the store, also this one; None if there is none."""
     try:
-        return os.getpid() if store._locks.mine(lock) else store._locks.holder(lock)
+        return os.getpid() if store.core.locks.mine(lock) else store.core.locks.holder(lock)
     except StoreReadOnly:
         return None  # without locks no process can run here
 

@@ -112,7 +112,7 @@ def alive(store: BaseStore, group: str, name: str, row: MemberRow) -> bool:
         return False
     offset = lock_of(group, name)
     try:
-        held = store._locks.mine(offset) or store._locks.holder(offset) is not None
+        held = store.core.locks.mine(offset) or store.core.locks.holder(offset) is not None
     except StoreReadOnly:  # without locks there are no members
         return False
     return held and left_s(store, row) > 0

@@ -81,7 +81,7 @@ class Log:
         self.id = names.log_id(queue, partition)
         self.key = names.row_key(queue, partition)
         self.mask = wakeup.mask_of(queue, partition)
-        self.database = store._database(names.log_database(queue, partition))
+        self.database = store.core.database(names.log_database(queue, partition))
         self.records: Log = self
         """The log whose positions are indices; of a :class:`~cues.queues.committed.CommittedLog` another one."""
         self._notes = "." not in queue
@@ -315,7 +315,7 @@ class Log:
 
     def damaged(self, first: int) -> BatchDamaged:
         """Return the error for the record at ``first``."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             last = self._next_first(txn, first) - 1
         return self._damage(first, last, "is damaged (its checksum fails)")
 

@@ -101,10 +101,10 @@ class MergedTailer(Tailer):
     def _seek(self, place: Place) -> None:
         with self._use():
             self._have_all()
-            with self._store._view() as txn:
+            with self._store.core.view() as txn:
                 goals = [part._place(txn, place) for part in self._parts]
             if self.name is not None and not self._deferred:
-                stored = self._store._commit(self._write_positions, goals)
+                stored = self._store.core.commit(self._write_positions, goals)
                 for part, row in zip(self._parts, stored):
                     part._stored = row
             for part, goal in zip(self._parts, goals):
@@ -120,7 +120,7 @@ class MergedTailer(Tailer):
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """Doorbells and mask of all partitions, with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        return self._store._doorbells, wakeup.union(part._log.mask for part in self._parts)
+        return self._store.core.doorbells, wakeup.union(part._log.mask for part in self._parts)
 
     @override
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class MergedTailer(Tailer):
                 raise
             # Another tailer of the same name was faster: continue at its positions.
             self._return(marks, read)
-            with self._store._view() as txn:
+            with self._store.core.view() as txn:
                 for part in self._parts:
                     part._stored = txn.get(part._row_key)
                     if part._stored is not None:
@@ -202,14 +202,14 @@ class MergedTailer(Tailer):
         Without this check: partition 0 is read and has nothing. Then a message is appended to 0, and after it one
         to 1. Partition 1 is read, and its message is handed out before the earlier message of 0.
         """
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             return all(part._index >= part._log.row(txn).next for part in ended)
 
     def _commit_positions(self) -> bool:
         """Move the stored positions to this tailer's, unless another tailer of its name moved one."""
         if self._deferred:
             return True
-        stored = self._store._commit(self._compare_and_set_all, [part._index for part in self._parts])
+        stored = self._store.core.commit(self._compare_and_set_all, [part._index for part in self._parts])
         for part, row in zip(self._parts, stored or ()):
             part._stored = row
         return stored is not None

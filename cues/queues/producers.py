@@ -160,7 +160,7 @@ class Notes:
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
     """Iterate over the producers that wrote to a log, with their summaries."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = list(transaction.named_rows(txn, names.clocks_prefix(log)))
     for producer, raw in rows:
         yield int(producer, 16), Written.unpack(raw)

@@ -83,8 +83,8 @@ class Queue(BaseQueue):
                 f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).grow({partitions!r})."
             )
         partitions = QueueOptions(partitions=partitions).partitions
-        self.store._commit(self._grow, partitions)
-        with self.store._view() as txn:
+        self.store.core.commit(self._grow, partitions)
+        with self.store.core.view() as txn:
             self._follow_options(txn, self._log.row(txn))
 
     def _grow(self, txn: StoreTransaction, partitions: int) -> None:
@@ -240,7 +240,7 @@ class Queue(BaseQueue):
         self._check()
         self._not_a_try_log("trims")
         place, logs = self._place_of(before), [view._log for view in self._views]
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             rows = [(log, log.row(txn)) for log in logs]
             return [planned(txn, log, row, place(txn, log, row)) for log, row in rows]
 
@@ -253,7 +253,7 @@ class Queue(BaseQueue):
         self._not_a_try_log("trims")
         logs = [view._log.records for view in self._views]
         try:
-            dropped = self.store._commit(self._move_fronts, logs, place, refuse)
+            dropped = self.store.core.commit(self._move_fronts, logs, place, refuse)
         except StoreFull as error:
             error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
             raise
@@ -266,7 +266,7 @@ class Queue(BaseQueue):
         most = DELETE_BATCHES_MAX
         while True:
             try:
-                if self.store._commit(self._sweep_some, log, most) < most:
+                if self.store.core.commit(self._sweep_some, log, most) < most:
                     return
                 most = min(DELETE_BATCHES_MAX, 2 * most)
             except StoreFull as error:
@@ -280,7 +280,7 @@ class Queue(BaseQueue):
                     ) from error
                 with contextlib.suppress(StoreFull):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
-                    self.store._commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
+                    self.store.core.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
     def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place, refuse: bool) -> int:
         dropped = 0
@@ -293,14 +293,14 @@ class Queue(BaseQueue):
                 log.move_front(txn, row, index)
                 dropped += index - row.first
         if dropped:
-            self.store._purged()
+            self.store.core.note_purge()
         return dropped
 
     def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
         row = log.row(txn)
         deleted, front = log.delete_before(txn, row, row.first, most)
         spans.forget(txn, log.id, front)
-        self.store._purged()  # again: a tailer may have read between the first call and the purge's commit
+        self.store.core.note_purge()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
         return deleted
 
@@ -325,7 +325,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
         name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)
         names.check("queue", name if slash and number.isdecimal() else part)
     key = names.queue_key(id)
-    with store._view() as txn:
+    with store.core.view() as txn:
         raw = txn.get(key)
     if raw is None and "/" in id and "." not in id:
         return _open_partition(store, id, options)
@@ -342,7 +342,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
                 "name one of those, or open the store without readonly=True to make it.",
                 queue=id,
             )
-        raw = store._commit(create_queue, store, id, QueueOptions(**options))
+        raw = store.core.commit(create_queue, store, id, QueueOptions(**options))
     record = read_record(store, id, raw)
     if record.get("format", 1) != 1 or record.get("schema") is not None:
         newer = "install a newer version (pip install -U cues-streams)."
@@ -358,7 +358,7 @@ def open_named(store: BaseStore, name: str) -> Queue:
 
     The name of a try log is the key of its processor, which is another one after a rename.
     """
-    with store._view() as txn:
+    with store.core.view() as txn:
         return open_queue(store, key_of(txn, ProcessorId(name)) if "." in name else name)
 
 
@@ -370,7 +370,7 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
             f"{id!r} is a partition, and {', '.join(options)} belongs to the whole queue.",
             f"call store.queue({name!r}, {next(iter(options))}=…).",
         )
-    with store._view() as txn:
+    with store.core.view() as txn:
         exists = txn.get(names.queue_key(name)) is not None
     if not exists:
         raise QueueNotFound(
@@ -405,7 +405,7 @@ class Matching(list[str]):
 
 def _matching(store: BaseStore, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = transaction.named_rows(txn, names.queue_key(""))
         records = [(name, raw) for name, raw in rows if "." not in name and fnmatch.fnmatchcase(name, queue)]
     if not slash:
@@ -464,7 +464,7 @@ def continue_log(txn: StoreTransaction, id: str, partition: int, identity: bytes
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
     for partition in partitions:
         txn.put(names.row_key(queue, partition), pack_row(row))
-        store._create_database(txn, names.log_database(queue, partition))
+        store.core.create_database(txn, names.log_database(queue, partition))
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
@@ -519,6 +519,6 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
         record["options"] = new.to_dict()
         _put_record(txn, queue.id, record)
 
-    queue.store._commit(change)
-    with queue.store._view() as txn:
+    queue.store.core.commit(change)
+    with queue.store.core.view() as txn:
         queue._follow_options(txn, queue._log.row(txn))

@@ -101,7 +101,7 @@ class ReadUncommitted:
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this reader."""
-        return self.queue.store._doorbells, self.queue._log.mask
+        return self.queue.store.core.doorbells, self.queue._log.mask
 
     def _fill(self) -> bool:
         """Read ahead; False if there is nothing."""
@@ -110,7 +110,7 @@ class ReadUncommitted:
         count = AHEAD_MESSAGES if self._end is None else min(AHEAD_MESSAGES, self._end - start)
         if count <= 0:
             return False
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             row = log.row(txn)
             raws = [] if start < row.first else log.read(txn, row, start, count, AHEAD_BYTES_MAX)
         if start < row.first:

@@ -152,7 +152,8 @@ def _forget_expired(txn: StoreTransaction, log: Log) -> None:
     for group in [group for group, _ in claims.of_log(txn, log.id) if group_rows.expired(txn, log.store, group)]:
         group_rows.delete(txn, group)
         text = "the group %s is forgotten: it had no member for its expire_s, and retention of %s waited for it"
-        log.store._afterwards.append(partial(logger.warning, text, group, log.id, group=group, **logs.of_log(log.id)))
+        say = partial(logger.warning, text, group, log.id, group=group, **logs.of_log(log.id))
+        log.store.core.afterwards.append(say)
 
 
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
@@ -222,6 +223,6 @@ def _say(log: Log, reader: str, what: str) -> None:
     warning = (log.store.path, log.id, reader)
     if warning not in _said:
         _said.add(warning)
-        log.store._afterwards.append(
+        log.store.core.afterwards.append(
             partial(logger.warning, f"retention of %s {what}", log.id, reader, **logs.of_log(log.id))
         )

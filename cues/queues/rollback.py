@@ -59,7 +59,7 @@ def expire(txn: StoreTransaction, queue: BaseQueue) -> int:
         roll_back(txn, queue, producer, fences=True)
         told = "%s: the pending messages of publisher %012x were rolled back: its transaction_timeout_s has passed"
         about = {**logs.of_log(queue._log.id), "producer": f"{producer:012x}"}
-        queue.store._afterwards.append(functools.partial(log.warning, told, queue.id, producer, **about))
+        queue.store.core.afterwards.append(functools.partial(log.warning, told, queue.id, producer, **about))
     if gone:
         faults.point("expire.inside")
     return len(gone)
@@ -71,12 +71,12 @@ def look(queue: BaseQueue) -> None:
     if now < queue._look_at or queue.store.readonly:
         return
     queue._look_at = now + LOOK_S
-    with queue.store._view() as txn:
+    with queue.store.core.view() as txn:
         gone = any(spans.expired(txn, queue._log.id, clock.now_ns()))
     if gone:
         with contextlib.suppress(CuesError):  # a reader does not fail because it cannot write; another one will
-            queue.store._commit(expire, queue)
-            queue.store._ring(queue._log.mask)
+            queue.store.core.commit(expire, queue)
+            queue.store.core.ring(queue._log.mask)
 
 
 def fence(txn: StoreTransaction, queue: BaseQueue, producer: int, begin: int) -> None:

@@ -80,9 +80,9 @@ def append_all(
             return 0
         size = sum(1 + len(page.pieces) for _, of_queue in pages for page in of_queue)
         faults.point("stamped.before")
-        if store._commit(_write, pages, read, pages=size + len(read)):
+        if store.core.commit(_write, pages, read, pages=size + len(read)):
             break
-    store._ring(wakeup.union(queue._log.mask for queue, _ in pages))
+    store.core.ring(wakeup.union(queue._log.mask for queue, _ in pages))
     return appended
 
 
@@ -163,7 +163,7 @@ def check_one_log(queue: BaseQueue) -> None:
 def _read(store: BaseStore, encoded: Sequence[_EncodedPairs]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
     keys = {(bound.queue._log.id, identity[0]) for bound in encoded for identity in bound.identities if identity}
-    with store._view() as txn:
+    with store.core.view() as txn:
         return {key: producers.read(txn, *key) for key in keys}
 
 

@@ -3,7 +3,7 @@
     with cues.open("data") as store:
         store.queue("orders").appender().write({"x": 1})
 
-The environment below it (:mod:`cues.storage.base_store`) knows transactions and rows; this class adds queues.
+The environment below it (:mod:`cues.storage.store_core`) knows transactions and rows; this class adds queues.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Store(BaseStore):
         cannot change raises :class:`QueueOptionsError`. ``"orders/3"`` is a partition of ``"orders"``
         (:meth:`Queue.partition`). On a read-only store a missing queue raises :class:`QueueNotFound`.
         """
-        self._check()
+        self.core.check_open()
         return open_queue(self, id, options)
 
     def matching(self, pattern: str) -> Matching:
@@ -70,7 +70,7 @@ class Store(BaseStore):
         :class:`cues.Transaction`.
         """
         if self.readonly:
-            self._refuse()
+            self.core.refuse_write()
         # It uses the mechanism of steps, a layer above this one, so it is loaded by name.
         transaction: Transaction = importlib.import_module("cues.steps.transaction").BlockTransaction(self)
         return transaction

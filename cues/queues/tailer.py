@@ -100,7 +100,7 @@ class Tailer(BaseTailer):
         self._read: Tailer | None = None
         """With several partitions, the tailer of the message read last."""
         self._row_key = names.reader_key(queue.name, queue._log.partition, name) if name is not None else b""
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             row = self._log.row(txn)
             self._kept = queue._follow_options(txn, row)._kept
             self._stored = txn.get(self._row_key) if name is not None else None
@@ -184,7 +184,7 @@ class Tailer(BaseTailer):
     def _record_index(self) -> int:
         if not self.queue._is_committed:
             return self._index
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             return self._log.index_of(txn, self._index)
 
     @property
@@ -224,10 +224,10 @@ class Tailer(BaseTailer):
     @override
     def _seek(self, place: Place) -> None:
         with self._use():
-            with self._store._view() as txn:
+            with self._store.core.view() as txn:
                 index = self._place(txn, place)
             if self.name is not None and not self._deferred:
-                self._stored = self._store._commit(self._write_position, index)
+                self._stored = self._store.core.commit(self._write_position, index)
             self._index = index
 
     def _place(self, txn: StoreTransaction, place: Place) -> int:
@@ -275,7 +275,7 @@ class Tailer(BaseTailer):
                 raise
             # Another tailer of the same name was faster: continue at its position.
             self._go_back(index, last)
-            with self._store._view() as txn:
+            with self._store.core.view() as txn:
                 self._stored = txn.get(self._row_key)
             if self._stored is not None:
                 self._index = self._position(self._stored)
@@ -327,7 +327,7 @@ class Tailer(BaseTailer):
 
     def _ready(self, n: int = 1) -> bool:
         """Decode the batch that holds the next message, and read ahead for ``n`` messages; False at the end."""
-        purges = self._store._purges()
+        purges = self._store.core.purges()
         fresh = self._batch is not None and purges == self._purges and purges >= 0
         if fresh and self._low <= self._cursor() < self._first + len(self._messages):
             return True
@@ -346,7 +346,7 @@ class Tailer(BaseTailer):
             self._open(self._ahead.pop())
             return True
         self._ahead.clear()
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             row = self._log.row(txn)
             if self._direction == "backward":
                 self._index = min(self._index, row.next)
@@ -391,7 +391,7 @@ class Tailer(BaseTailer):
         """Move the stored position to this tailer's, unless another tailer of its name moved it."""
         if self._deferred:
             return True
-        stored = self._store._commit(self._compare_and_set, self._index)
+        stored = self._store.core.commit(self._compare_and_set, self._index)
         self._stored = stored or self._stored
         return stored is not None
 

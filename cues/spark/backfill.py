@@ -79,7 +79,7 @@ class Span(Slice):
     def __init__(self, input: Input, start: int, stop: int) -> None:
         super().__init__(input, start, [], [])
         self.stop = stop
-        with input.log.store._view() as txn:
+        with input.log.store.core.view() as txn:
             self._seal = input.log.seal_before(txn, input.log.row(txn), stop)
 
     @override
@@ -434,7 +434,7 @@ class BackfillEngine(SparkEngine):
     def settle(self) -> None:
         """Wait until the messages for other stores are there, or are not forwarded any more."""
         while self.forwarder_threads and not self.host.halted:
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
             forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
             if forwarded or self.host.pause(LOOK_S):

@@ -227,14 +227,14 @@ class Pinned(ReadableQueue):
         """The logs of the partitions, in a read transaction."""
         with self.opened() as queue:
             logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
+            with queue.store.core.view() as txn:
                 yield logs, txn
 
     def _pieces(self, log: Log, start: int, stop: int, size: int, lost: Lost) -> Iterator[BatchSlice]:
         """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
         at = start
         while at < stop:
-            with log.store._view() as txn:
+            with log.store.core.view() as txn:
                 row = log.row(txn)
                 raws = log.read(txn, row, at, stop - at, size)
             if row.first > at:
@@ -300,7 +300,7 @@ def pin(place: QueueAddress, isolation: Isolation = "uncommitted") -> tuple[Pinn
         queue = store.queue(place.queue)._read_as(isolation)
         identity = _identity(queue)
         logs = [view._log for view in queue._views]
-        with store._view() as txn:
+        with store.core.view() as txn:
             nexts = tuple(log.row(txn).next for log in logs)
     return Pinned(place, socket.gethostname(), this_machine(), identity, len(nexts) > 1, isolation), nexts
 

@@ -292,7 +292,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         path, writer = self.options.resume_from
         if not os.path.exists(os.path.join(path, "data.mdb")):
             return None  # its first commit makes the store
-        with Store(path, readonly=True) as store, store._view() as txn:
+        with Store(path, readonly=True) as store, store.core.view() as txn:
             row = external_writers.read(txn, writer)
         if row is None or row.position[0] != "queues":
             return None

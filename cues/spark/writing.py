@@ -132,13 +132,13 @@ class _Writing:
             values = sum(output.values for output in staged)
             backpressure.await_room([queue])
             faults.point("append.before")
-            written = store._commit(self._append, queue, views, staged, part, pages=values + values // 64)
+            written = store.core.commit(self._append, queue, views, staged, part, pages=values + values // 64)
             faults.point("append.after")
             if written:
                 mask = 0
                 for view in views:
                     mask |= view._log.mask
-                store._ring(mask)
+                store.core.ring(mask)
         _drop(staged)
 
     def _append(

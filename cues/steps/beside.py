@@ -115,7 +115,7 @@ def make_queues(store: Store, wanted: Mapping[str, QueueOptions]) -> None:
         for id, options in wanted.items():
             create_queue(txn, store, id, options)
 
-    store._commit(create)
+    store.core.commit(create)
 
 
 def _end(part: Part, tailer: str) -> int:
@@ -157,4 +157,4 @@ def claim_beside(main: Stepper, node: Node, id: ProcessorKey, logs: dict[str, Lo
         txn.put(names.redriver_inputs_key(id), inputs.pack())
         return row
 
-    return main.store._commit(claim)
+    return main.store.core.commit(claim)

@@ -155,7 +155,7 @@ class CollectedWrites:
 def own_queue(store: BaseStore, queue: str | Queue, owner: str, hint: str) -> Queue:
     """Return a queue of this store, given as a name or a handle; refuse, by name, one of another store."""
     if isinstance(queue, Queue):
-        if not queue.store._same_as(store):
+        if not queue.store.core.same_as(store.core):
             raise InvalidArgument(
                 f"The queue {queue.id!r} is in the store {queue.store.path}, and {owner} is of {store.path}:"
                 " one commit is in one store.",
@@ -164,7 +164,7 @@ def own_queue(store: BaseStore, queue: str | Queue, owner: str, hint: str) -> Qu
         return queue
     if not isinstance(queue, str):
         raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "pass a name, or store.queue('orders').")
-    with store._view() as txn:
+    with store.core.view() as txn:
         exists = txn.get(names.queue_key(queue.partition("/")[0])) is not None
     if not exists:
         raise QueueNotFound(

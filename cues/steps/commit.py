@@ -41,7 +41,7 @@ class Committer(PartBuilder):
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
                 self._patiently(self.marks[piece.tailer].hold, piece.start)
-        self._patiently(self.store._commit, self._write_snapshot, pages, row)
+        self._patiently(self.store.core.commit, self._write_snapshot, pages, row)
         self._owned(row)
         if faults.active:
             faults.point("snapshot.after")
@@ -73,7 +73,7 @@ class Committer(PartBuilder):
                 if piece.input.index != piece.stop:  # the step was closed: the next one takes the rest
                     piece.input.go(piece.stop)
         elif self._beside:
-            self._patiently(self.store._commit, self._write_pause)
+            self._patiently(self.store.core.commit, self._write_pause)
         if self._beside:
             if faults.active:
                 faults.point("pause.after")
@@ -141,7 +141,7 @@ class Committer(PartBuilder):
         if held is not None:
             self._patiently(held.table.ensure)
             pages += 2 * held.table.pages()
-        self._patiently(self.store._commit, self._write_step, parts, row, pages=pages)
+        self._patiently(self.store.core.commit, self._write_step, parts, row, pages=pages)
         self._owned(row)
         self.state.committed()
         if held is not None:
@@ -149,7 +149,7 @@ class Committer(PartBuilder):
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
-        self.store._ring(self._written)
+        self.store.core.ring(self._written)
         if faults.active:
             faults.point("ring.after")
         counters = self.counters

@@ -79,7 +79,7 @@ class Deliverer(Beside):
         try:
             pages = self._pages(due)
             room = sum(1 + len(page.pieces) for some in pages.values() for page in some) + 2 * len(due)
-            self._patiently(self.store._commit, self._write_moved, pages, pages=room)
+            self._patiently(self.store.core.commit, self._write_moved, pages, pages=room)
         except BaseException:
             held.forget()
             raise

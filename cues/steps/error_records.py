@@ -214,13 +214,13 @@ class ErrorRows:
         self.home = home
         self.database: Any = None
         with suppress(QueueNotFound):
-            self.database = home._database(names.ERRORS_DATABASE)
+            self.database = home.core.database(names.ERRORS_DATABASE)
 
     def ensure(self) -> None:
         """Make the database, before a commit that writes rows."""
         if self.database is None:
-            self.home._commit(self.home._create_database, names.ERRORS_DATABASE)
-            self.database = self.home._database(names.ERRORS_DATABASE)
+            self.home.core.commit(self.home.core.create_database, names.ERRORS_DATABASE)
+            self.database = self.home.core.database(names.ERRORS_DATABASE)
 
     def get(self, txn: StoreTransaction, key: bytes) -> dict[str, Any] | None:
         """Return the fields of an ``e`` row; None if there is none."""
@@ -287,7 +287,7 @@ class ErrorLog:
     @property
     def ends_with_an_error(self) -> bool:
         """True if the last message is an error message. The store does not say which queues are error queues."""
-        with self.log.store._view() as txn:
+        with self.log.store.core.view() as txn:
             row = self.log.row(txn)
             raws = self.log.read_before(txn, row, row.next)
         try:
@@ -298,9 +298,9 @@ class ErrorLog:
 
     def unresolved(self) -> int:
         """Count the error messages that are on the queue and not settled. No message is read."""
-        with self.log.store._view() as txn:
+        with self.log.store.core.view() as txn:
             row = self.log.row(txn)
-        with self.rows.home._view() as txn:
+        with self.rows.home.core.view() as txn:
             settled = self.rows.settled(txn, row.identity, row.first, row.next)
         return row.next - row.first - settled
 
@@ -317,16 +317,16 @@ class ErrorLog:
         home, log = self.rows.home, self.log
         index = before
         while True:
-            with log.store._view() as txn:
+            with log.store.core.view() as txn:
                 row = log.row(txn)
             index = row.next if index is None else min(index, row.next)
             least = max(least, row.first)
             if not settled:
-                with home._view() as txn:
+                with home.core.view() as txn:
                     index = self._skipped(txn, row.identity, index, least)
             if index <= least:
                 return
-            with log.store._view() as txn:
+            with log.store.core.view() as txn:
                 raws = log.read_before(txn, log.row(txn), index)
             try:
                 batches = log.batches(raws)
@@ -337,7 +337,7 @@ class ErrorLog:
                 return
             batch = batches[0]
             low, high = max(batch.first, least), min(index, batch.next)
-            with home._view() as txn:
+            with home.core.view() as txn:
                 keys = all_keys(txn)
                 ids = {key: id for id, key in keys.items()}
                 done = {at: self.rows.resolution(txn, error_key(row.identity, at)) for at in range(low, high)}
@@ -397,9 +397,9 @@ class ErrorLogs(Closing):
     def tidy(self) -> None:
         """Delete rows of error messages that are not on their queues any more. The home store is open for writing."""
         for log in self.logs if self.rows.database is not None else ():
-            with log.log.store._view() as txn:
+            with log.log.store.core.view() as txn:
                 row = log.log.row(txn)
-            self.home._commit(self.rows.forget, row.identity, row.first)
+            self.home.core.commit(self.rows.forget, row.identity, row.first)
 
     def unresolved(self) -> int:
         """Count the error messages that are not settled."""

@@ -46,7 +46,7 @@ class ExpiryLane(Lane):
             faults.point("state.expiring")
 
         try:
-            unit._patiently(unit.store._commit, write, pages=3 * count)
+            unit._patiently(unit.store.core.commit, write, pages=3 * count)
         except BaseException:
             state.forget()
             raise

@@ -56,7 +56,7 @@ class Held:
     def begin(self) -> None:
         """Look at the store, after a start or a seek."""
         self.forget()
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             moved = txn.get(names.redriver_key(names.delayer_id(self._node.key))) is not None
         if moved:
             self.next_ns = 0
@@ -176,7 +176,7 @@ class Waiting(NamedTuple):
 def waiting(store: Store) -> list[Waiting]:
     """Return the units that hold messages. The cost does not depend on the number of messages."""
     units = []
-    for name, _ in store._entries():
+    for name, _ in store.core.entries():
         id = name.decode("utf-8", "replace").removeprefix("state:")
         unit = id.removesuffix(f".{_SUFFIX}")
         if not (name.startswith(b"state:") and unit != id and "." in unit):

@@ -120,7 +120,7 @@ class ProcessTailer(Tailer):
         """The position to be committed with the step."""
         if self._step == self._committed.next:
             return self._committed
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             seal = self.log.seal_before(txn, self.log.row(txn), self._step)
         return Position(self._identity, self._step, seal)
 

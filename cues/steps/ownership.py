@@ -68,7 +68,7 @@ def require_replaceable(store: Store, processors: Iterable[ProcessorId]) -> None
     """Raise :class:`AlreadyRunning` if a process that answers, or was alive shortly ago, owns one of the processors."""
     for processor in processors:
         offset = locks.offset_of(processor)
-        held = store._locks.mine(offset) or store._locks.holder(offset) is not None
+        held = store.core.locks.mine(offset) or store.core.locks.holder(offset) is not None
         refused = _refusal(store, processor, True) if held else None
         if refused is not None:
             raise refused
@@ -77,21 +77,21 @@ def require_replaceable(store: Store, processors: Iterable[ProcessorId]) -> None
 def _refusal(store: Store, processor: ProcessorId, take_over: bool) -> AlreadyRunning | None:
     """The error for a start while another owner holds the lock of a processor; None if it may be replaced."""
     offset = locks.offset_of(processor)
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = read_row(txn, processor)
-    here = store._locks.mine(offset)
+    here = store.core.locks.mine(offset)
     left = 0.0 if row is None or row.boot != boot() else leases.left_s(store, row.owner, LEASE_S)
     if here:
         pid = os.getpid()
     elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
         pid = row.pid  # the holder of the lock: an owner that was replaced keeps it until it ends
     else:
-        pid = store._locks.holder(offset) or (row.pid if row else 0)
+        pid = store.core.locks.holder(offset) or (row.pid if row else 0)
     state = locks.process_state(pid)
     answers = left > LEASE_S - 2 * LEASE_BEAT_S and state != "stopped"
     if here or not take_over or answers:
         where = "in this process" if here else f"by process {pid} ({state})"
-        supervisor = store._locks.holder(supervisor_lock(processor.partition(".")[0]))
+        supervisor = store.core.locks.holder(supervisor_lock(processor.partition(".")[0]))
         if supervisor is not None:  # it would start a killed worker again
             where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
         more = ": it answers, and only one that does not can be replaced" if take_over else _OR_TAKE_OVER
@@ -132,7 +132,7 @@ class Ownership:
 
     def __init__(self, store: Store, claimants: Sequence[Claimant], take_over: bool = False) -> None:
         """Take the locks. Raises :class:`AlreadyRunning` with the owner's pid; then no lock is held."""
-        store._check_file()
+        store.core.check_file()
         self.store = store
         self.owner = os.urandom(8)
         self.claimants = tuple(claimants)
@@ -153,7 +153,7 @@ class Ownership:
 
     def _lock(self, processor: ProcessorId, take_over: bool) -> None:
         offset = locks.offset_of(processor)
-        if self.store._locks.try_lock(offset):
+        if self.store.core.locks.try_lock(offset):
             self._locked.append(offset)
             return
         refused = _refusal(self.store, processor, take_over)
@@ -168,7 +168,7 @@ class Ownership:
                 return
             self._lease.beat(figures)
             for offset in tuple(self._missing):
-                if self.store._locks.try_lock(offset):
+                if self.store.core.locks.try_lock(offset):
                     self._missing.remove(offset)
                     self._locked.append(offset)
 
@@ -189,7 +189,7 @@ class Ownership:
             for offset in [locks.offset_of(claimant.processor) for claimant in claimants]:
                 if offset in self._locked:
                     self._locked.remove(offset)
-                    self.store._locks.unlock(offset)
+                    self.store.core.locks.unlock(offset)
 
     def claim(
         self, accept_topology: bool = False, above: int = 0, only: Sequence[Claimant] | None = None
@@ -205,10 +205,10 @@ class Ownership:
         starts: dict[str, Position] = {}
         for claimant in claimants:
             for tailer, log in claimant.logs.items():
-                with log.store._view() as txn:
+                with log.store.core.view() as txn:
                     row = log.row(txn)
                 starts[tailer] = Position(row.identity, row.first, NO_SEAL)
-        rows = self.store._commit(self._claim, claimants, accept_topology, starts, above)
+        rows = self.store.core.commit(self._claim, claimants, accept_topology, starts, above)
         for owner in self._followed:
             leases.forget(self.store, owner)
         faults.point("claim.after")
@@ -286,7 +286,7 @@ class Ownership:
         """Release the locks. The rows stay; the next owner raises their epochs."""
         with self._guard:
             while self._locked:  # one at a time: if this call is interrupted, the next call releases the rest
-                self.store._locks.unlock(self._locked[-1])
+                self.store.core.locks.unlock(self._locked[-1])
                 self._locked.pop()
             self._missing.clear()
             if self._lease is not None:
@@ -360,7 +360,7 @@ def seek(
 
     ``again`` also raises the generation, so that transactional sinks accept the messages again.
     """
-    with store._view() as txn:
+    with store.core.view() as txn:
         topology = read_topology(txn, processor)
     if topology is None:
         raise InvalidArgument(f"The store {store.path} has no processor {processor!r}.", "run cues status.")
@@ -369,7 +369,7 @@ def seek(
         raise InvalidArgument(
             f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"pass one of {', '.join(topology.tailers)}."
         )
-    with store._view() as txn:
+    with store.core.view() as txn:
         before = read_row(txn, processor)
     assert before is not None
     with contextlib.ExitStack() as opened:
@@ -381,7 +381,7 @@ def seek(
             log = log_at(Log(other, *names.log_parts(topology.queues[at])), before.positions[at].identity)
             targets[at] = _target(log, tailer, index)
             if where and targets[at].next < before.positions[at].next:
-                with other._view() as txn:
+                with other.core.view() as txn:
                     index = log.needed_from(txn, targets[at].next)
                 # First, so that the messages there are kept: a mark that is too low costs only space.
                 reader = marks.ForeignReader(store.id, topology.key_of(processor), before.epoch + 1)
@@ -390,7 +390,7 @@ def seek(
     table = None
     if reset_state:
         with contextlib.suppress(QueueNotFound):
-            table = store._database(names.state_database(topology.key_of(processor)))
+            table = store.core.database(names.state_database(topology.key_of(processor)))
 
     def move(txn: StoreTransaction) -> ProcessorRow:
         row = read_row(txn, processor)
@@ -407,12 +407,12 @@ def seek(
         faults.point("seek.inside")
         return new
 
-    return store._commit(move)
+    return store.core.commit(move)
 
 
 def _target(log: Log, tailer: str, index: int) -> Position:
     """The position at an index of a log; raises :class:`InvalidArgument` if there is none."""
-    with log.store._view() as txn:
+    with log.store.core.view() as txn:
         row = log.records_row(txn)
         if not 1 <= index <= row.next:
             raise InvalidArgument(

@@ -145,12 +145,12 @@ def ask(home: BaseStore, units: Iterable[ProcessorId], reason: str = "") -> list
 
 
 def _written(home: BaseStore, write: Callable[[StoreTransaction], list[ProcessorPause]]) -> list[ProcessorPause]:
-    changed: list[ProcessorPause] = home._commit(write)
+    changed: list[ProcessorPause] = home.core.commit(write)
     faults.point("pause.changed")
-    with home._view() as txn:
+    with home.core.view() as txn:
         topologies: Mapping[str, Any] = {pause.processor: read_topology(txn, pause.processor) for pause in changed}
     queues = {queue for topology in topologies.values() if topology is not None for queue in topology.queues}
-    home._ring(wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in queues))
+    home.core.ring(wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in queues))
     return changed
 
 

@@ -165,11 +165,11 @@ class Settling:
 
     def roll_back(self, log: Queue, producer: int) -> None:
         """Drop the pending messages of a producer in a log, if there are any."""
-        with log.store._view() as txn:
+        with log.store.core.view() as txn:
             written = producers.read(txn, log._log.id, producer)
         if written is not None and written.begin:
-            log.store._commit(rollback.roll_back, log, producer)
-            log.store._ring(log._log.mask)
+            log.store.core.commit(rollback.roll_back, log, producer)
+            log.store.core.ring(log._log.mask)
             if log.store.durability != "disk":
                 log.store.sync()  # no later call may sync it
 
@@ -189,7 +189,7 @@ class Settling:
         return known
 
     def _compare(self, log: Queue, due: Due) -> None:
-        with log.store._view() as txn:
+        with log.store.core.view() as txn:
             written = producers.read(txn, log._log.id, due.producer)
         where = f"queue {log.id!r} of {log.store.path}"
         if written is None or written.last < due.last:
@@ -230,7 +230,7 @@ def finish(
         if stored != expected:
             raise fenced(processor, expected, stored)
 
-    with home._view() as txn:
+    with home.core.view() as txn:
         fence(txn)
         row = read_row(txn, key)
     if row is None:
@@ -248,7 +248,7 @@ def finish(
     for store in {queue.store.id: queue.store for queue in queues}.values():
         if store.durability != "disk":
             store.sync()
-    home._commit(forget)
+    home.core.commit(forget)
     return given_up
 
 
@@ -284,7 +284,7 @@ class PendingStepper(Stepper):
 
     def _settle(self) -> None:
         # 1. Settle. The row is read under this owner's epoch, so it was written by this owner or an earlier one.
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             self._fence(txn)
             row = read_row(txn, self.node.key)
         self._sync(self.store)
@@ -298,7 +298,7 @@ class PendingStepper(Stepper):
         due = {} if row is None else row.due
         self._due = {target: ack for target, ack in due.items() if target not in given_up}
         if row is None or row.producer != self._producer or given_up:
-            self._patiently(self.store._commit, self._name)
+            self._patiently(self.store.core.commit, self._name)
             self._sync(self.store)
             if faults.active:
                 faults.point("pending.named")
@@ -362,14 +362,14 @@ class PendingStepper(Stepper):
 
     def _write(self, store: BaseStore, away: list[tuple[Part, Queue, list[Page]]]) -> list[tuple[Queue, Due]]:
         """Append pending messages to one other store, durably; return their acknowledgements."""
-        store._check_file()
+        store.core.check_file()
         size = sum(1 + len(page.pieces) for _, _, pages in away for page in pages)
-        last: dict[str, int] = self._patiently(store._commit, self._write_pending, away, pages=size + len(away))
+        last: dict[str, int] = self._patiently(store.core.commit, self._write_pending, away, pages=size + len(away))
         self._sync(store)
         rings = 0
         for _, log, _ in away:
             rings |= log._log.mask
-        store._ring(rings)
+        store.core.ring(rings)
         if faults.active:
             faults.point("pending.written")
         logs = {log._log.id: log for _, log, _ in away}

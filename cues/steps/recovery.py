@@ -51,7 +51,7 @@ class Recovery(Committer):
 
         Raises :class:`Diverged` when the store contradicts itself.
         """
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             raw = txn.get(self._row_key)
             if raw != self._expected:
                 raise fenced(self.node.id, self._expected, raw)
@@ -63,7 +63,7 @@ class Recovery(Committer):
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
         for reader in self._readers:
-            with reader.queue.store._view() as txn:
+            with reader.queue.store.core.view() as txn:
                 self._check_position(txn, reader, positions[reader.tailer])
                 gone = reader.log.row(txn).first - positions[reader.tailer].next
             if gone > 0:
@@ -74,7 +74,7 @@ class Recovery(Committer):
                         logging.WARNING,
                     )
                 )
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
         if self.whole is self:

@@ -67,7 +67,7 @@ def refusal(home: BaseStore, record: ErrorRecord, nodes: Mapping[str, Node] | No
     if record.message.get(names.ERR_ABRIDGED):
         return "its input was nested too deeply for an error message, which has only the beginning of its text"
     unit = record.processor
-    with home._view() as txn:
+    with home.core.view() as txn:
         topology = read_topology(txn, unit)
     if topology is None:
         return f"the store {home.path} has no processor {unit}"
@@ -141,9 +141,9 @@ def ask(home: Store, records: Sequence[ErrorRecord]) -> Asked:
         logs = {id: Log(home, id) for record in some for id in _queues_of(record).values()}
         built = [(record, _pages(record)) for record in some]
         pages = sum(page.count + len(page.pieces) for _, copies in built for c in copies.values() for page in c)
-        mask, new = home._commit(_write_requests, rows, built, logs, by, pages=pages + 3 * len(some))
+        mask, new = home.core.commit(_write_requests, rows, built, logs, by, pages=pages + 3 * len(some))
         faults.point("redrive.asked")
-        home._ring(mask)
+        home.core.ring(mask)
         asked += new
         already += [record for record in some if record not in new]
     return Asked(tuple(asked), tuple(already))
@@ -163,7 +163,7 @@ def _make_queues(home: Store, records: Iterable[ErrorRecord]) -> None:
         id = names.timer_id(record.unit_key) if record.of_timer else names.redriver_id(record.unit_key)
         options = TRY_LOG if record.of_timer else QueueOptions()
         wanted |= {id: TRY_LOG} | dict.fromkeys(_queues_of(record).values(), options)
-    with home._view() as txn:
+    with home.core.view() as txn:
         missing = [id for id in wanted if txn.get(names.queue_key(id)) is None]
 
     def create(txn: StoreTransaction) -> None:
@@ -171,7 +171,7 @@ def _make_queues(home: Store, records: Iterable[ErrorRecord]) -> None:
             create_queue(txn, home, id, wanted[id])
 
     if missing:
-        home._commit(create)
+        home.core.commit(create)
 
 
 def _pages(record: ErrorRecord) -> dict[str, list[Page]]:
@@ -245,7 +245,7 @@ def discard(home: Store, records: Sequence[ErrorRecord], reason: str) -> Asked:
     done: list[ErrorRecord] = []
     for start in range(0, len(records), ASKED_AT_ONCE):
         some = records[start : start + ASKED_AT_ONCE]
-        done += home._commit(write, some, pages=len(some))
+        done += home.core.commit(write, some, pages=len(some))
     return Asked(tuple(done), tuple(record for record in records if record not in done))
 
 
@@ -263,7 +263,7 @@ class Settling(Beside):
     @override
     def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
         """Name the error messages that these messages came from."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             origins: dict[bytes, list[Any]] = {}
             for piece in taken.slices:
                 for at in range(piece.start + start, piece.start + stop):
@@ -384,8 +384,8 @@ class CountedLane(SideLane):
             txn.put(self.key, self.counts)
             return refused
 
-        refused = store._commit(write)
-        store._purged()
+        refused = store.core.commit(write)
+        store.core.note_purge()
         if refused:
             text = f"{refused:,} redrive{'s' if refused > 1 else ''} refused: {why}. The messages stay unresolved"
             main._emit(events.Event(unit, text, logging.WARNING))

@@ -157,7 +157,7 @@ class StateTable:
 
     def _read(self, row: bytes) -> bytes | None:
         """Read the committed value of a row. Raises :class:`StoreDamaged` for a wrong checksum."""
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             cursor = txn.cursor(self._database)
             if not cursor.set_range(row + _FIRST):
                 return None
@@ -184,7 +184,7 @@ class StateTable:
         """
         if self._open():
             left = VERIFY_BYTES
-            with self._store._view() as txn:
+            with self._store.core.view() as txn:
                 for key, value in itertools.islice(txn.cursor(self._database), VERIFY_ROWS):
                     self._check_row(key, value)
                     left -= len(value)
@@ -196,7 +196,7 @@ class StateTable:
         self._pack_late()
         exists: dict[bytes, bool] = {}
         if self._open():
-            with self.trouble, self._store._view() as txn:
+            with self.trouble, self._store.core.view() as txn:
                 cursor = txn.cursor(self._database)
                 if cursor.set_range(prefix):
                     for key in cursor.iternext(values=False):
@@ -328,7 +328,7 @@ class StateTable:
         """The time of the first committed timer in nanoseconds; None without one. Safe in any thread."""
         if not self._open():
             return None
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             cursor = txn.cursor(self._database)
             row = cursor.key() if cursor.set_range(_ORDER) else b""
         return _AT.unpack_from(row, 1)[0] if row[:1] == _ORDER else None
@@ -337,7 +337,7 @@ class StateTable:
         """The first committed timers that are due: row in the order of time, key, name, time."""
         if not self._open():
             return []
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             cursor = txn.cursor(self._database)
             rows: list[bytes] = []
             if cursor.set_range(_ORDER):
@@ -377,7 +377,7 @@ class StateTable:
     def ensure(self) -> None:
         """Make or open the table's database; call it before a commit that writes to it."""
         if not self._open():
-            self._store._commit(self._store._create_database, self._name)
+            self._store.core.commit(self._store.core.create_database, self._name)
             self._missing = False
             self._open()
 
@@ -443,7 +443,7 @@ class StateTable:
         found, most = self._open(), 4
         while found:
             rows: list[bytes] = []
-            with self.trouble, self._store._view() as txn:
+            with self.trouble, self._store.core.view() as txn:
                 cursor = txn.cursor(self._database)
                 found = cursor.set_range(low)
                 for key in cursor.iternext(values=False) if found else ():
@@ -460,7 +460,7 @@ class StateTable:
         if self._database is None and not self._missing:
             try:
                 with self.trouble:
-                    self._database = self._store._database(self._name)
+                    self._database = self._store.core.database(self._name)
             except QueueNotFound:
                 self._missing = True  # until this owner makes it: no other process does
         return self._database is not None
@@ -646,7 +646,7 @@ def rows_under(store: Store, processor: ProcessorKey, after: bytes = b"") -> Ite
     if not table._open():
         return
     while True:
-        with store._view() as txn:
+        with store.core.view() as txn:
             cursor = txn.cursor(table._database)
             found = cursor.set_range(after + b"\xff\xff") if after else cursor.first()
             keys = cursor.iternext(values=False) if found else iter(())

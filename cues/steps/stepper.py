@@ -122,8 +122,8 @@ class Stepper(Recovery):
             if self.meter.messages:
                 self.meter.settle()
             self._tell_of_starving()
-            if self.store._lost():  # an idle graph has no commit that would notice a removed store
-                self.store._check_file()
+            if self.store.core.is_lost():  # an idle graph has no commit that would notice a removed store
+                self.store.core.check_file()
             if not rested:  # nor one that would notice a seek or a takeover
                 self._look_around()
             for mark in self.marks.values():
@@ -144,7 +144,7 @@ class Stepper(Recovery):
     def _others_first(self) -> Outcome | None:
         """Return the outcome of a step that takes no message from the inputs; None: it is their turn."""
         if self._limited():
-            self.store._check_file()
+            self.store.core.check_file()
             self.check_fence()
             return "blocked"
         for lane in self.lanes:
@@ -161,7 +161,7 @@ class Stepper(Recovery):
         """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
         assert self.runner is not None
         inputs = [] if self.paused or self._pending is not None else self._home_inputs
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             self._last_look.note(txn)
             self._fence(txn)
             copied = [input.copy(txn, self.runner.pace.count) for input in inputs if self._pause_row is None]
@@ -170,7 +170,7 @@ class Stepper(Recovery):
 
     def _stays_paused(self) -> bool:
         """Notice a pause, or its end. After it, the processor continues as after a start."""
-        self.store._check_file()
+        self.store.core.check_file()
         self.check_fence()
         if self._pause_row is None:
             self.paused = False
@@ -255,7 +255,7 @@ class Stepper(Recovery):
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
-        self.store._check_file()
+        self.store.core.check_file()
         self.check_fence()
         self._hold()
         return "blocked"

@@ -46,7 +46,7 @@ from cues.steps.process import Process
 from cues.steps.runner import Calls, Interrupted, Pause, Runner
 from cues.steps.state import StateTable
 from cues.steps.taking import Input
-from cues.storage.base_store import LastLook
+from cues.storage.store_core import LastLook
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
@@ -148,9 +148,11 @@ class StepperBase:
         if node.options.isolation == "uncommitted":
             for reader in self._readers:
                 reader.on_pending = functools.partial(self._tell_of_pending, reader.queue.id)
-        self._last_look = LastLook(store)
+        self._last_look = LastLook(store.core)
         """The last comparison of the fence while there was nothing to do."""
-        self._home_inputs = [input for input in self.inputs if input.queue.store._shared is store._shared]
+        self._home_inputs = [
+            input for input in self.inputs if input.queue.store.core.environment is store.core.environment
+        ]
         self._order = sorted(reader.tailer for reader in self._readers)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """The place of a tailer's position in the row."""
@@ -265,7 +267,7 @@ class StepperBase:
 
     def check_fence(self) -> None:
         """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last one."""
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             self._fence(txn)
 
     def _fence(self, txn: StoreTransaction) -> None:

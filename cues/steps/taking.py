@@ -20,7 +20,7 @@ from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
 from cues.storage import timeline
-from cues.storage.base_store import LastLook
+from cues.storage.store_core import LastLook
 
 if TYPE_CHECKING:
     from cues.queues.log import Log, Raw
@@ -216,7 +216,7 @@ class Input:
         """The index after the messages that were read ahead."""
         self._end = 1
         """The index after the last message, when messages were copied out last."""
-        self._last_look = LastLook(queue.store)
+        self._last_look = LastLook(queue.store.core)
         """The last copying."""
         self.delays = False
         """True if a message that was read ahead may have a time of delivery."""
@@ -231,16 +231,16 @@ class Input:
     def identity_at(self, index: int) -> bytes:
         """The identity of the queue for the delivery hash, for messages up to the one at ``index``."""
         if self._line is None:
-            with self.queue.store._view() as txn:
+            with self.queue.store.core.view() as txn:
                 self._line = timeline.read(txn, self.log.id)
         if not self._line:
             return self.identity
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             return timeline.identity(self._line, self.identity, self.log.index_of(txn, index))
 
     def seal_before(self, index: int) -> str | None:
         """The seal before ``index``, in hex; empty if it is not known, None if the queue ends before."""
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             row = self.log.row(txn)
             if index > row.next:
                 return None
@@ -260,13 +260,13 @@ class Input:
 
     def waits(self) -> bool:
         """Return whether a message waits that was not taken. Safe in any thread."""
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             row = self.log.row(txn)
         return max(self.index, row.first) < row.next
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
-        purges = self.queue.store._purges()
+        purges = self.queue.store.core.purges()
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
@@ -274,7 +274,7 @@ class Input:
         ahead = self._loaded - self.index
         if ahead >= count or (self._loaded == self._end and self._last_look.is_current()):
             return ahead
-        with self.queue.store._view() as txn:
+        with self.queue.store.core.view() as txn:
             raws = self.copy(txn, count)
         self.open(raws)
         return self.ahead

@@ -95,7 +95,7 @@ class Firer(Settling):
         self.state.settle({row: None for row, *_ in timers})
         try:
             room = sum(1 + len(page.pieces) for page in pages) + len(timers)
-            self._patiently(self.store._commit, self._write_moved, pages, pages=room)
+            self._patiently(self.store.core.commit, self._write_moved, pages, pages=room)
         except BaseException:
             self.state.forget()
             raise

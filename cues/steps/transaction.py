@@ -109,7 +109,7 @@ class BlockTransaction(Transaction):
     """The transaction of one ``with`` block."""
 
     def __init__(self, store: Store) -> None:
-        store._check()
+        store.core.check_open()
         self._store = store
         self._writes = CollectedWrites(store, "the transaction", _HINT)
         self._tailers: dict[tuple[str, str], TransactionTailer | MergedTransactionTailer] = {}
@@ -175,7 +175,7 @@ class BlockTransaction(Transaction):
     def __enter__(self) -> BlockTransaction:
         if self._state != "not begun":
             raise self._ended()
-        self._store._check()
+        self._store.core.check_open()
         frame = sys._getframe(1)
         while frame.f_globals.get("__name__") == "contextlib" and frame.f_back is not None:
             frame = frame.f_back  # an ExitStack
@@ -199,7 +199,7 @@ class BlockTransaction(Transaction):
             running.append(caller)
             caller = caller.f_back
         for other in _open_here():
-            if other._place is None or not other._store._same_as(self._store):
+            if other._place is None or not other._store.core.same_as(self._store.core):
                 continue
             block, instruction = other._place
             if block in running and (block, instruction) != (frame, frame.f_lasti):
@@ -241,13 +241,13 @@ class BlockTransaction(Transaction):
             built = self._writes.build(digest, came)
             pages = built.pages + len(self._tailers)
             try:
-                self.indices = self._store._commit(self._write, built, moved, pages=pages)
+                self.indices = self._store.core.commit(self._write, built, moved, pages=pages)
                 break
             except OptionsChanged:  # a queue has grown, for example: nothing was written
                 self._writes.renew()
         self.hash = digest.hex() if digest else None
         faults.point("transaction.after")
-        self._store._ring(built.mask)
+        self._store.core.ring(built.mask)
 
     def _write(
         self, txn: StoreTransaction, built: BuiltWrites, moved: list[TransactionTailer | MergedTransactionTailer]
@@ -271,7 +271,7 @@ class BlockTransaction(Transaction):
         ranges = []
         for tailer in self._tailers.values():
             for part, start in tailer.moved():
-                with self._store._view() as txn:
+                with self._store.core.view() as txn:
                     line = timeline.read(txn, part._log.id)
                     last = part._log.index_of(txn, max(start, part._index) - 1)
                 identity = timeline.identity(line, part._identity, last)
@@ -304,7 +304,7 @@ class BlockTransaction(Transaction):
                 f"The transaction of the store {self._store.path} was begun by another thread.",
                 "use it in the thread of its with block, or begin a transaction in each thread.",
             )
-        self._store._check()
+        self._store.core.check_open()
 
     def _ended(self) -> Closed:
         if self._state == "not begun":

@@ -63,7 +63,7 @@ class Environment:
         self.key = key
         self.file = (0, 0)
         self.look_at = 0.0
-        """Monotonic time from which on :meth:`BaseStore._lost` checks the file again."""
+        """Monotonic time from which on :meth:`StoreCore.is_lost` checks the file again."""
         self.durability = durability
         self.readonly = readonly
         self.users = 0

@@ -66,8 +66,8 @@ class Moment:
 
 def last_commit(store: BaseStore) -> int:
     """Return the number of the last commit of a store."""
-    store._check()
-    return store._shared.info()["last_txnid"]
+    store.core.check_open()
+    return store.core.environment.info()["last_txnid"]
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def same_moment(stores: Sequence[BaseStore]) -> Iterator[list[Moment]]:
     """
     for attempt in range(_ATTEMPTS):
         with contextlib.ExitStack() as opened:
-            txns = [opened.enter_context(store._view()) for store in stores]
+            txns = [opened.enter_context(store.core.view()) for store in stores]
             if any(last_commit(store) != txn.id() for store, txn in zip(stores[:-1], txns)):
                 if attempt % 100 == 99:
                     time.sleep(0.001)
@@ -87,14 +87,14 @@ def same_moment(stores: Sequence[BaseStore]) -> Iterator[list[Moment]]:
                 (store, name)
                 for store, txn in zip(stores, txns)
                 for name in _named(txn)
-                if name not in store._shared.databases
+                if name not in store.core.environment.databases
             ]
             if not missing:
-                handles = [store._shared.databases for store in stores]
+                handles = [store.core.environment.databases for store in stores]
                 yield [Moment(txn, known, txn.id()) for txn, known in zip(txns, handles)]
                 return
         for store, name in missing:  # a handle that is opened later is not valid in a transaction that is open
-            store._database(name)
+            store.core.database(name)
     raise StoreError(
         f"The stores {', '.join(store.path for store in stores)} commit so often that no moment was found at which"
         " all could be read.",
@@ -226,8 +226,8 @@ def open_databases(store: BaseStore) -> None:
 
 def is_opened(store: BaseStore) -> bool:
     """Return whether :func:`same_moment` needs to open no database of the store."""
-    with store._view() as txn:
-        return all(name in store._shared.databases for name in _named(txn))
+    with store.core.view() as txn:
+        return all(name in store.core.environment.databases for name in _named(txn))
 
 
 def put_in_place(file: Path, directory: Path) -> None:

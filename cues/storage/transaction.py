@@ -2,9 +2,9 @@
 
 A transaction reads and writes rows. Keys and values are bytes; keys are sorted byte by byte. A store has one unnamed
 database (the rows of queues, tailers, processors …) and a named one for each log and each state. ``db`` is the
-handle of a named database, from :meth:`BaseStore._database`; without it a call means the unnamed database.
+handle of a named database, from :meth:`StoreCore.database`; without it a call means the unnamed database.
 
-:meth:`BaseStore._view` gives a read transaction, :meth:`BaseStore._commit` a write transaction. Both are py-lmdb's own
+:meth:`StoreCore.view` gives a read transaction, :meth:`StoreCore.commit` a write transaction. Both are py-lmdb's own
 ``Transaction``: nothing is wrapped, because every small append passes through here.
 """
 
@@ -62,7 +62,7 @@ class StoreTransaction(Protocol):
 
     Duties:
 
-    - It is used by one thread, and not after :meth:`BaseStore._commit` or the ``with`` block of a view has ended.
+    - It is used by one thread, and not after :meth:`StoreCore.commit` or the ``with`` block of a view has ended.
     - Only the code that began it commits or aborts it. Other code raises an error to refuse.
     - Writes through a read transaction fail with an error of LMDB.
     - User code is never called while one is open.

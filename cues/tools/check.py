@@ -99,10 +99,10 @@ def check_others(store: Store) -> list[str]:
                     Forwarder(store, other, [parts[0]]).compare()
                 except CuesError as error:
                     problems.append(error.message)
-        with store._view() as txn:
+        with store.core.view() as txn:
             topologies = list(processor_rows.topologies(txn))
         for processor, topology in topologies:
-            with store._view() as txn:
+            with store.core.view() as txn:
                 row = processor_rows.read_row(txn, processor)
             for tailer, queue, id, position in zip(
                 topology.tailers, topology.queues, topology.stores, row.positions if row else ()
@@ -110,7 +110,7 @@ def check_others(store: Store) -> list[str]:
                 other = others.get(id) if id else None
                 if other is not None and names.log_parts(queue)[0] in other.queues():
                     log = Log(other, queue)  # opened before the transaction, in which it would not be valid
-                    with other._view() as txn:
+                    with other.core.view() as txn:
                         problems += _place(log, txn, f"Tailer {tailer}", *position)
     return problems
 
@@ -126,7 +126,7 @@ class _Walker:
 
     def problems(self) -> Iterator[str]:
         self.at = "the list of databases"
-        self._entries = dict(self.store._entries())
+        self._entries = dict(self.store.core.entries())
         self.at = "the rows"
         yield from self._key_order()
         queues = yield from self._queues()
@@ -157,7 +157,7 @@ class _Walker:
 
     def _rows(self, prefix: bytes, txn: StoreTransaction | None = None) -> dict[str, bytes]:
         """The rows by the rest of their keys, in the transaction or in one of its own."""
-        with contextlib.nullcontext(txn) if txn is not None else self.store._view() as txn:
+        with contextlib.nullcontext(txn) if txn is not None else self.store.core.view() as txn:
             return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in transaction.rows(txn, prefix)}
 
     def _intact(self, prefix: bytes, what: str) -> Generator[str, None, list[tuple[str, bytes]]]:
@@ -177,7 +177,7 @@ class _Walker:
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             for key, _ in txn.cursor():
                 if last is not None and key <= last:
                     yield f"The rows of the store are out of order at {key!r}; the rows after it were not checked."
@@ -195,11 +195,11 @@ class _Walker:
     def _queues(self) -> Generator[str, None, list[str]]:
         """Check records against rows; returns the ids of the logs that can be walked."""
         walkable: list[str] = []
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             rows = self._rows(names.row_key("", 0), txn)
             records = self._rows(names.queue_key(""), txn)
         if any(names.log_database(log, 0) not in self._entries for log in rows):
-            self._entries = dict(self.store._entries())  # one was made or removed meanwhile
+            self._entries = dict(self.store.core.entries())  # one was made or removed meanwhile
         for queue, raw in records.items():
             identity, partitions, problem = _queue_record(queue, raw)
             if problem:
@@ -234,7 +234,7 @@ class _Walker:
         walk = _LogWalk(queue, log)
         done = 0
         while walk.more:
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 raws, row = walk.read(txn)
             done += len(raws)
             yield from walk.look(raws, row)
@@ -246,7 +246,7 @@ class _Walker:
         with_topology = set(self._rows(names.TOPOLOGIES))
         for processor in map(ProcessorId, self._rows(names.PROCESSORS)):
             # One transaction for the row and its queues, because they change together.
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
                 if raw is None:
                     continue
@@ -290,7 +290,7 @@ class _Walker:
         for reader in self._rows(b"\0reader\0"):
             queue, _, name = reader.partition("\0")
             who = f"The named tailer {name!r} of queue {queue}"
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 now = txn.get(names.reader_key(queue, 0, name))
                 try:
                     position = None if now is None else unpack_reader(now, queue, name)
@@ -301,14 +301,14 @@ class _Walker:
                     yield from self._position(txn, who, queue, *position, known=queues)
 
     def _producers(self, queues: list[str]) -> Iterator[str]:
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             keys = [key for key, _ in transaction.rows(txn, names.CLOCKS)]
         for key in keys:
             log, _, producer = key[len(names.CLOCKS) :].decode("utf-8", "replace").partition("\0")
             queue, _, partition = log.partition("/")
             who = f"The row of producer {producer} of queue {log}"
             known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 raw = txn.get(key)
                 has_queue = txn.get(names.queue_key(queue)) is not None
                 row = known.row(txn) if known is not None else None
@@ -370,13 +370,13 @@ class _Walker:
             if not sealed.intact(raw):
                 yield f"{who} is damaged (its checksum fails)."
                 continue
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 claim = claims.read(txn, log, group)  # again: it and the log change together
                 if claim is not None:
                     yield from self._position(txn, who, log, claim.identity, claim.next, claim.seal, known=queues)
 
     def _row(self, log: str) -> LogRow:
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             return Log(self.store, *names.log_parts(log)).row(txn)
 
     def _fork(self, queue: str) -> Iterator[str]:
@@ -386,7 +386,7 @@ class _Walker:
         at = row.first
         try:
             while at < row.next:
-                with self.store._view() as txn:
+                with self.store.core.view() as txn:
                     at = max(at, log.row(txn).first)  # trimmed meanwhile
                 steps = fork.read(log, at, _FORK_BYTES)
                 if not steps:
@@ -409,7 +409,7 @@ class _Walker:
     def _tries(self, processor: str, queues: list[str]) -> Iterator[str]:
         """Check that every attempt names messages that have its hash."""
         log = Log(self.store, processor)
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             row = log.row(txn)
             raws = log.read(txn, row, row.first, row.next - row.first, 1 << 62)
         for raw in raws:
@@ -425,7 +425,7 @@ class _Walker:
 
     def _attempt(self, processor: str, hash: str, queue: str, index: int) -> Iterator[str]:
         log = Log(self.store, queue)
-        with self.store._view() as txn:
+        with self.store.core.view() as txn:
             row = log.row(txn)
             raws = log.read(txn, row, index, 1) if row.first <= index < row.next else []
         if index >= row.next:
@@ -444,11 +444,11 @@ class _Walker:
 
     def _error_rows(self) -> Iterator[str]:
         """Check the rows about error messages, some at a time."""
-        database = self.store._database(names.ERRORS_DATABASE)
+        database = self.store.core.database(names.ERRORS_DATABASE)
         after = b"e"
         while True:
             rows: list[tuple[bytes, bytes]] = []
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 cursor = txn.cursor(database)
                 if cursor.set_range(after):
                     rows = list(itertools.islice(cursor, _CHUNK_RECORDS))
@@ -460,13 +460,13 @@ class _Walker:
             after = rows[-1][0] + b"\0"
 
     def _state(self, name: bytes, processor: str) -> Iterator[str]:
-        database = self.store._database(name)
+        database = self.store.core.database(name)
         total, done = self._entries[name], 0
         after = b""
         moments: set[int] = set()
         while True:
             values: dict[bytes, list[tuple[int, bytes]]] = {}
-            with self.store._view() as txn:
+            with self.store.core.view() as txn:
                 moments.add(txn.id())
                 entries = int(txn.stat(database)["entries"])
                 cursor = txn.cursor(database)

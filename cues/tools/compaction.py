@@ -64,10 +64,10 @@ def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
     """Return the result that :func:`compact` would have now. The store may be in use. Raises the same errors."""
     chosen = tuple(dict.fromkeys(remove))
     tails = _tails(store)
-    with store._view() as txn:
+    with store.core.view() as txn:
         for queue in chosen:
             _check_removable(txn, store, queue, tails)
-    return Compaction(store.info()["disk"], store._live(), chosen)
+    return Compaction(store.info()["disk"], store.core.live_bytes(), chosen)
 
 
 def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: Progress | None = None) -> Compaction:
@@ -91,7 +91,7 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
         if chosen:
             _remove(store, chosen)
             faults.point("compact.removed")
-        total = store._live()
+        total = store.core.live_bytes()
         free = shutil.disk_usage(place).free
         if free < total:
             raise StoreFull(
@@ -121,22 +121,22 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
 
 def _remove(store: Store, queues: Sequence[str]) -> None:
     tails = _tails(store)
-    with store._view() as txn:
+    with store.core.view() as txn:
         partitions = [(queue, partition) for queue in queues for partition in range(_partitions(txn, queue))]
     databases = [names.log_database(queue, partition) for queue, partition in partitions]
     for name in databases:
-        store._database(name)  # opened here, because it must not be opened first inside the transaction
+        store.core.database(name)  # opened here, because it must not be opened first inside the transaction
 
     def work(txn: StoreTransaction) -> None:
         for queue in queues:
             _check_removable(txn, store, queue, tails)
         for name in databases:
-            store._drop_database(txn, name)
+            store.core.drop_database(txn, name)
         for queue in queues:
             for key in _rows(txn, queue):
                 txn.delete(key)
 
-    store._commit(work)
+    store.core.commit(work)
 
 
 def _tails(store: Store) -> list[Log]:
@@ -239,14 +239,14 @@ def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
             faults.point("compact.copying")
             progress(done, max(done, total))
 
-        txnid = store._dump(write)
+        txnid = store.core.dump(write)
         carry_on(file, txnid)
         os.fchmod(file.fileno(), data.st_mode & 0o7777)
         with suppress(PermissionError):  # a user who may write the store may not be allowed to change the owner
             os.fchown(file.fileno(), data.st_uid, data.st_gid)
         file.flush()
         os.fsync(file.fileno())
-    if not store._same(copy, txnid):
+    if not store.core.is_copy(copy, txnid):
         raise StoreError(
             f"The copy {copy} differs from the store; the store was not changed.",
             "look for damage with: cues check.",

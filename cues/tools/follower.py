@@ -58,7 +58,6 @@ from cues.overrides import override
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.storage import door, locks, retirement
-from cues.storage.base_store import LOOK_S
 from cues.storage.datafile import sync_directory
 from cues.storage.format_record import read_format
 from cues.storage.replica import (
@@ -70,6 +69,7 @@ from cues.storage.replica import (
     put_in_place,
     same_moment,
 )
+from cues.storage.store_core import LOOK_S
 from cues.tools import backup, changes, check
 from cues.tools.changes import Changes, Cut
 
@@ -573,7 +573,7 @@ def _with_locks(stores: Sequence[Store], work: Callable[[], bool]) -> bool:
     """Run ``work`` while no process writes to the stores."""
     if not stores:
         return work()
-    return bool(stores[0]._visit(lambda txn: _with_locks(stores[1:], work)))
+    return bool(stores[0].core.visit(lambda txn: _with_locks(stores[1:], work)))
 
 
 def _complete(dest: Path) -> None:

@@ -289,7 +289,7 @@ def of_store(store: Store) -> StoreMetrics:
 
 def _room(store: Store, info: dict[str, int]) -> int:
     """The bytes that can still be written before a run stops. Pages of the file that are free now are used again."""
-    live = store._live()
+    live = store.core.live_bytes()
     space = free_space.look(store.directory)
     on_disk = space.free - space.limit + max(0, info["disk"] - live)
     limit = store.max_map_size
@@ -343,7 +343,7 @@ def of_queue(store: Store, name: str) -> QueueMetrics:
 
 def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMetrics:
     now = clock.now_ns()
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = log.row(txn)
         start, span_s = _window(log, txn, row, now, WINDOW_S)
         since, grown_s = _window(log, txn, row, now, GROWTH_S, _GROWTH_SPAN_S_MIN)
@@ -365,7 +365,7 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
 
 def processors(store: Store) -> list[ProcessorId]:
     """The ids of the processors that the store knows."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         return processor_rows.all_ids(txn)
 
 
@@ -374,7 +374,7 @@ class _Figures:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        with store._view() as txn:
+        with store.core.view() as txn:
             self.pauses = pauses.of_store(txn)
             self.keys = processor_rows.all_keys(txn)
         self.by_owner: dict[bytes, dict[str, leases.Figures]] = {}
@@ -399,7 +399,7 @@ def of_processors(
 
 def tailers(store: Store, processor: ProcessorId) -> list[TailerMetrics]:
     """The positions of a processor; empty for a source and for an unknown processor."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         topology = processor_rows.read_topology(txn, processor)
         row = processor_rows.read_row(txn, processor)
     if topology is None or row is None:
@@ -411,7 +411,7 @@ def tailers(store: Store, processor: ProcessorId) -> list[TailerMetrics]:
             at, lag = position.next, None
             if other is not None:
                 log = log_at(Log(other, *names.log_parts(queue)), position.identity)
-                with other._view() as txn:  # read after the position, so the lag is never negative
+                with other.core.view() as txn:  # read after the position, so the lag is never negative
                     ends = log.row(txn)
                     at = max(at, ends.first)
                     lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
@@ -424,7 +424,7 @@ def tailers(store: Store, processor: ProcessorId) -> list[TailerMetrics]:
 def of_forwards(store: Store) -> list[ForwardMetrics]:
     """The messages that wait on fork queues, by processor and store."""
     waits = []
-    with store._view() as txn:
+    with store.core.view() as txn:
         ids = {key: id for id, key in processor_rows.all_keys(txn).items()}
     with other_stores.Others(store) as others:
         for name in store.queues(all=True):
@@ -450,7 +450,7 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
     readers = []
     for name in store.queues():
         for view in store.queue(name)._views:
-            with store._view() as txn:
+            with store.core.view() as txn:
                 known = marks.of_log(txn, view._log)
             readers += [
                 ReaderMetrics(who.name, who.home.hex(), view._log.id, mark.next)
@@ -471,7 +471,7 @@ def of_supervisors(store: Store) -> list[SupervisorMetrics]:
 def _holder(store: Store, lock: int) -> int | None:
     """The process that holds a lock of the store, also this one; None if there is none."""
     try:
-        return os.getpid() if store._locks.mine(lock) else store._locks.holder(lock)
+        return os.getpid() if store.core.locks.mine(lock) else store.core.locks.holder(lock)
     except StoreReadOnly:
         return None  # without locks no process can run a graph
 
@@ -497,7 +497,7 @@ def _next_timer(store: Store, key: ProcessorKey) -> datetime | None:
 
 
 def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figures) -> ProcessorMetrics:
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = processor_rows.read_row(txn, id)
         topology = processor_rows.read_topology(txn, id)
     assert row is not None
@@ -537,7 +537,7 @@ def owner(store: Store, processor: ProcessorId, row: ProcessorRow | None = None)
     if pid is None:
         return None
     if row is None:
-        with store._view() as txn:
+        with store.core.view() as txn:
             row = processor_rows.read_row(txn, processor)
     return Owner(pid, locks.process_state(pid), _lease_s(store, row))
 
@@ -559,10 +559,10 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
 
 def _steps(store: Store, processor: ProcessorId) -> tuple[float, datetime | None]:
     """Messages taken a second, from the try log, and the time of its last record."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         key = processor_rows.key_of(txn, processor)
     log = Log(store, key)
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = log.row(txn)
         if not row.time_ns:
             return 0.0, None

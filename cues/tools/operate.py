@@ -106,7 +106,7 @@ def seek(
     for plan in plans:
         moves = {input.tailer: input.to for input in plan.inputs}
         rows.append(ownership.seek(store, plan.processor, moves, again, bool(reset_state)))
-        store._ring(wakeup.union(wakeup.mask_of(*names.log_parts(input.queue)) for input in plan.inputs))
+        store.core.ring(wakeup.union(wakeup.mask_of(*names.log_parts(input.queue)) for input in plan.inputs))
     return rows
 
 
@@ -135,14 +135,14 @@ def _positions(store: Store, unit: ProcessorId, to: Place, tailer: str | None) -
                     path=t.store,
                 )
             log = Log(other, *names.log_parts(t.queue))
-            with other._view() as txn:
+            with other.core.view() as txn:
                 positions[t.tailer] = index_of(txn, log, log.row(txn), to, f"to={to!r}")
     return positions
 
 
 def _outputs(store: Store, unit: ProcessorId, again: bool, plan: Plan | None) -> tuple[SeekOutput, ...]:
     node = None if plan is None else next((n for n in plan.running if n.id == processor_of(unit)), None)
-    with store._view() as txn:
+    with store.core.view() as txn:
         topology = read_topology(txn, unit)
         key = key_of(txn, unit)
     outputs: list[SeekOutput] = []
@@ -163,7 +163,7 @@ def _outputs(store: Store, unit: ProcessorId, again: bool, plan: Plan | None) ->
 def _wrote(store: Store, key: ProcessorKey) -> set[str]:
     """The queues that the try log of a processor names: those of its last steps."""
     log = Log(store, key)
-    with store._view() as txn:
+    with store.core.view() as txn:
         row = log.row(txn)
         raws = log.read(txn, row, row.first, row.next - row.first)
     indices = [message.get(names.MESSAGE_INDEX, ()) for batch in log.batches(raws) for message in batch.messages()]
@@ -171,13 +171,13 @@ def _wrote(store: Store, key: ProcessorKey) -> set[str]:
 
 
 def _state_size(store: Store, unit: ProcessorId) -> tuple[int, int]:
-    with store._view() as txn:
+    with store.core.view() as txn:
         key = key_of(txn, unit)
     try:
-        database = store._database(names.state_database(key))
+        database = store.core.database(names.state_database(key))
     except QueueNotFound:
         return 0, 0
-    with store._view() as txn:
+    with store.core.view() as txn:
         figures = txn.stat(database)
     return int(figures["entries"]), pages_of(figures) * PAGE_BYTES if figures["entries"] else 0
 
@@ -243,7 +243,7 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
     plan = plan_forget(store, processor, graph)
     owned = Ownership(store, [Claimant(unit, "", {}) for unit in plan.units])
     try:
-        with store._view() as txn:
+        with store.core.view() as txn:
             keys = {unit: key_of(txn, unit) for unit in plan.units}
             topologies = {unit: read_topology(txn, unit) for unit in plan.units}
         for unit, key in keys.items():
@@ -258,7 +258,7 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
         tables = []
         for key in keys.values():
             with contextlib.suppress(QueueNotFound):
-                tables.append(store._database(names.state_database(key)))
+                tables.append(store.core.database(names.state_database(key)))
         of_timers = {id for key in keys.values() for id in (names.timer_id(key), names.timer_queue(key))}
         logs = [Log(store, id) for id in (*keys.values(), *sorted(of_timers & set(store.queues(all=True))))]
 
@@ -275,7 +275,7 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
                 txn.drop(log.database, delete=False)
                 log.move_front(txn, row, row.next)
 
-        store._commit(delete)
+        store.core.commit(delete)
     finally:
         owned.release()
     return plan
@@ -283,7 +283,7 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
 
 def _settle(store: Store, unit: ProcessorId, key: ProcessorKey) -> None:
     """Append the acknowledgements that are due in other stores, and drop the pending messages there."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         row, owner = pending.read_row(txn, key), read_row(txn, unit)
     if row is None or owner is None:
         return

@@ -191,7 +191,7 @@ def _planned(
         )
     logs = {queue: [view._log for view in old.queue(queue)._views] for queue in sorted(wanted & present)}
     states = {node.key: StateTable(old, node.key).database() for node in sources}
-    with old._view() as txn:
+    with old.core.view() as txn:
         for node in sources:
             former = node.options.renamed_from
             topology = read_topology(txn, node.id)
@@ -297,7 +297,7 @@ def _begin(new: Store, note: ReplayNote) -> ReplayNote:
                 txn.put(names.row_key(queue, partition), pack_row(row))
         note.put(txn)
 
-    new._commit(begin, pages=_pages_of(note))
+    new.core.commit(begin, pages=_pages_of(note))
     faults.point("replay.begun")
     return note
 
@@ -320,7 +320,7 @@ def _check_note(
             "give the path of a new store, or the same options again.",
             path=new.path,
         )
-    with new._view() as txn:
+    with new.core.view() as txn:
         for queue, parts in note.copied.items():
             for partition, (_, end) in enumerate(parts):
                 if read_row(txn, queue, partition).next > end:
@@ -355,16 +355,16 @@ def _copy(old: Store, new: Store, note: ReplayNote, say: Progress) -> ReplayNote
         running.put(txn)
         return running
 
-    return new._commit(finish, pages=2 * _pages_of(note))
+    return new.core.commit(finish, pages=2 * _pages_of(note))
 
 
 def _copy_some(source: Log, target: Log, end: int) -> int:
     """Copy some records, byte by byte; return the next index. Raises :class:`MessagesPurged`."""
-    with target.store._view() as txn:
+    with target.store.core.view() as txn:
         at = target.row(txn).next
     if at >= end:
         return at
-    with source.store._view() as txn:
+    with source.store.core.view() as txn:
         row = source.row(txn)
         if row.first > at:
             raise MessagesPurged(
@@ -396,7 +396,7 @@ def _copy_some(source: Log, target: Log, end: int) -> int:
         txn.put(target.key, pack_row(row._replace(next=next, time_ns=batches[-1].head.time_ns)))
         return next
 
-    return int(target.store._commit(put, pages=2 * sum(1 + len(raw[2]) for raw in raws)))
+    return int(target.store.core.commit(put, pages=2 * sum(1 + len(raw[2]) for raw in raws)))
 
 
 # --- 3. and 4. the processors -------------------------------------------------------------------
@@ -473,6 +473,6 @@ def _finish(new: Store, note: ReplayNote) -> ReplayNote:
                 txn.put(names.row_key(queue, partition), pack_row(row._replace(version=record["version"])))
         done.put(txn)
 
-    new._commit(finish, pages=2 * _pages_of(note))
+    new.core.commit(finish, pages=2 * _pages_of(note))
     faults.point("replay.done")
     return done

@@ -123,7 +123,7 @@ class _Progress:
             queue: [CommittedLog(old, queue, partition) for partition in range(old.queue(queue).partitions)]
             for queue in committed & present
         }
-        with old._view() as txn:
+        with old.core.view() as txn:
             for queue, raw in named_rows(txn, names.queue_key("")):
                 count = unpack_record(queue, raw)["partitions"]
                 self.ends[queue] = [read_row(txn, queue, partition).next for partition in range(count)]
@@ -185,12 +185,12 @@ class _Comparison:
         self._limit = limit
         self._stores = (old, new)
         ends = progress.ends.get(queue, [])
-        with new._view() as txn:
+        with new.core.view() as txn:
             raw = txn.get(names.queue_key(queue))
             count = unpack_record(queue, raw)["partitions"] if raw is not None else 0
             new_ends = [read_row(txn, queue, partition).next for partition in range(count)]
         self._ends = (ends, new_ends)
-        with new._view() as txn:
+        with new.core.view() as txn:
             records = {name: unpack_record(name, raw) for name, raw in named_rows(txn, names.queue_key(""))}
         split = {name for name, record in records.items() if record["partitions"] > 1}
         split |= {name for name, parts in progress.ends.items() if len(parts) > 1}
@@ -274,7 +274,7 @@ class _Comparison:
     # --- reading ---
 
     def _firsts_of_old(self) -> list[int]:
-        with self._stores[0]._view() as txn:
+        with self._stores[0].core.view() as txn:
             return [read_row(txn, self._queue, partition).first for partition in range(len(self._ends[0]))]
 
     def _messages(self, side: int) -> Iterator[tuple[bytes, _Ref, int]]:
@@ -283,7 +283,7 @@ class _Comparison:
             log = Log(self._stores[side], self._queue, partition)
             at = 0
             while True:
-                with log.store._view() as txn:
+                with log.store.core.view() as txn:
                     row = log.row(txn)
                     at = max(at, row.first)
                     raws = log.read(txn, row, at, max(0, end - at))
@@ -312,7 +312,7 @@ class _Comparison:
         if ref is None:
             return {}
         log = Log(self._stores[side], self._queue, ref.partition)
-        with log.store._view() as txn:
+        with log.store.core.view() as txn:
             raws = log.read(txn, log.row(txn), ref.place, 1)
         if not raws:  # it was purged meanwhile
             return {}

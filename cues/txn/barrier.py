@@ -105,7 +105,7 @@ def _acknowledged(intent: AckIntent) -> bool:
             return True
         except StoreNotFound:
             return False
-        with queue.store._view() as txn:
+        with queue.store.core.view() as txn:
             written = producers.read(txn, queue._log.id, producer)
     return written is not None and written.acked >= clock
 

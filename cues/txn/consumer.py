@@ -614,7 +614,9 @@ class Consumer(Closing):
             self._opened = None
         if self._wanted:
             store = self._wanted[0].queue.store
-            self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
+            self._commit_under_way.add_done_callback(
+                lambda _: store.core.ring_own()
+            )  # wakes the thread of the consumer
         if transaction.began is not None:
             self._finish(self._commit_under_way)
 

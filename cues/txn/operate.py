@@ -77,7 +77,7 @@ class TransactionMetrics:
 
 def list_consumers(store: Store) -> list[ConsumerMetrics]:
     """Return the consumers that the store knows as readers of its queues, by name."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = consumer_rows.consumers(txn)
     found = [_consumer(store, id, row) for id, row in rows.items()]
     return sorted(found, key=lambda consumer: (consumer.consumer, consumer.checkpoint))
@@ -85,13 +85,13 @@ def list_consumers(store: Store) -> list[ConsumerMetrics]:
 
 def list_transactions(store: Store) -> list[TransactionMetrics]:
     """Return the transactions that are pending in the store, by log and time."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         opened = list(consumer_rows.pending(txn))
         owners = consumer_rows.publishers(txn)
     found = []
     for id, producer, open in opened:
         log = Log(store, *names.log_parts(id))
-        with store._view() as txn:
+        with store.core.view() as txn:
             row = log.row(txn)
             since_ns = log.time_at(txn, row, open.begin) if row.first <= open.begin < row.next else row.time_ns
         pid = consumer_rows.holder(store, consumer_rows.publisher_lock(producer))
@@ -119,7 +119,7 @@ def forget(store: Store, consumer: str) -> int:
     transactions. If the consumer starts again, the store knows it again. Raises :class:`AlreadyRunning` while it runs,
     and :class:`InvalidArgument` if the store does not know it.
     """
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = consumer_rows.consumers(txn)
     ids = [id for id, row in rows.items() if consumer in (row.name, row.checkpoint)]
     if len(ids) != 1:
@@ -140,7 +140,7 @@ def forget(store: Store, consumer: str) -> int:
             pid=pid,
         )
     dropped = drop_pending(store, id)
-    store._commit(_delete, id)
+    store.core.commit(_delete, id)
     return dropped
 
 
@@ -156,7 +156,7 @@ def _consumer(store: Store, id: bytes, row: ConsumerRow) -> ConsumerMetrics:
     sources = []
     for name, position in row.positions.items():
         log = Log(store, *names.log_parts(name))
-        with store._view() as txn:
+        with store.core.view() as txn:
             ends = log.row(txn)
             last = log.end_of_messages(txn, ends, position) if position < ends.next else ends.next
         sources.append(ConsumerSourceMetrics(name, position, max(0, last - max(position, ends.first))))

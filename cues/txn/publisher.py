@@ -234,7 +234,7 @@ class Publisher:
         with self.guard:
             writers = self._writers.setdefault(store.id, [])
             for writer in writers:  # a copy of a store has the same id
-                if writer.store is store or (writer.store._same_as(store) and not writer.store.closed):
+                if writer.store is store or (writer.store.core.same_as(store.core) and not writer.store.closed):
                     return writer
             writers.append(StoreWriter(self, store))
             return writers[-1]
@@ -252,7 +252,7 @@ class Publisher:
             raise self._lost
         for store in {id(queue.store): queue.store for queue in self._spans.values()}.values():
             try:
-                store._commit(self._prepare, store)
+                store.core.commit(self._prepare, store)
             except Fenced as error:
                 self._lost = error
                 raise
@@ -362,8 +362,8 @@ class Publisher:
         self._check()
         stamped.check_target(queue)
         number = int.from_bytes(producer, "big")
-        dropped = queue.store._commit(rollback.roll_back, queue, number, producer != self.id)
-        queue.store._ring(queue._log.mask)
+        dropped = queue.store.core.commit(rollback.roll_back, queue, number, producer != self.id)
+        queue.store.core.ring(queue._log.mask)
         return bool(dropped)
 
     def _find(self, journal: str, path: str, opened: list[Store]) -> Queue:

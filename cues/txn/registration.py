@@ -81,7 +81,7 @@ class Registration:
         self.id = xxhash.xxh3_64_digest(self._place.encode())
         self.name = "".join(c for c in str(checkpoint.name) if c.isprintable())[:_NAME_MAX] or self.id.hex()
         self._fence = 0
-        stores = {id(source.queue.store._shared): source.queue.store for source in sources}
+        stores = {id(source.queue.store.core.environment): source.queue.store for source in sources}
         self._homes = [store for store in stores.values() if not store.readonly]
         self._whole = {queue.store.id.hex() + "/" + queue._log.id for queue in _wholes(sources)}
         self._outputs: set[bytes] = set()
@@ -107,7 +107,7 @@ class Registration:
         """
         self._fence = int(self._checkpoint.fence)
         for home in self._homes:
-            with home._view() as txn:
+            with home.core.view() as txn:
                 row = consumer_rows.read(txn, self.id)
             self._outputs |= set(row.outputs) if row is not None else set()
         dropped = sum([self._drop(home) for home in self._homes])
@@ -156,11 +156,11 @@ class Registration:
         """Name a store in which messages will be pending, durably. Called before the first one."""
         with self._guard:
             for home in self._homes:
-                if home._same_as(store):
+                if home.core.same_as(store.core):
                     continue
                 other_stores.remember(home, store)
                 self._outputs.add(store.id)
-                self._write(home, self._written.get(id(home._shared), []))
+                self._write(home, self._written.get(id(home.core.environment), []))
                 if home.durability != "disk":
                     home.sync()
 
@@ -183,7 +183,7 @@ class Registration:
                 places = [
                     self._place_of(source, checkpoint.offsets, needed) for source in sources if _is_in(source, home)
                 ]
-                if places == self._written.get(id(home._shared)):
+                if places == self._written.get(id(home.core.environment)):
                     continue
                 try:
                     if hasattr(self._checkpoint, "sync_before"):
@@ -221,8 +221,8 @@ class Registration:
             txn.put(names.consumer_key(self.id.hex()), own.pack())
             faults.point("consumer.noted")
 
-        home._commit(put)
-        self._written[id(home._shared)] = places
+        home.core.commit(put)
+        self._written[id(home.core.environment)] = places
 
     # --- end ------------------------------------------------------------------------------------
 
@@ -235,11 +235,11 @@ class Registration:
                 if nothing_pending and self._outputs and self._written:
                     outputs, self._outputs = self._outputs, set()
                     with contextlib.suppress(CuesError):
-                        self._write(home, self._written.get(id(home._shared), []))
+                        self._write(home, self._written.get(id(home.core.environment), []))
                     self._outputs = outputs
                 with contextlib.suppress(StoreReadOnly):
-                    if id(home._shared) in self._locked:
-                        home._locks.unlock(consumer_rows.consumer_lock(self.id))
+                    if id(home.core.environment) in self._locked:
+                        home.core.locks.unlock(consumer_rows.consumer_lock(self.id))
             self._locked = []
             if nothing_pending:
                 self._outputs = set()
@@ -248,8 +248,8 @@ class Registration:
         """Take the lock that shows that the consumer runs. An instance that is stopped may have it."""
         for home in self._homes:
             with contextlib.suppress(StoreReadOnly):
-                if home._locks.try_lock(consumer_rows.consumer_lock(self.id)):
-                    self._locked.append(id(home._shared))
+                if home.core.locks.try_lock(consumer_rows.consumer_lock(self.id)):
+                    self._locked.append(id(home.core.environment))
 
 
 def drop_pending(store: BaseStore, consumer: bytes, below: int | None = None) -> int:
@@ -257,7 +257,7 @@ def drop_pending(store: BaseStore, consumer: bytes, below: int | None = None) ->
 
     ``below``: only those of instances with a lower fence.
     """
-    with store._view() as txn:
+    with store.core.view() as txn:
         own = {
             producer
             for producer, row in consumer_rows.publishers(txn).items()
@@ -269,10 +269,10 @@ def drop_pending(store: BaseStore, consumer: bytes, below: int | None = None) ->
         queue, partition = names.log_parts(log)
         view = open_queue(store, queue)._view(partition)
         alive = consumer_rows.holder(store, consumer_rows.publisher_lock(producer)) is not None
-        dropped += bool(store._commit(rollback.roll_back, view, producer, alive))
-        store._ring(view._log.mask)
+        dropped += bool(store.core.commit(rollback.roll_back, view, producer, alive))
+        store.core.ring(view._log.mask)
     if own:
-        store._commit(consumer_rows.sweep, store)
+        store.core.commit(consumer_rows.sweep, store)
     return dropped
 
 
@@ -281,4 +281,4 @@ def _wholes(sources: Iterable[ReadFrom]) -> list[Queue]:
 
 
 def _is_in(source: ConsumerSource, store: BaseStore) -> bool:
-    return source.queue.store._same_as(store)
+    return source.queue.store.core.same_as(store.core)

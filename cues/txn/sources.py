@@ -225,7 +225,7 @@ class Sources:
             for view in views:
                 begin = offsets.get(journal_of(view))
                 if begin is None and wanted.start != "first" and not known:
-                    with view.store._view() as txn:
+                    with view.store.core.view() as txn:
                         begin = self.begun[journal_of(view)] = wanted.index(txn, view)
                 self._add(wanted, view, begin)
             self._partitions.append(len(views) if wanted.queue._whole is None else 0)
@@ -238,7 +238,7 @@ class Sources:
     @property
     def interests(self) -> list[tuple[Doorbells | None, int]]:
         """Doorbells and masks of the logs, for :func:`cues.storage.wakeup.wait`."""
-        return [(source.queue.store._doorbells, source.queue._log.mask) for source in self.by_journal.values()]
+        return [(source.queue.store.core.doorbells, source.queue._log.mask) for source in self.by_journal.values()]
 
     def stores(self) -> Iterator[BaseStore]:
         """Iterate over the stores of the sources, each once."""
@@ -308,7 +308,7 @@ class Sources:
             waiting.setdefault(id(source.queue.store), []).append(source)
         self._empty = []
         for sources in waiting.values():
-            with sources[0].queue.store._view() as txn:
+            with sources[0].queue.store.core.view() as txn:
                 for source in sources:
                     has_messages = source.queue._log.row(txn).next > source.at
                     (self._ready if has_messages else self._empty).append(source)
@@ -321,7 +321,7 @@ class Sources:
             if not known:
                 continue
             queue = wanted.queue
-            with queue.store._view() as txn:
+            with queue.store.core.view() as txn:
                 partitions = queue._follow_options(txn, queue._log.row(txn)).partitions
             for partition in range(known, partitions):
                 self._add(wanted, queue._view(partition), None)

@@ -168,17 +168,17 @@ class StoreWriter:
 
     def register(self) -> None:
         """Take the lock that shows that the publisher lives, before its first pending message in the store."""
-        self.store._locks.try_lock(consumer_rows.publisher_lock(self.producer))
+        self.store.core.locks.try_lock(consumer_rows.publisher_lock(self.producer))
         self.registered = True
 
     def unregister(self) -> None:
         """Release the lock, and delete the row if nothing is pending. May be repeated."""
         if not self.registered or self.store.closed:
             return
-        self.store._locks.unlock(consumer_rows.publisher_lock(self.producer))
+        self.store.core.locks.unlock(consumer_rows.publisher_lock(self.producer))
         self.registered = False
         with contextlib.suppress(CuesError):  # the next publisher deletes it
-            self.store._commit(consumer_rows.sweep, self.store)
+            self.store.core.commit(consumer_rows.sweep, self.store)
 
     def make_room(self, timeout: float | None) -> None:
         """Wait until less than 32 MiB of messages wait."""
@@ -335,10 +335,10 @@ class StoreWriter:
     def _commit(self, runs: list[_Run]) -> None:
         faults.point("publish.before")
         size = sum(1 + len(page.pieces) for run in runs for page in run.pages)
-        begun = self.store._commit(self._write, runs, pages=size + 2 * len(runs))
+        begun = self.store.core.commit(self._write, runs, pages=size + 2 * len(runs))
         self._publisher.begins.update(begun)
         faults.point("publish.after")
-        self.store._ring(wakeup.union(run.queue._log.mask for run in runs))
+        self.store.core.ring(wakeup.union(run.queue._log.mask for run in runs))
 
     def _write(self, txn: StoreTransaction, runs: list[_Run]) -> dict[str, int]:
         known, begun = self._publisher.begins, dict[str, int]()

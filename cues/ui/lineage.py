@@ -60,7 +60,7 @@ class Descendants:
 
 def unit_key(store: Store, unit: ProcessorId) -> ProcessorKey:
     """The id of a unit's try log and state, which it keeps when it is renamed."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         return key_of(txn, unit)
 
 
@@ -109,7 +109,7 @@ def by_metadata(queue: Queue, log: str, index: int, since_ns: int) -> list[Desce
 
 def _in_log(within: Log, log: str, index: int, since_ns: int) -> Descendants:
     made = Descendants(within.id, "metadata")
-    with within.store._view() as txn:
+    with within.store.core.view() as txn:
         row = within.row(txn)
         low = within.index_at(txn, row, since_ns)
     high, budget = row.next, RECORDS_MAX
@@ -179,7 +179,7 @@ def by_step(store: Store, step: Step) -> list[Descendants]:
 def _record(log: Log, index: int) -> Batch | None:
     """The record batch that holds a message; None if there is none, or if it is damaged."""
     with contextlib.suppress(BatchDamaged):
-        with log.store._view() as txn:
+        with log.store.core.view() as txn:
             row = log.row(txn)
             raws = log.read(txn, row, index, 1)
         return next(iter(log.batches(raws)), None)

@@ -97,7 +97,7 @@ def shape_of_store(store: Store) -> Shape:
     """The shape of all graphs that have run on a store, from their positions and last steps."""
     shapes: dict[str, ProcessorShape] = {}
     for unit in metrics.processors(store):
-        with store._view() as txn:
+        with store.core.view() as txn:
             topology = read_topology(txn, unit)
         if topology is None:
             continue

@@ -128,15 +128,15 @@ def make(path: Path) -> None:
 
 def pairs(store: cues.Store) -> Iterator[tuple[str, bytes, bytes]]:
     """Every (place, key, value) of a store, LMDB's own entries for named databases left out."""
-    with store._view() as txn:
+    with store.core.view() as txn:
         rows = list(txn.cursor())
     databases = sorted(key for key, _ in rows if not key.startswith(b"\0"))
     for key, value in rows:
         if key.startswith(b"\0"):
             yield "rows", key, value
     for name in databases:
-        handle = store._database(name)
-        with store._view() as txn:
+        handle = store.core.database(name)
+        with store.core.view() as txn:
             for key, value in txn.cursor(handle):
                 yield name.decode(), key, value
 

@@ -185,7 +185,7 @@ class _FeederThread(_Turns):
     def sleep(self) -> None:
         self.running.pause(FEED_GAP_S)
         logs = [view._log for view in self.feeder.logs().values()]
-        interests = [(log.store._doorbells, log.mask) for log in logs]
+        interests = [(log.store.core.doorbells, log.mask) for log in logs]
         wakeup.wait(interests, lambda: self.running.halted or self.ready(), None)
 
 

@@ -140,7 +140,7 @@ class Feeder:
                 txn.put(names.processor_key(source), restored.pack())
                 txn.put(names.topology_key(source), ProcessorInputs("source", (), (), ()).pack())
 
-        self._store._commit(restore)
+        self._store.core.commit(restore)
         return True
 
     def _refuse_without_state(self, sources: Mapping[str, str]) -> None:
@@ -148,7 +148,7 @@ class Feeder:
         for source, packed in sources.items():
             if not has_state(codec.unpack(bytes.fromhex(packed))[2]):
                 continue
-            with self._store._view() as txn:
+            with self._store.core.view() as txn:
                 key = key_of(txn, ProcessorId(source))
             if not StateTable(self._store, key).exists():
                 raise Diverged(
@@ -208,7 +208,7 @@ class Feeder:
         """Raise :class:`Diverged` if a log does not continue after the messages that were copied before ``next``."""
         whole = self.queues[names.log_parts(id)[0]]
         row = whole._row() if queue is None else queue._row()
-        with whole.store._view() as txn:
+        with whole.store.core.view() as txn:
             seal = NO_SEAL if queue is None else queue._log.seal_before(txn, row, next)
         expected = last.seals.get(id) if last is not None else None
         problem = None
@@ -243,7 +243,7 @@ class Feeder:
         """Return True if there are messages to copy, or a source has moved without one."""
         if any(view._row().next > self._next(id) for id, view in self.logs().items()):
             return True
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             return self._moved(self._sources_in(txn), self.ledger.now.sources)
 
     def _sources_in(self, txn: StoreTransaction) -> dict[str, str]:
@@ -310,7 +310,7 @@ class Feeder:
         for id, view in logs.items():
             if view.store is not self._store:
                 ends[id] = view._row().next
-        with self._store._view() as txn:
+        with self._store.core.view() as txn:
             for id, view in logs.items():
                 if view.store is self._store:
                     row = view._log.row(txn)
@@ -368,7 +368,7 @@ class Feeder:
 
         Refuses acknowledgements, and messages that are not due: the stages of a directory do not hold messages.
         """
-        with queue.store._view() as txn:
+        with queue.store.core.view() as txn:
             row = queue._log.row(txn)
             next = first = min(max(start, row.first), end)
             count = min(end - first, FEED_MESSAGES)
