@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from cues.graphs.compose import broadcast
-    from cues.graphs.declaration import AllOf, AnyOf, Sink, Source, Stream
+    from cues.graphs.declaration import AllOf, AnyOf, Frame, Sink, Source, Stream
     from cues.graphs.graph import Graph, merge
     from cues.graphs.retry import Retry
     from cues.graphs.running import Running
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
-    "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
+    "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Frame",
+    "Graph", "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
     "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "duration_of",
     "error_context", "errors", "every", "faults", "groups", "list_errors", "merge", "open", "pause", "processors",
@@ -73,7 +73,7 @@ _MODULES = {
     "graphs.retry": "Retry",
     "graphs.running": "Running",
     "graphs.schedules": "cron every",
-    "graphs.declaration": "AllOf AnyOf Sink Source Stream",
+    "graphs.declaration": "AllOf AnyOf Frame Sink Source Stream",
     "queues.appender": "Appender",
     "queues.delays": "delayed",
     "queues.options": "QueueOptions Retention duration_of",

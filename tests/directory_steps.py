@@ -186,7 +186,7 @@ class DriverRun:
     def _stage(self, node: Node) -> Any:
         if node.id in self._queries:
             return FrameQuery(self.driver, node, self._queries[node.id])
-        return (SizedFrameStage if node.options.batch == "frame" else SizedStage)(self.driver, node)
+        return (SizedFrameStage if node.kind == "frame" else SizedStage)(self.driver, node)
 
     def _open_queues(self, graph: Graph) -> None:
         for name, options in graph.plan().queues.items():

@@ -273,7 +273,7 @@ def test_a_frame_counts_each_message_and_each_retry_once(files: FaultyFiles) -> 
         found = [[pa.record_batch({"i": [row.index for row in part]})] for part in parts]
         return Frame(found, T.StructType([T.StructField("i", T.LongType())]))
 
-    stream = Stream(halves, "src", "out", id="s", batch="frame", retries=cues.Retry(2, backoff_s=0.001))
+    stream = cues.Frame(halves, "src", "out", id="s", retries=cues.Retry(2, backoff_s=0.001))
     driver = DriverRun(files, Graph("g", [stream])).feed("src", numbers(10)).claim()
     driver.run()
     counters = driver.stage.counters

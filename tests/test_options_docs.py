@@ -16,7 +16,7 @@ import cues
 from cues import groups, txn
 from cues.checkpoints import SQLCheckpoint
 from cues.engine import local, supervised
-from cues.graphs.options import OPTION_TEXTS, START_TEXTS, TABLE, Options, kinds
+from cues.graphs.options import OPTION_TEXTS, START_TEXTS, TABLE, Options, engines, kinds
 from cues.processors import sql
 from cues.queues.options import QUEUE_TEXTS
 
@@ -68,7 +68,7 @@ GENERATED = {
         "| option | default | of | engines | ready-made | meaning |",
         "|---|---|---|---|---|---|",
         *(
-            f"| `{name}` | `{o.shown}` | {kinds(name)} | {TABLE[name].engines} | {TABLE[name].ready or ''} | {o.text} |"
+            f"| `{name}` | `{o.shown}` | {kinds(name)} | {engines(name)} | {TABLE[name].ready or ''} | {o.text} |"
             for name, o in OPTION_TEXTS.items()
         ),
     ],

@@ -48,7 +48,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "errors": ("bad",),
     "strategy": ("exactly-once", "at-most-once"),
     "retries": (2, cues.Retry(3)),
-    "batch": (True, "frame", "arrow", "pandas", "polars"),
+    "batch": (True, "arrow", "pandas", "polars"),
     "bisect": (False,),
     "fields": ("i long",),
     "output_mode": ("append", "step"),

@@ -35,7 +35,7 @@ from cues.forwarding import low_water, other_stores
 from cues.forwarding.forwarder import Forwarder, Marked
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
-from cues.graphs.processor import FRAME, Node
+from cues.graphs.processor import Node
 from cues.queues import marks, processor_rows
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topology
@@ -210,7 +210,7 @@ def claimants_of(queues: Mapping[str, Queue], nodes: Sequence[Node]) -> list[Cla
         views = {node.tailer(port.queue): queues[port.queue]._view(node.partition) for port in node.reads}
         return {tailer: view._read_as(node.options.isolation)._log for tailer, view in views.items()}
 
-    return [Claimant(node.id, node.kind, logs(node), node.first_id) for node in nodes]
+    return [Claimant(node.id, node.stored_kind, logs(node), node.first_id) for node in nodes]
 
 
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> None:
@@ -289,7 +289,7 @@ def _forwarder(
 def refuse_frames(plan: Plan) -> None:
     """Refuse processors that only Spark can run."""
     for node in plan.running:
-        if node.options.batch == FRAME:
+        if node.kind == "frame":
             raise GraphError(
                 f"{node.id} is written for Spark, from DataFrame to DataFrame (graph.frame), and this is the embedded"
                 " engine.",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from cues.errors import GraphError
-from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream, bindings
+from cues.graphs.declaration import DECLARATIONS, AllOf, AnyOf, Processor, Source, Stream, bindings
 from cues.graphs.options import INHERIT, StreamOptions, lists_options
 from cues.graphs.plan import REST
 from cues.queues.options import QueueOptions
@@ -61,14 +61,14 @@ def rebound(processor: Processor, queues: Mapping[str, str], id: str) -> Process
 
     ``id`` has no effect on a source, whose id is its queue.
     """
-    options = processor.options.given()
+    options = processor.given()
     if options.get("errors") in queues:
         options["errors"] = queues[options["errors"]]
     for name in ("tailers", "appenders"):
         if name in options:
             options[name] = _renamed(options[name], queues)
     if isinstance(processor.inputs, str):
-        for name in ("types", "topics", "where"):  # a single input is bound under its queue's name
+        for name in ("types", "topics", "where", "fields"):  # a single input is bound under its queue's name
             if isinstance(options.get(name), Mapping):
                 options[name] = {queues.get(binding, binding): value for binding, value in options[name].items()}
     return _declared(processor, id, _renamed(processor.inputs, queues), _renamed(processor.outputs, queues), options)
@@ -79,13 +79,13 @@ def resolved(processor: Processor, errors: str | None, strategy: str) -> Process
 
     Values that are the default of every graph are not added.
     """
-    options = {**inherited(processor, errors, strategy), **processor.options.given()}
+    options = {**inherited(processor, errors, strategy), **processor.given()}
     return _declared(processor, processor.id, processor.inputs, processor.outputs, options)
 
 
 def inherited(processor: Processor, errors: str | None, strategy: str) -> dict[str, str]:
     """Return the options that a processor takes from its graph."""
-    given, options = processor.options.given(), {}
+    given, options = processor.given(), {}
     if errors is not None and "errors" not in given:
         options["errors"] = errors
     if strategy != "exactly-once" and "strategy" not in given and processor.kind != "source":
@@ -136,6 +136,6 @@ def _declared(processor: Processor, id: str, inputs: Any, outputs: Any, options:
     if processor.kind == "source":
         return Source(outputs, processor.fn, **options)
     assert processor.fn is not None
-    if processor.kind == "sink":
-        return Sink(processor.fn, inputs, id=id, **options)
-    return Stream(processor.fn, inputs, outputs, id=id, **options)
+    ports = (inputs,) if processor.kind == "sink" else (inputs, outputs)
+    declared: Processor = DECLARATIONS[processor.kind](processor.fn, *ports, id=id, **options)
+    return declared

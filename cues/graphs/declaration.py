@@ -1,7 +1,8 @@
-"""Declarations of processors: sources, streams and sinks.
+"""Declarations of processors: sources, streams, frames and sinks.
 
     Source(id, fn=None)                messages come in; its id is the queue that it feeds
     Stream(fn, inputs, outputs)        queues to queues
+    Frame(fn, inputs, outputs)         queues to a queue, from DataFrame to DataFrame on Spark
     Sink(fn, inputs)                   queues to outside
 
 A declaration is plain data. It is checked when it is made: wrong parameters of the function and wrong
@@ -13,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from cues.base import names
 from cues.base.checks import nearest
@@ -21,9 +22,10 @@ from cues.errors import GraphError, InvalidArgument, InvalidName
 from cues.graphs import typed
 from cues.graphs.options import (
     ALLOWED,
-    FRAME,
+    FRAME_SIZE,
     OPTION_NAMES,
     TABLES,
+    FrameOptions,
     Function,
     Kind,
     Options,
@@ -83,9 +85,11 @@ class AllOf(_Bound):
 
 
 class Processor:
-    """Base of the three declarations."""
+    """Base of the four declarations."""
 
     kind: Kind
+    instead = ""
+    """The way to do what options of other kinds do."""
     id: str
     fn: Function | None
     inputs: str | AnyOf | dict[str, str] | None
@@ -110,7 +114,7 @@ class Processor:
                     nearest(name, OPTION_NAMES, "use {}= instead.", "use one of those."),
                 )
             if name not in ALLOWED[self.kind]:
-                raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}.")
+                raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}{self.instead}.")
         self._check_taken(options)
         given = Options(**options)
         given = replace(
@@ -123,6 +127,10 @@ class Processor:
             hint = "give the name that it had before, or leave it out."
             raise self._wrong(f"{where} has renamed_from={self.id!r}.", hint)
         return given
+
+    def given(self) -> dict[str, Any]:
+        """Return the options without ``id`` that make this declaration again."""
+        return self.options.given()
 
     def _check_options(self, options: Options) -> None:
         refusal = refusal_of(options, self.kind, self.id)
@@ -284,9 +292,53 @@ class Stream(Processor):
         _check_parameters(self, fn)
         _check_filters(self)
         _check_imperative(self, fn)
-        _check_frame(self)
         self._check_schema()
         _check_timer(self)
+
+
+@lists_options(FrameOptions)
+class Frame(Processor):
+    """Move messages from queues to a queue on Spark, by a function from DataFrame to DataFrame.
+
+    ``inputs`` is a queue name, or a dict of bindings: the function gets a DataFrame for each. ``fields`` are the
+    columns of the DataFrame besides ``index``, ``time``, ``hash`` and ``value``; a dict gives them by binding.
+    ``batch_size`` is 50,000 by default. See :meth:`Graph.frame`.
+    """
+
+    kind = "frame"
+    instead = "; the function does everything else with its DataFrame"
+
+    def __init__(
+        self,
+        fn: Function,
+        inputs: str | Mapping[str, str],
+        outputs: str,
+        fields: str | Mapping[str, str] | None = None,
+        **options: Unpack[FrameOptions],
+    ) -> None:
+        self.id = _id(self.kind, fn, options)
+        self.fn = fn
+        self.inputs = _inputs(self, inputs)
+        self.options = self._options({"batch_size": FRAME_SIZE, "fields": fields, **options})
+        self.outputs = _outputs(self, outputs)
+        _check_callable(self, fn)
+        _check_parameters(self, fn)
+        here, read = f"The frame {self.id!r}", bindings(self.inputs)
+        if isinstance(self.inputs, AnyOf) or not isinstance(self.outputs, str):
+            raise self._wrong(
+                f"{here} reads {self.inputs!r} and writes {self.outputs!r}.",
+                "give one queue as input, or a dict {binding: queue}, and one queue as output.",
+            )
+        unknown = [name for name in fields if name not in read] if isinstance(fields, Mapping) else []
+        if unknown:
+            raise self._wrong(
+                f"{here} has fields= of {', '.join(map(repr, unknown))}, which it does not read.",
+                f"name bindings: {', '.join(map(repr, read))}.",
+            )
+
+    @override
+    def given(self) -> dict[str, Any]:
+        return {**super().given(), "batch_size": self.options.batch_size}
 
 
 @lists_options(SinkOptions)
@@ -314,6 +366,10 @@ class Sink(Processor):
         _check_checkpoint(self, fn)
         self._check_schema()
         _check_timer(self)
+
+
+DECLARATIONS: Final[dict[Kind, Any]] = {each.kind: each for each in (Source, Stream, Frame, Sink)}
+"""The class of each kind."""
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -516,26 +572,6 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
             )
 
 
-def _check_frame(processor: Processor) -> None:
-    """Refuse inputs, outputs and columns that a stage for Spark cannot have."""
-    options = processor.options
-    if options.batch != FRAME:
-        return
-    here = f"The frame {processor.id!r}"
-    if not isinstance(processor.inputs, (str, dict)) or not isinstance(processor.outputs, str):
-        raise processor._wrong(
-            f"{here} reads {processor.inputs!r} and writes {processor.outputs!r}.",
-            "give one queue as input, or a dict {binding: queue}, and one queue as output.",
-        )
-    given = options.fields if isinstance(options.fields, Mapping) else {}
-    unknown = [name for name in given if name not in bindings(processor.inputs)]
-    if unknown:
-        raise processor._wrong(
-            f"{here} has fields= of {', '.join(map(repr, unknown))}, which it does not read.",
-            f"name bindings: {', '.join(map(repr, bindings(processor.inputs)))}.",
-        )
-
-
 def _check_checkpoint(processor: Processor, fn: Function) -> None:
     """Refuse a function that a sink with ``checkpoint=`` cannot have."""
     options = processor.options
@@ -559,8 +595,8 @@ def _check_timer(processor: Processor) -> None:
     if fn is None:
         return
     here = f"The {processor.kind} {processor.id!r} has timer="
-    if processor.kind == "source":
-        raise processor._wrong(f"{here}, and is a source.", "set timers in a stream that reads its queue.")
+    if "timer" not in ALLOWED[processor.kind]:
+        raise processor._wrong(f"{here}, and is a {processor.kind}.", "set timers in a stream that reads its queue.")
     parameters = parameters_of(fn)
     if parameters is not None and (not parameters or _required_after_first(processor, fn, parameters)):
         raise processor._wrong(

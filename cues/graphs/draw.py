@@ -14,10 +14,19 @@ they show the queues that are fed from outside, the queues that no processor rea
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
+from cues.graphs.options import Kind
 from cues.graphs.plan import Plan, away, partitions_of, unwritten
-from cues.graphs.processor import FRAME, Node, Port, function_name
+from cues.graphs.processor import Node, Port, function_name
+
+_SHAPES: Final[dict[Kind, tuple[str, str]]] = {
+    "source": ("([", "])"),
+    "stream": ("[", "]"),
+    "frame": ("[", "]"),
+    "sink": ("[/", "/]"),
+}
+"""The two sides of the box of each kind of processor in Mermaid."""
 
 
 def text(plan: Plan) -> str:
@@ -56,7 +65,7 @@ def mermaid(plan: Plan) -> str:
             continue  # its queue is drawn already
         me = f"p{number}"
         label = _quoted(node.name, node.guarantee)
-        left, right = {"source": ("([", "])"), "stream": ("[", "]"), "sink": ("[/", "/]")}[node.kind]
+        left, right = _SHAPES[node.kind]
         lines.append(f"    {me}{left}{label}{right}")
         lines += [f"    {ids[port.queue]} {_edge(plan, port)} {me}" for port in node.inputs]
         for port in node.outputs:
@@ -109,7 +118,7 @@ def in_order(plan: Plan) -> list[Node]:
 
 def _headline(plan: Plan) -> str:
     kinds = Counter(node.kind for node in plan.nodes)
-    counts = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
+    counts = [_count(kinds[kind], kind) for kind in _SHAPES if kinds[kind]]
     queues = _count(len(plan.queues), "queue")
     return f"{plan.id}: {', '.join(counts)}; {queues}; {_failures(_usual_errors(plan), 'its processor')}"
 
@@ -198,7 +207,7 @@ def _manner(plan: Plan, node: Node) -> list[str]:
     manner = []
     if node.returns_messages and len(node.outputs) > 1:
         manner.append("the same to each output")
-    if options.batch == FRAME:
+    if node.kind == "frame":
         manner.append(f"a DataFrame of up to {options.batch_size:,}, on Spark only")
     elif options.batch:
         manner.append(f"in batches of up to {options.batch_size:,}")

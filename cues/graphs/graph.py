@@ -36,10 +36,9 @@ from cues.base.option_texts import describes
 from cues.base.shown import Shown
 from cues.errors import GraphError, InvalidArgument
 from cues.graphs import compose, plan, typed
-from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream
+from cues.graphs.declaration import DECLARATIONS, AllOf, AnyOf, Frame, Processor, Sink, Source, Stream
 from cues.graphs.options import (
-    FRAME,
-    FRAME_SIZE,
+    BATCH_SIZE,
     START_TEXTS,
     STRATEGIES,
     BroadcastOptions,
@@ -141,7 +140,7 @@ class Graph(Shown):
         if not isinstance(processor, Processor):
             raise GraphError(
                 f"The graph {self.id!r} was given {type(processor).__name__} ({processor!r}).",
-                "give it Source(…), Stream(…) or Sink(…).",
+                "give it Source(…), Stream(…), Frame(…) or Sink(…).",
             )
         other = self.processors.get(processor.id)
         if other is not None:
@@ -234,8 +233,7 @@ class Graph(Shown):
         the function gets a stream for each, and ``fields`` may be a dict too. At the start the function is called once
         more, with an empty stream, to see its plan. The embedded engine refuses a graph with such a stage.
         """
-        options.setdefault("batch_size", FRAME_SIZE)
-        return self.stream(inputs, outputs, batch=FRAME, fields=fields, **options)
+        return self._declares(lambda fn: Frame(fn, inputs, outputs, fields, **options))
 
     @lists_options(BroadcastOptions)
     def broadcast(
@@ -566,9 +564,9 @@ def _declared(processor: Processor) -> dict[str, Any]:
     inputs, outputs = processor.inputs, processor.outputs
     if inputs is not None:
         data["inputs"] = {"any_of": inputs.bindings} if isinstance(inputs, AnyOf) else inputs
-    if processor.kind == "stream":
+    if processor.kind in ("stream", "frame"):
         data["outputs"] = {"all_of": outputs.bindings} if isinstance(outputs, AllOf) else outputs
-    for name, value in processor.options.given().items():
+    for name, value in processor.given().items():
         if name == "schema":
             value = typed.to_plain(value)
         elif isinstance(value, Retry):
@@ -589,12 +587,16 @@ def _declared(processor: Processor) -> dict[str, Any]:
 def _processor(data: Mapping[str, Any]) -> Processor:
     rest = dict(data)
     kind = rest.pop("kind", None)
-    if kind not in ("source", "stream", "sink"):
+    if kind not in DECLARATIONS:
         raise GraphError(
             f"A processor as plain data has kind {kind!r}.",
-            "use 'source', 'stream' or 'sink'.",
+            "use 'source', 'stream', 'frame' or 'sink'.",
             processor=str(rest.get("id")),
         )
+    if kind == "stream" and rest.get("batch") == "frame":  # the plain data of a frame before it had a kind of its own
+        kind = "frame"
+        rest = {"batch_size": BATCH_SIZE, **rest}
+        del rest["batch"]
     id = rest.pop("id", None)
     fn = _function(rest.pop("fn", None))
     if isinstance(rest.get("retries"), Mapping):
@@ -616,10 +618,9 @@ def _processor(data: Mapping[str, Any]) -> Processor:
     inputs = _bound(AnyOf, "any_of", rest.pop("inputs", None))
     if id is not None:
         rest["id"] = id
-    if kind == "sink":
-        return Sink(fn, inputs, **rest)  # type: ignore[arg-type]
-    outputs = _bound(AllOf, "all_of", rest.pop("outputs", None))
-    return Stream(fn, inputs, outputs, **rest)  # type: ignore[arg-type]
+    ports = (inputs,) if kind == "sink" else (inputs, _bound(AllOf, "all_of", rest.pop("outputs", None)))
+    declared: Processor = DECLARATIONS[kind](fn, *ports, **rest)
+    return declared
 
 
 def _bound(form: type[AnyOf] | type[AllOf], name: str, ports: Any) -> Any:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
-FRAME: Final = "frame"
-"""The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
 Ready = Literal["all", "reading", "source", "stream", "free", "sink"]
 """Ready-made processors that take an option: all; those that read; sources; streams; streams without state; sinks."""
 
@@ -26,7 +24,7 @@ class Without(NamedTuple):
     wrong: str
     hint: str
     others: Mapping[str, Callable[[Any], object] | None]
-    """The other options, each with the values that are refused; None: all but the default."""
+    """The other options, each with the values that are refused; None: all but the default. ``kind`` is a name too."""
     own: Callable[[Any], object] | None = None
     """The values of the option itself that are refused; None: all but the default."""
 
@@ -59,17 +57,10 @@ class Option:
     """The refusal of a value that does not fit. ``{error}`` is the message of the exception."""
     ready: Ready | None
     """The ready-made processors that take the option; None: only functions of the user."""
-    frames: bool
-    """True if only frames have the option."""
     spark: NotOnSpark | None
     """The refusal of Spark, if only the embedded engine has the option."""
     without: tuple[Without, ...]
     """The options that it excludes."""
-
-    @property
-    def engines(self) -> str:
-        """The engines that have the option, as docs/options.md shows them."""
-        return "embedded" if self.spark else "Spark" if self.frames else "all"
 
 
 def option(
@@ -81,14 +72,10 @@ def option(
     without: tuple[Without, ...] = (),
     wrong: str = "",
     ready: Ready | None = None,
-    frames: bool = False,
     spark: NotOnSpark | None = None,
 ) -> T:
     """Return the field of an option: its default, with an :class:`Option`."""
-    if frames:
-        only = Without("{where} has {name}={value!r}.", hint, {"batch": lambda batch: batch != FRAME})
-        without = (only, *without)
-    entry = Option(text, fits, hint, wrong, ready, frames, spark, without)
+    entry = Option(text, fits, hint, wrong, ready, spark, without)
     return field(default=default, metadata={"option": entry})
 
 

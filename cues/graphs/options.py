@@ -31,7 +31,6 @@ from cues.base.checks import is_count, is_number
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.graphs.error_rate import ErrorRate
-from cues.graphs.option import FRAME as FRAME
 from cues.graphs.option import NotOnSpark, Option, Ready, one_of, option, shown, without
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
@@ -47,7 +46,7 @@ T = TypeVar("T")
 Isolation = Literal["uncommitted", "committed"]
 ISOLATIONS: Final = ("uncommitted", "committed")
 Function = Callable[..., Any]
-Kind = Literal["source", "stream", "sink"]
+Kind = Literal["source", "stream", "frame", "sink"]
 Strategy = Literal["exactly-once", "at-most-once"]
 STRATEGIES: Final = ("exactly-once", "at-most-once")
 ACROSS: Final = ("forwarded", "pending")
@@ -83,17 +82,10 @@ class CheckpointTarget(Protocol):
         """Return the transaction that takes the delivery of ``process``."""
 
 
-def _is_frame(batch: object) -> bool:
-    return batch == FRAME
-
-
 def _is_at_most_once(strategy: object) -> bool:
     return strategy == "at-most-once"
 
 
-_NOT_IN_FRAMES: Final = without(
-    "The frame {id!r} has {name}=.", "leave {name}= out, and do this inside the DataFrame.", batch=_is_frame
-)
 _ONLY_EMBEDDED: Final = "{id} has {name}={value!r}, which only the embedded engine does."
 _TIMER_AND: Final = "{where} has timer= and {other}={other_value!r}."
 _NO_PAUSES: Final = NotOnSpark(
@@ -126,21 +118,18 @@ class Options:
     types: Any = option(
         None,
         "Take only messages whose `q/type` is this one, or one of these; a dict gives them by binding.",
-        without=(_NOT_IN_FRAMES,),
         ready="reading",
     )
     topics: Any = option(
         None,
         "Take only messages that have one of these topics in `q/topics` (a text, or a list of texts); a dict"
         " gives them by binding.",
-        without=(_NOT_IN_FRAMES,),
         ready="reading",
     )
     where: Any = option(
         None,
         "Take only messages for which this function returns true; a dict gives functions by binding. An exception"
         " in the function is a failure of the message.",
-        without=(_NOT_IN_FRAMES,),
         ready="reading",
     )
     errors: str | None = option(
@@ -156,6 +145,14 @@ class Options:
         '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
         one_of(*STRATEGIES),
         f"give {shown(STRATEGIES)}.",
+        without=(
+            without(
+                "The frame {id!r} is at-most-once.",
+                "set strategy='exactly-once': a frame has no other guarantee.",
+                own=_is_at_most_once,
+                kind=lambda kind: kind == "frame",
+            ),
+        ),
         ready="all",
     )
     retries: int | Retry = option(
@@ -178,16 +175,8 @@ class Options:
         "True: the function takes the list of the messages of a step, which succeeds or fails as a whole; see"
         " `bisect`."
         ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.',
-        lambda batch: isinstance(batch, bool) or batch in (FRAME, *TABLES),
-        f"give True (lists of messages), {shown(TABLES, ', ')}, or False.",
-        without=(
-            without(
-                "The frame {id!r} is at-most-once.",
-                "set strategy='exactly-once': a frame has no other guarantee.",
-                own=_is_frame,
-                strategy=_is_at_most_once,
-            ),
-        ),
+        lambda batch: isinstance(batch, bool) or batch in TABLES,
+        f"give True (lists of messages), {shown(TABLES, ', ')}, or False. A frame is declared with @graph.frame(…).",
         ready="sink",
     )
     bisect: bool = option(
@@ -201,7 +190,7 @@ class Options:
             without(
                 "{where} has bisect={value!r}.",
                 "give True; or False, to a batch function.",
-                batch=lambda batch: batch in (False, FRAME),
+                batch=lambda batch: batch is False,
             ),
         ),
         ready="sink",
@@ -211,7 +200,6 @@ class Options:
         'The columns of the DataFrame besides index, time, hash and value, such as `"origin string, delay double"`.',
         lambda value: value is None or isinstance(value, (str, Mapping)),
         "declare it with @graph.frame(…, fields='name type, …').",
-        frames=True,
     )
     output_mode: str | None = option(
         None,
@@ -220,7 +208,6 @@ class Options:
         ' each step on their own. None: `"append"`, or steps if the plan keeps no state.',
         one_of(*OUTPUT_MODES),
         f"give {shown(OUTPUT_MODES, ', ')}, to a frame.",
-        frames=True,
     )
     trigger: str | None = option(
         None,
@@ -235,7 +222,6 @@ class Options:
                 output_mode=lambda mode: mode == "step",
             ),
         ),
-        frames=True,
     )
     batch_size: int = option(
         BATCH_SIZE,
@@ -263,11 +249,6 @@ class Options:
                 "write batch=True with it, or leave linger_s= out.",
                 batch=lambda batch: batch is False,
             ),
-            without(
-                "{where} has linger_s={value!r} and is a frame.",
-                "write batch=True with it, or leave linger_s= out.",
-                batch=_is_frame,
-            ),
         ),
         ready="sink",
     )
@@ -277,7 +258,6 @@ class Options:
         " after another. A message without the field, or with None in it, fails.",
         lambda key: key is None or isinstance(key, str) or callable(key),
         "give the name of a field, or a function of a message.",
-        without=(_NOT_IN_FRAMES,),
         ready="free",
     )
     instances: int = option(
@@ -323,11 +303,6 @@ class Options:
                 "appenders",
                 "checkpoint",
             ),
-            without(
-                "{where} is written for Spark and has timeout_s={value}.",
-                "leave timeout_s= out, and set a timeout of Spark.",
-                batch=_is_frame,
-            ),
         ),
         ready="free",
     )
@@ -337,7 +312,6 @@ class Options:
         " the function is called. Always so for a sink.",
         lambda value: isinstance(value, bool),
         "give True or False.",
-        without=(_NOT_IN_FRAMES,),
         ready="reading",
     )
     resume: str | None = option(
@@ -350,13 +324,11 @@ class Options:
     tailers: Any = option(
         None,
         "Queues that the function reads by itself: a dict by binding, or names.",
-        without=(_NOT_IN_FRAMES,),
         spark=_IMPERATIVE,
     )
     appenders: Any = option(
         None,
         "Queues that the function writes by itself: a dict by binding, or names.",
-        without=(_NOT_IN_FRAMES,),
         spark=_IMPERATIVE,
     )
     checkpoint: CheckpointTarget | None = option(
@@ -425,11 +397,6 @@ class Options:
         " binding. A message that does not fit fails, with the path of the offence. A function gets objects of the"
         ' class. None: the classes in the annotations of its parameters. With `batch="arrow"` and the like: the'
         " columns of the table, as for `cues.QueueOptions(schema=…)`.",
-        without=(
-            without(
-                "{where} is a frame and has schema=.", "name its columns with fields='name type, …'.", batch=_is_frame
-            ),
-        ),
         ready="source",
     )
     timer: Function | None = option(
@@ -464,11 +431,6 @@ class Options:
         ' Seconds, a timedelta, or a text such as `"30m"` or `"7d"`. None: values stay.',
         lambda ttl: ttl is None or duration_of(ttl, "The time"),
         without=(
-            without(
-                "{where} has ttl={value!r}, and it is a frame, which has no state in the store.",
-                "declare ttl= on a stream or sink.",
-                batch=_is_frame,
-            ),
             without(
                 "{where} has ttl={value!r}, and it is with checkpoint=, which has no state in the store.",
                 "declare ttl= on a stream or sink.",
@@ -569,8 +531,11 @@ def exclusion_of(options: Options, kind: Kind, id: str, node: str = "") -> tuple
     ``node`` is the id with that of the graph. A declaration does not know it, nor the strategy of the graph.
     """
 
+    def value_of(name: str) -> Any:
+        return kind if name == "kind" else getattr(options, name)
+
     def has(name: str, refused: Callable[[Any], object] | None) -> object:
-        value = getattr(options, name)
+        value = value_of(name)
         return _is_given(name, value) if refused is None else refused(value)
 
     for name, entry in TABLE.items():
@@ -581,7 +546,7 @@ def exclusion_of(options: Options, kind: Kind, id: str, node: str = "") -> tuple
             if found:
                 facts = {"id": id, "node": node, "kind": kind, "where": f"The {kind} {id!r}", "name": name}
                 facts |= {"other": found[0], "others": " and ".join(f"{other}=" for other in found)}
-                values = {"value": getattr(options, name), "other_value": getattr(options, found[0])}
+                values = {"value": getattr(options, name), "other_value": value_of(found[0])}
                 return each.wrong.format(**facts, **values), each.hint.format(**facts)
     return None
 
@@ -622,7 +587,6 @@ class _Common(TypedDict, total=False):
     retries: int | Retry
     batch_size: int
     renamed_from: str | None
-    schema: Any
 
 
 class _Taking(_Common, total=False):
@@ -631,11 +595,9 @@ class _Taking(_Common, total=False):
     types: Collection[str] | Mapping[str, Collection[str]] | None
     topics: Collection[str] | Mapping[str, Collection[str]] | None
     where: Predicate | Mapping[str, Predicate] | None
-    batch: bool | Literal["frame", "arrow", "pandas", "polars"]
+    batch: bool | Literal["arrow", "pandas", "polars"]
     bisect: bool
-    fields: str | Mapping[str, str] | None
-    output_mode: Literal["append", "update", "complete", "step"] | None
-    trigger: str | None
+    schema: Any
     step_s: float | None
     linger_s: float
     key: str | Predicate | None
@@ -656,6 +618,7 @@ class SourceOptions(_Common, total=False):
     """The keyword arguments of :class:`Source` and :meth:`Graph.source`."""
 
     resume: Literal["skip", "again"] | None
+    schema: Any
 
 
 class BroadcastOptions(_Taking, total=False):
@@ -679,7 +642,7 @@ class SinkOptions(_Taking, total=False):
 
 
 class FrameOptions(_Common, total=False):
-    """The keyword arguments of :meth:`Graph.frame`."""
+    """The keyword arguments of :class:`Frame` and :meth:`Graph.frame` besides ``fields``."""
 
     id: str | None
     output_mode: Literal["append", "update", "complete", "step"] | None
@@ -731,6 +694,7 @@ def names_of(options: type) -> tuple[str, ...]:
 ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
     "source": ("id", *names_of(SourceOptions)),
     "stream": names_of(StreamOptions),
+    "frame": ("fields", *names_of(FrameOptions)),
     "sink": names_of(SinkOptions),
 }
 """The options that a processor of each kind takes. The ``id`` of a source is its first argument."""
@@ -780,7 +744,10 @@ START_TEXTS: Final = {
 
 def kinds(name: str) -> str:
     """Return the declarations that take an option, as docs/options.md shows them."""
-    if TABLE[name].frames:
-        return "`graph.frame`"
     kinds = [kind for kind, allowed in ALLOWED.items() if name in allowed and (kind, name) != ("source", "id")]
     return "all" if len(kinds) == len(ALLOWED) else ", ".join(kinds)
+
+
+def engines(name: str) -> str:
+    """Return the engines that have an option, as docs/options.md shows them."""
+    return "embedded" if TABLE[name].spark else "Spark" if kinds(name) == "frame" else "all"

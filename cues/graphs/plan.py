@@ -15,6 +15,7 @@ from cues.graphs.options import INHERIT, exclusion_of
 from cues.graphs.processor import Mode, Node, Port
 from cues.graphs.topology import Topology
 from cues.queues.options import QueueOptions
+from cues.schemas import Schema
 
 REST: Final = "*"
 """In a graph's queue options: all queues that it does not name."""
@@ -250,7 +251,11 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
     refusal = exclusion_of(resolved, processor.kind, processor.id, names.processor_id(graph, processor.id))
     if refusal is not None:
         raise GraphError(*refusal, processor=processor.id)
-    schemas, options = typed.resolved(options, processor.fn, bindings(inputs), mode == "join")
+    schemas: Mapping[str, Schema] = {}
+    if processor.kind == "frame":
+        options = replace(options, batch=True)  # one call takes the messages of a step
+    else:
+        schemas, options = typed.resolved(options, processor.fn, bindings(inputs), mode == "join")
     node = Node(
         id=names.processor_id(graph, processor.id),
         kind=processor.kind,

@@ -13,7 +13,6 @@ from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
-from cues.graphs.options import FRAME as FRAME
 from cues.graphs.options import INHERIT, Function, Kind, Options
 from cues.overrides import override
 from cues.schemas import Schema
@@ -102,6 +101,11 @@ class Node:
         """The name without the graph: ``enrich``, or ``enrich/3`` for its unit on partition 3."""
         return self.id.rpartition(".")[2]
 
+    @property
+    def stored_kind(self) -> str:
+        """The kind in stores and in error messages, where a frame is a stream whose ``batch`` is ``"frame"``."""
+        return "stream" if self.kind == "frame" else self.kind
+
     @cached_property
     def side_effects(self) -> bool:
         """True if a snapshot is committed before the function runs."""
@@ -149,13 +153,13 @@ class Node:
         options = self.options
         plain: dict[str, Any] = {
             "id": self.id,
-            "kind": self.kind,
+            "kind": self.stored_kind,
             "function": function_name(self.fn),
             "inputs": {port.binding: port.queue for port in self.inputs},
             "outputs": {port.binding: port.queue for port in self.outputs},
             "errors": self.errors,
             "strategy": self.strategy,
-            "batch": options.batch,
+            "batch": "frame" if self.kind == "frame" else options.batch,
             "attempts": options.retry.attempts,
         }
         if self.first_id is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cues import schemas
 from cues.errors import InvalidArgument
-from cues.graphs.options import FRAME, TABLES, Function, Options
+from cues.graphs.options import TABLES, Function, Options
 from cues.graphs.processor import function_name
 from cues.queues import schema as columns
 from cues.schemas import Schema
@@ -24,7 +24,7 @@ def check(options: Options, fn: Function | None, bindings: Iterable[str], is_joi
     """Raise :class:`InvalidArgument` for a schema that cannot be used."""
     if options.batch in TABLES:
         table_schema(options)
-    elif options.batch != FRAME:
+    else:
         schemas_of(options, fn, bindings, is_join)
 
 
@@ -34,7 +34,7 @@ def resolved(
     """Return the schemas of a processor, and its options with the columns of a table as plain data."""
     if options.batch in TABLES:
         return {}, replace(options, schema=table_schema(options))
-    return ({} if options.batch == FRAME else schemas_of(options, fn, bindings, is_join)), options
+    return schemas_of(options, fn, bindings, is_join), options
 
 
 def schemas_of(options: Options, fn: Function | None, bindings: Iterable[str], is_join: bool) -> dict[str, Schema]:

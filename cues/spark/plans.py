@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues.errors import GraphError
-from cues.graphs.processor import FRAME, Node, wants_process
+from cues.graphs.processor import Node, wants_process
 from cues.spark.columns import frame_encoder
 from cues.spark.session import in_short
 from cues.steps.hashes import Hasher
@@ -100,7 +100,7 @@ def queries_of(session: Any, plan: Plan) -> dict[str, QueryPlan]:
 
     Raises :class:`GraphError` for a frame that can run neither in steps nor as a query. Nothing is written.
     """
-    frames = [node for node in plan.running if node.options.batch == FRAME]
+    frames = [node for node in plan.running if node.kind == "frame"]
     queries = {node.id: _query_of(session, plan.system, node) for node in frames}
     return {id: query for id, query in queries.items() if query is not None}
 

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged, Unsupported
-from cues.graphs.processor import BATCH_SIZE, FRAME, Node
+from cues.graphs.processor import BATCH_SIZE, Node
 from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
@@ -274,7 +274,7 @@ class SparkRunner(Runner):
     @override
     def _call_batch(self, taken: Taken, process: Process) -> Any:
         """Call a frame with a DataFrame of the step's range. The rows of the DataFrame that it returns are messages."""
-        if self._node.options.batch != FRAME:
+        if self._node.kind != "frame":
             return super()._call_batch(taken, process)
         from cues.spark.columns import frame_encoder
         from cues.spark.plans import fields_of
@@ -318,7 +318,7 @@ class SparkRunner(Runner):
     @property
     def on_executors(self) -> bool:
         """True if executors call the function, each over a part of the messages."""
-        return not self._local and self._node.options.batch != FRAME
+        return not self._local and self._node.kind != "frame"
 
     @property
     def parallelism(self) -> int:
@@ -410,7 +410,7 @@ def why_local(node: Node) -> str | None:
         return "executors repeat tasks that fail"
     if node.options.key is not None:
         return "its state is in the driver's store"
-    if node.options.batch == FRAME:
+    if node.kind == "frame":
         return "it makes a plan, which executors carry out"
     return None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cues.base import events
 from cues.errors import Unsupported
-from cues.graphs.processor import FRAME, Node
+from cues.graphs.processor import Node
 from cues.spark.executor import require_arrival, require_travel
 from cues.spark.session import CONNECT, opened_session, require_workers
 
@@ -57,7 +57,7 @@ def open_session(
     session = opened.enter_context(opened_session(master, f"cues {graph.id}", spark))
     ship(session, graph, plan)
     require_workers(session, lambda text: emit(events.Event("", text, logging.WARNING)))
-    called = [node for node in remote if node.options.batch != FRAME]
+    called = [node for node in remote if node.kind != "frame"]
     require_arrival(session.sparkContext, [packed for node in called for packed in require_travel(node, plan.system)])
     return session
 

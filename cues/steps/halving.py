@@ -22,7 +22,7 @@ once; a single message has all the tries of its processor.
 
 from __future__ import annotations
 
-from cues.graphs.processor import FRAME, Node
+from cues.graphs.processor import Node
 from cues.steps.results import Results, pauses, stops
 
 
@@ -32,7 +32,8 @@ def halves(node: Node, count: int, results: Results) -> bool:
         bool(results.failures)
         and count > 1
         # Only a batch function fails as a whole. A frame is a plan, and each call of it is a job of Spark.
-        and node.options.batch not in (False, FRAME)
+        and node.options.batch is not False
+        and node.kind != "frame"
         and node.options.bisect
         # The positions have moved already, and no message is called twice.
         and not node.at_most_once

@@ -21,7 +21,7 @@ from cues import codec
 from cues.base import clock, names
 from cues.base.names import ProcessorKey
 from cues.errors import CuesError, InvalidArgument
-from cues.graphs.processor import FRAME, Node
+from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.records.batch import ACKNOWLEDGEMENT
 from cues.steps.state import StateTable
@@ -205,6 +205,6 @@ def _refusal(node: Node) -> str:
         return "it reads other queues by itself (tailers=), and would be at another place of them then"
     if node.pending:
         return "it writes to other stores by pending messages (across='pending')"
-    if node.options.batch == FRAME:
+    if node.kind == "frame":
         return "it is a frame"
     return ""

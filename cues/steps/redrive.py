@@ -28,7 +28,7 @@ from cues import faults
 from cues.base import events, names
 from cues.base.names import ProcessorKey
 from cues.errors import CuesError
-from cues.graphs.processor import FRAME, Node, RedriveNode
+from cues.graphs.processor import Node, RedriveNode
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
@@ -108,7 +108,7 @@ def unable(node: Node) -> str:
         return f"{node.id} reads other queues by itself (tailers=), and its position there is not that of the failure"
     if node.pending:
         return f"{node.id} writes to other stores by pending messages (across='pending')"
-    if node.options.batch == FRAME:
+    if node.kind == "frame":
         return f"{node.id} is a frame, which runs on Spark alone"
     if node.errors is None:
         return f"{node.id} has no error queue any more, so a message that fails again would stop it"

@@ -31,7 +31,6 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
 from cues.graphs.processor import (
-    FRAME,
     Filter,
     Node,
     filter_of,
@@ -191,7 +190,7 @@ class Runner(Calls):
         options = self._node.options
         return Pace(
             options.batch_size,
-            None if options.batch == FRAME or options.linger_s else options.step_s,
+            None if self._node.kind == "frame" or options.linger_s else options.step_s,
             # Calls of one key run one after another: calls of others may be far ahead when the step is closed.
             small=bool(
                 self._node.side_effects

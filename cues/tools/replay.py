@@ -37,7 +37,6 @@ from cues.engine.replays import ReplayNote
 from cues.errors import GraphError, InvalidArgument, MessagesPurged, ProcessorStopped, StoreError
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
-from cues.graphs.options import FRAME
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
 from cues.queues.base import unpack_record
@@ -127,7 +126,7 @@ def _chosen(plan: Plan, processors: Sequence[str], with_sinks: bool) -> list[Nod
                     processor=node.id,
                 )
         return nodes
-    return [node for node in plan.running if node.kind == "stream" or (with_sinks and node.kind == "sink")]
+    return [node for node in plan.running if node.kind != "source" and (with_sinks or node.kind != "sink")]
 
 
 def _check_graph(plan: Plan, nodes: Sequence[Node]) -> None:
@@ -138,7 +137,7 @@ def _check_graph(plan: Plan, nodes: Sequence[Node]) -> None:
         )
     outside = {node.outputs[0].queue for node in plan.nodes if node.kind == "source"}
     for node in nodes:
-        if node.options.batch == FRAME:
+        if node.kind == "frame":
             raise GraphError(
                 f"{node.id} is a frame, which runs on Spark only, and cues replay runs in one process.",
                 "replay the other processors with --processor.",

@@ -37,7 +37,7 @@ from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsuppor
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, build, partitions_of
-from cues.graphs.processor import FRAME, Node
+from cues.graphs.processor import Node
 from cues.graphs.running import QueueProgress, Shared, UnitStatus
 from cues.overrides import override
 from cues.queues.store import Store
@@ -425,7 +425,7 @@ class ClusterEngine:
     def _stage(self, node: Node) -> Stage:
         query = self._frames.get(node.processor)
         if query is None:
-            return (FrameStage if node.options.batch == FRAME else Stage)(self.driver, node)
+            return (FrameStage if node.kind == "frame" else Stage)(self.driver, node)
         if node.partition:
             raise _parted(node)
         return FrameQuery(self.driver, node, query)
@@ -699,7 +699,7 @@ def place(node: Node) -> str:
         return "on an executor, one task a step, which is never repeated"
     if node.kind == "sink" or node.side_effects:
         return "on an executor, one task a step: its effects happen in order"
-    if node.options.batch == FRAME:
+    if node.kind == "frame":
         step = "its plan, on all executors, for the messages of each step"
         query = "a streaming query, whose batches are commits"
         mode = node.options.output_mode

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
-from cues.graphs.processor import BATCH_SIZE, FRAME, Node
+from cues.graphs.processor import BATCH_SIZE, Node
 from cues.spark.cluster import state_files
 from cues.spark.cluster.data import Piece, pieces_of
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
@@ -307,7 +307,7 @@ class Stage:
     def _size(self) -> int:
         """Most messages of a step."""
         options = self.node.options
-        if options.batch == FRAME or self.node.at_most_once:
+        if self.node.kind == "frame" or self.node.at_most_once:
             return options.batch_size
         if options.batch:
             most = ORDERED_MESSAGES if self._single else self._pace.count
