@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeGuard
 
@@ -26,7 +26,7 @@ from cues.base import clock, names
 from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
-from cues.groups.places import Start
+from cues.groups.settings import MemberSettings, OnChange
 from cues.groups.sticky import Partition, siblings
 from cues.groups.table import Begin, GroupTable, GroupView, new_id
 from cues.queues import claims
@@ -43,8 +43,6 @@ LOOK_NS: Final = 100_000_000
 CHECK_NS: Final = 2_000_000
 """The interval at which a busy member looks for changes of its group: one row."""
 
-OnChange = Callable[[list[Partition]], object]
-
 
 class Holdings:
     """The partitions of one member. Used by one thread at a time, except :meth:`beat` and :meth:`let_go`."""
@@ -53,14 +51,9 @@ class Holdings:
         self,
         table: GroupTable,
         name: str,
-        max_poll_interval_s: float,
-        start: Start,
-        expire_s: float,
+        settings: MemberSettings,
         row: MemberRow,
         named: Collection[str],
-        on_assigned: OnChange | None,
-        on_revoked: OnChange | None,
-        on_lost: OnChange | None,
     ) -> None:
         """Join the group. Raises :class:`AlreadyRunning` if a member of that name lives."""
         self.table = table
@@ -68,13 +61,11 @@ class Holdings:
         self.name = name
         self.static = row.static
         self.lease_s = row.lease_s
-        self.max_poll_interval_s = max_poll_interval_s
+        self._settings = settings
         self.row = row
         """The row of this member, with the queues that it subscribes to; the id is that of another join."""
         self.queues: dict[str, Queue] = {}
         """The handles of its queues, also of those to which it no longer subscribes: it may still hold partitions."""
-        self._start = start
-        self._expire_s = expire_s
         self._named = named
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
@@ -83,7 +74,6 @@ class Holdings:
         self.held: dict[Partition, HeldPartition] = {}
         self.stepping: Collection[HeldPartition] = ()
         """The partitions of the step under way, which are not released before the step has ended."""
-        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._locks = self.store.core.locks
         self._waits = False
         """True if another member still holds a partition that is assigned to this one. It may die at any time."""
@@ -144,7 +134,7 @@ class Holdings:
         self._bury()
         self._open(self.row)
         row = replace(self.row, id=self.id, pid=os.getpid(), boot=boot())
-        before = self.table.join(self.name, row, self._begin(row, self._named), self._expire_s)
+        before = self.table.join(self.name, row, self._begin(row, self._named), float(self._settings.expire_s or 0))
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
@@ -168,17 +158,17 @@ class Holdings:
         logs = {
             (queue, number): self.queues[queue]._view(number)._log
             for queue in row.queues
-            if queue not in known and self._start != "earliest"
+            if queue not in known and self._settings.start != "earliest"
             for number in range(self.queues[queue].partitions)
         }
-        return Begin(self._start, logs, named)
+        return Begin(self._settings.start, logs, named)
 
     def beat(self) -> None:
         """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
         lease = self._lease
         if lease is None:
             return
-        if clock.monotonic_ns() - self._called_ns <= self.max_poll_interval_s * 1e9:
+        if clock.monotonic_ns() - self._called_ns <= self._settings.max_poll_interval_s * 1e9:
             lease.beat()
         elif not self._late:
             self._late = True
@@ -187,7 +177,7 @@ class Holdings:
                 " lease, and other members take its partitions in at most %g s.",
                 self.name,
                 self.table.group,
-                self.max_poll_interval_s,
+                self._settings.max_poll_interval_s,
                 self.lease_s,
                 group=self.table.group,
                 member=self.name,
@@ -330,7 +320,7 @@ class Holdings:
         self._lost = sorted({*self._lost, *[partition for partition in gone if not self.held[partition].revoked]})
         for partition in gone:
             del self.held[partition]
-        self._tell(self._on_lost, self._lost)
+        self._tell(self._settings.on_lost, self._lost)
         self._lost = []
 
     def give_up(self, leaving: Iterable[HeldPartition]) -> None:
@@ -342,7 +332,7 @@ class Holdings:
         told = sorted(held.partition for held in leaving if not held.revoked and held.partition not in self._revoking)
         self._revoking.update(told)
         try:
-            self._tell(self._on_revoked, told)
+            self._tell(self._settings.on_revoked, told)
         finally:
             self._revoking.difference_update(told)
         # Only now: the callback may have committed, and the claims have changed. It may also have lost or closed some.
@@ -393,7 +383,7 @@ class Holdings:
 
     def _tell_assigned(self) -> None:
         new = sorted(partition for partition, held in self.held.items() if not held.assigned)
-        self._tell(self._on_assigned, new)
+        self._tell(self._settings.on_assigned, new)
         for partition in new:
             if partition in self.held:
                 self.held[partition].assigned = True

@@ -38,18 +38,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from cues.base import names
-from cues.base.checks import is_count, is_number
+from cues.base.checks import is_count
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
-from cues.groups.holdings import Holdings, OnChange
-from cues.groups.places import Place, Start, check_start
+from cues.groups.holdings import Holdings
+from cues.groups.places import Place, Start
 from cues.groups.session import Session
+from cues.groups.settings import MAX_POLL_INTERVAL_S, MemberSettings, OnChange
 from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
 from cues.overrides import override
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
-from cues.queues.committed import Isolation, check_isolation
+from cues.queues.committed import Isolation
 from cues.queues.group_rows import MemberRow
 from cues.queues.partitioners import name_of
 from cues.queues.processor_rows import boot
@@ -61,9 +62,6 @@ from cues.storage import wakeup
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-MAX_POLL_INTERVAL_S: Final = 300.0
-"""As Kafka's ``max.poll.interval.ms``."""
 
 _WILDCARDS: Final = frozenset("*?[")
 
@@ -170,35 +168,27 @@ class Member(Reader):
         on_revoked: OnChange | None = None,
         on_lost: OnChange | None = None,
     ) -> None:
-        for option, hook in (("on_assigned", on_assigned), ("on_revoked", on_revoked), ("on_lost", on_lost)):
-            if not (hook is None or callable(hook)):
-                raise InvalidArgument(f"{option}={hook!r} cannot be called.", "pass a function that takes a list.")
+        settings = MemberSettings(
+            lease_s=lease_s,
+            max_poll_interval_s=max_poll_interval_s,
+            start=start,
+            expire_s=expire_s,
+            isolation=isolation,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_lost=on_lost,
+        )
         if store.readonly:
             raise StoreReadOnly(
                 f"The store {store.path} is open read-only, so a member cannot keep its positions there.",
                 "open it writable, or read with queue.tailer().",
                 path=store.path,
             )
-        if not isinstance(lease_s, (int, float)) or not 0 < lease_s < float("inf"):
-            raise InvalidArgument(
-                f"lease_s is {lease_s!r}.", "pass seconds, more than the longest time between two calls."
-            )
-        if not isinstance(max_poll_interval_s, (int, float)) or not max_poll_interval_s > 0:
-            raise InvalidArgument(
-                f"max_poll_interval_s is {max_poll_interval_s!r}.",
-                "pass seconds, more than the longest step; float('inf') for no bound.",
-            )
-        check_start(start)
-        if expire_s is not None and not (is_number(expire_s) and expire_s > 0):
-            raise InvalidArgument(
-                f"expire_s is {expire_s!r}.", "pass seconds, more than the longest time without a member, or None."
-            )
         self.group = names.check("group", group)
         self.static = name is not None
         self.name = names.check("member", f"m-{new_id().hex()}" if name is None else name)
         self.lease_s = float(lease_s)
         self.store = store
-        check_isolation(isolation)
         self.isolation: Isolation = isolation
         self.table = GroupTable(store, self.group, isolation)
         self._last: HeldPartition | None = None
@@ -217,18 +207,7 @@ class Member(Reader):
         self._closing = self._closed = False
         self._session: Session | None = None
         row, named = self._subscription(queues, together)
-        self.holdings = Holdings(
-            self.table,
-            self.name,
-            float(max_poll_interval_s),
-            start,
-            float(expire_s or 0),
-            row,
-            named,
-            on_assigned,
-            on_revoked,
-            on_lost,
-        )
+        self.holdings = Holdings(self.table, self.name, settings, row, named)
 
     @property
     def _queues(self) -> list[str]:

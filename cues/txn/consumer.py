@@ -65,17 +65,14 @@ from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome
 from cues.records.identity import Clock
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
-from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher, check_publishing, check_timeout
+from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher
 from cues.txn.registration import Registration, needed_from
+from cues.txn.settings import HORIZON_S, MAX_S, ConsumerSettings
 from cues.txn.sources import GROWTH_S, POLL_S, MessageSource, ReadFrom, Sources
 from cues.txn.turns import LEASE_S, Turn
 
-MAX_S: Final = 1.0
-"""The longest time for which a transaction takes messages."""
 _DROP_S: Final = 10.0
 """Seconds for which a consumer that fails waits for its own appends, in order to drop them."""
-HORIZON_S: Final = 24 * 3600.0
-"""The time after which a checkpoint drops producers that wrote nothing and have nothing pending."""
 
 _log = logs.logger("cues.txn")
 
@@ -197,15 +194,6 @@ class Consumer(Closing):
         _check_has(checkpoint, "The checkpoint", "restore", "commit")
         if isinstance(sources, Queue):
             raise InvalidArgument(f"The sources are one queue, {sources.id!r}.", "pass a list: [queue].")
-        if not 0 <= min_s <= max_s or max_s <= 0:
-            raise InvalidArgument(
-                f"min_s is {min_s} and max_s is {max_s}.", "pass 0 <= min_s <= max_s, and max_s above 0."
-            )
-        if not (isinstance(lease_s, (int, float)) and lease_s >= 0):
-            raise InvalidArgument(f"lease_s={lease_s!r}.", "pass seconds, 0 or more.")
-        check_timeout(transaction_timeout_s)
-        _check_one_of("on_gap", on_gap, "raise", "skip")
-        _check_one_of("missing", missing, "removed", "skip", "refuse")
         own = [source for source in sources if not isinstance(source, (Queue, ReadFrom)) and hasattr(source, "read")]
         for source in own:
             _check_has(source, "A source", "read")
@@ -225,14 +213,24 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
             )
-        if not isinstance(message_type, MessageType):
-            raise InvalidArgument(f"message_type={message_type!r:.60}.", "pass a cues.txn.MessageType.")
-        check_publishing(clock, validate)
-        self._type = message_type
-        self._validate, self._clock = validate, clock
+        self._settings = ConsumerSettings(
+            min_s=min_s,
+            max_s=max_s,
+            wait_for_ack=wait_for_ack,
+            ring=ring,
+            horizon_s=horizon_s,
+            on_gap=on_gap,
+            missing=missing,
+            message_type=message_type,
+            validate=validate,
+            clock=clock,
+            inside=inside,
+            lease_s=lease_s,
+            transaction_timeout_s=transaction_timeout_s,
+            now=now,
+        )
         if inside:
             _check_has(checkpoint, "The checkpoint of a consumer with inside=True", "begin")
-        self._inside = inside
         self._opened: Any = None
         """The transaction of the checkpoint that is open, with ``inside``."""
         self._app: Any = app
@@ -241,14 +239,6 @@ class Consumer(Closing):
         self._checkpoint = checkpoint
         leased = callable(getattr(checkpoint, "set_lease", None)) and callable(getattr(checkpoint, "lease", None))
         self._turn = Turn(checkpoint, lease_s) if leased else None  # type: ignore[arg-type]
-        self._min_s, self._max_s = min_s, max_s
-        self._wait_for_ack = wait_for_ack
-        self._ring = ring
-        self._horizon_ns = int(horizon_s * 1e9)
-        self._on_gap: OnGap = on_gap
-        self._missing: Missing = missing
-        self._timeout_s = transaction_timeout_s
-        self._now = now
         self._stopping = False
         self._ended = False
         self._registration = Registration.of(checkpoint, wanted)
@@ -361,16 +351,16 @@ class Consumer(Closing):
             return
         # No timeout: the acknowledgement is appended, or the publisher is closed.
         self._publisher = Publisher(
-            self._clock,
-            self._validate,
-            self._type,
+            self._settings.clock,
+            self._settings.validate,
+            self._settings.message_type,
             acknowledge_timeout_s=None,
-            transaction_timeout_s=self._timeout_s,
+            transaction_timeout_s=self._settings.transaction_timeout_s,
         )
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         faults.point("consumer.restored")
         # 2. Repeat.
-        for skipped in self._publisher.append_ack_intents(restored.ack_intents, self._missing):
+        for skipped in self._publisher.append_ack_intents(restored.ack_intents, self._settings.missing):
             _log.warning(
                 "%s is missing: its readers never see the messages of the last transaction.",
                 skipped.journal,
@@ -390,15 +380,17 @@ class Consumer(Closing):
             # Else a successor would begin at another place, if this instance dies before its first commit.
             restored = dataclasses.replace(restored, offsets={**restored.offsets, **self._sources.begun})
             self._checkpoint.commit(restored, None)
-            self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
+            self._sequencer = Sequencer(restored.producers, self._settings.ring, restored.offsets)
         self._committed(restored)
         if self._registration is not None:
             self._registration.begin(self._sources.by_journal.values(), restored)
 
     def _read(self, checkpoint: Checkpoint) -> None:
         """Open the sources at the offsets of a checkpoint."""
-        self._sources = Sources(self._wanted, checkpoint.offsets, self._open_reader, self._own, self._type)
-        self._sequencer = Sequencer(checkpoint.producers, self._ring, checkpoint.offsets)
+        self._sources = Sources(
+            self._wanted, checkpoint.offsets, self._open_reader, self._own, self._settings.message_type
+        )
+        self._sequencer = Sequencer(checkpoint.producers, self._settings.ring, checkpoint.offsets)
 
     def _abort(self) -> None:
         """Drop the transaction under way, and continue from the last one, which is committed first."""
@@ -438,8 +430,8 @@ class Consumer(Closing):
             queue,
             begin,
             end,
-            on_gap=source.on_gap or self._on_gap,
-            message_type=self._type,
+            on_gap=source.on_gap or self._settings.on_gap,
+            message_type=self._settings.message_type,
             reader=reader,
             on_skip=skip,
         )
@@ -508,9 +500,9 @@ class Consumer(Closing):
 
     def _check_time(self, transaction: _Transaction) -> None:
         if transaction.began is not None:
-            age_s = self._now() - transaction.began
-            transaction.young = age_s < self._min_s
-            transaction.reading = transaction.reading and age_s < self._max_s
+            age_s = self._settings.now() - transaction.began
+            transaction.young = age_s < self._settings.min_s
+            transaction.reading = transaction.reading and age_s < self._settings.max_s
         if self._stopping:
             transaction.reading = transaction.young = False
 
@@ -522,12 +514,12 @@ class Consumer(Closing):
             self._out = None
             return
         if transaction.began is None:
-            if self._inside:
+            if self._settings.inside:
                 self._collect(wait=True)  # this transaction reads what the last one has written
                 self._opened = self._checkpoint.begin()  # type: ignore[attr-defined]
             if hasattr(self._app, "begin"):
                 self._app.begin()
-            transaction.began = self._now()
+            transaction.began = self._settings.now()
         try:
             if envelope.acknowledgement:
                 self._app.acknowledged(envelope)
@@ -565,15 +557,15 @@ class Consumer(Closing):
         if transaction.young and transaction.reading:
             return True
         # Pending messages were read without their acknowledgement: wait for it, at most max_s.
-        return self._wait_for_ack and transaction.reading and self._sequencer.has_pending()
+        return self._settings.wait_for_ack and transaction.reading and self._sequencer.has_pending()
 
     def _wait(self, transaction: _Transaction) -> None:
         """Sleep until a message arrives, the commit under way is done, or ``min_s`` or ``max_s`` has passed."""
         commit = self._commit_under_way
         left_s = None
         if transaction.began is not None and transaction.reading:
-            due_s = self._min_s if transaction.young else self._max_s
-            left_s = max(0.0, transaction.began + due_s - self._now())
+            due_s = self._settings.min_s if transaction.young else self._settings.max_s
+            left_s = max(0.0, transaction.began + due_s - self._settings.now())
         limits_s = [GROWTH_S] if self._sources.grow else []
         if self._own:
             limits_s.append(POLL_S)
@@ -599,7 +591,7 @@ class Consumer(Closing):
         # 6. The barrier of the published messages, which also builds their acknowledgements.
         intents = publisher.build_ack_intents()
         # 7. Checkpoint.
-        checkpoint = self._sequencer.checkpoint(self._horizon_ns, keep_open=True)
+        checkpoint = self._sequencer.checkpoint(int(self._settings.horizon_s * 1e9), keep_open=True)
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
         transaction.handed_over = self._unsettled = True
         if self._opened is None:
@@ -692,8 +684,3 @@ def _check_has(given: object, what: str, *methods: str) -> None:
             f"{what} is {given!r:.60}, which has no {' and no '.join(missing)}.",
             f"pass an object with {' and '.join(methods)}.",
         )
-
-
-def _check_one_of(name: str, given: object, *allowed: str) -> None:
-    if given not in allowed:
-        raise InvalidArgument(f"{name}={given!r}.", f"pass one of {', '.join(map(repr, allowed))}.")
