@@ -18,9 +18,9 @@ from terminal import CUES, Command, cues, environment
 
 import cues as library
 from cues.cli.app import COMMANDS, commands
-from cues.cli.options import WrongUsage
-from cues.cli.where import Where
 from cues.native import implementation
+from cues.operate.refused import Refused
+from cues.operate.where import Where
 
 SHOP = """
 import cues
@@ -344,7 +344,7 @@ def test_what_expressions_say(text: str, matches: bool) -> None:
     ],
 )
 def test_what_expressions_cannot_do(text: str) -> None:
-    with pytest.raises(WrongUsage):
+    with pytest.raises(Refused):
         Where(text)
 
 
@@ -356,7 +356,7 @@ def test_texts_that_are_put_together_are_bounded() -> None:
     "text", ["(" * 1_000 + "1" + ")" * 1_000, "not " * 2_400 + "n", "-" * 9_000 + "n", "n" * 10_001]
 )
 def test_an_expression_that_is_too_deep_or_too_long_says_so(text: str) -> None:
-    with pytest.raises(WrongUsage, match=r"nested|characters|not an expression"):
+    with pytest.raises(Refused, match=r"nested|characters|not an expression"):
         Where(text)
 
 

@@ -11,7 +11,7 @@ from terminal import cues
 import cues as library
 from cues.errors import InvalidArgument, QueueNotFound
 from cues.ui.change import Changes
-from cues.ui.look import StoreLook
+from cues.ui.look import look_of, settings_of
 
 DEEP = "[" * 5_000 + "]" * 5_000
 
@@ -45,7 +45,7 @@ def test_the_page_refuses_a_reason_that_a_command_cannot_take(reason: object) ->
 def test_the_page_refuses_a_partition_that_is_not_there(tmp_path: Path, partition: int) -> None:
     with library.open(tmp_path / "s", durability="process") as store:
         store.queue("q").appender().write({"n": 1})
-    look = StoreLook(tmp_path / "s", None, "s")
+    look = look_of(settings_of(str(tmp_path / "s"), None, "s"))
     try:
         assert look.message("q", 1, 0)["index"] == 1
         for ask in (look.message, look.became):

@@ -178,10 +178,10 @@ def test_a_run_without_the_directory_is_told_that_it_does_not_continue(tmp_path:
 def test_the_page_shows_queues_messages_steps_and_errors_of_a_directory(files: FaultyFiles) -> None:
     """And it refuses by name what a directory does not have."""
     from cues.errors import Unsupported
-    from cues.ui.directory import DirectoryLook
+    from cues.ui.look import look_of, settings_of
 
     DriverRun(files, graph()).claim().feed("in", numbers(21)).run()
-    look = DirectoryLook(files.url, None, "queues")
+    look = look_of(settings_of(files.url, None, "queues"))
     seen = look.overview()
     assert {row["name"]: row["messages"] for row in seen["queues"]}["in"] == 21
     assert {row["id"]: (row["lag"], row["errors"]) for row in seen["processors"]}["g.p"] == (0, 11)

@@ -21,7 +21,7 @@ PROCESSORS = ROOT.parent / "processors"
 # modules at the top of the package that are imported from below; TOP are those that only users import.
 FOLDERS = (
     "", "base", "records", "storage", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn", "groups",
-    "engine", "spark", "tools", "cli", "ui",
+    "engine", "spark", "tools", "operate", "cli", "ui",
 )  # fmt: skip
 TOP = {"testing", "testing_plugin", "__main__"}
 

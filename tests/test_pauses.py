@@ -416,7 +416,7 @@ def test_a_pause_goes_with_its_processor(tmp_path: Path) -> None:
         )
         testing.run_until_idle(renamed, store)
         assert [(pause.processor, pause.next) for pause in pausing.list_pauses(store)] == [("shop.cost", (("in", 2),))]
-        from cues.tools import operate
+        from cues.operate import processors as operate
 
         operate.seek(store, operate.plan_seek(store, "shop.cost", 3), reset_state=False)
         assert pausing.list_pauses(store)

@@ -15,9 +15,9 @@ from cues import Graph, faults, testing
 from cues.base import names
 from cues.cli.app import run as cli
 from cues.engine import redriving
+from cues.operate import processors as operate
 from cues.queues.log import Log
 from cues.steps import redrive as redrives
-from cues.tools import operate
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 Message = dict[str, Any]

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,9 @@ from terminal import cues as command
 
 import cues
 from cues.base.events import Counters
+from cues.base.names import ProcessorId
 from cues.cli import top
-from cues.tools.metrics import LastError, Owner, ProcessMetrics, ProcessorMetrics, TailerMetrics
+from cues.tools.measurement import LastError, Measurement, Owner, ProcessMetrics, ProcessorMetrics, TailerMetrics
 
 PICTURE = Path(__file__).parent.parent / "docs" / "top.svg"
 
@@ -46,32 +47,34 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def look(at: float, taken: int) -> top.Look:
-    """A look at a graph under load."""
+def measured(at: float, taken: int) -> Measurement:
+    """A graph under load, after ``at`` seconds."""
     owner = Owner(4711, "running", 9.0)
-    looked = top.Look(at, "data/shop  48 MB  full in 3 d 4 h")
+    units = []
     for name, kind, share, lag, call_us in (
         ("orders", "source", 1.0, 0, 300), ("enrich", "stream", 0.98, 1_204, 900), ("save", "sink", 0.95, 36, 4_200),
     ):  # fmt: skip
-        id, count = f"shop.{name}", int(taken * share)
+        id, count = ProcessorId(f"shop.{name}"), int(taken * share)
         tailer = TailerMetrics(f"{id}.q", "orders", count + 1, lag)
-        error = LastError("errors", 7, datetime(2026, 1, 31, tzinfo=UTC), "ValueError", "no price")
-        looked.processors[id] = [
-            ProcessorMetrics(id, kind, 1, 0, owner, (tailer,) if kind != "source" else (), None, 1.0, None,
-                             3 if name == "enrich" else 0, error)
-        ]  # fmt: skip
+        error = LastError("errors", 7, datetime.now(UTC) - timedelta(seconds=3), "ValueError", "no price")
         counters = Counters(taken=count, written=count, steps=count // 40, calls=count, in_flight=2)
         counters.sizes.add(40, count // 40)
         if kind != "source":
             counters.latency.add(call_us, count)
             counters.latency.add(call_us * 90, count // 40)
-        looked.counters[id] = counters
-        looked.notes[id] = [f"orders at {count + 1:,}, lag {lag:,}", "last error 3 s ago: ValueError: no price"]
-    looked.processes = (
+        tailers = (tailer,) if kind != "source" else ()
+        errors = 3 if name == "enrich" else 0
+        unit = ProcessorMetrics(id, kind, 1, 0, owner, tailers, None, 1.0, None, errors, error, is_running=True)
+        units.append(dataclasses.replace(unit, counters=counters))
+    processes = (
         ProcessMetrics(4711, at * 0.91, 61_000_000, ("shop.orders", "shop.enrich"), "worker-1", "shop", 1),
         ProcessMetrics(4712, at * 0.34, 47_000_000, ("shop.save",), "worker-2", "shop"),
     )
-    return looked
+    return Measurement("data/shop", "disk", 48_000_000, (), tuple(units), processes=processes)
+
+
+def look(at: float, taken: int) -> top.Look:
+    return top.Look(at, "data/shop  48 MB  full in 3 d 4 h", measured(at, taken))
 
 
 def picture(view: top.View, width: int = 80) -> str:

@@ -21,10 +21,11 @@ from ui_server import Page, page_of
 
 import cues
 from cues.checkpoints import JSONFileCheckpoint
+from cues.operate.shape import ProcessorShape, Shape, shape_of_graph
 from cues.testing import run_until_idle
 from cues.tools import exporter
 from cues.txn import Consumer, Publisher
-from cues.ui import guard, search, shape, text
+from cues.ui import guard, look, search, shape, text
 
 KEPT = {"*": cues.QueueOptions(metadata={"t", "time"})}
 STRANGE = {
@@ -74,7 +75,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(store: Path) -> Iterator[Page]:
-    with page_of(store, shape.shape_of_graph(shop(store))) as served:
+    with page_of(store, shape_of_graph(shop(store))) as served:
         yield served
 
 
@@ -149,7 +150,7 @@ def test_descendants_without_metadata_are_those_of_the_step(tmp_path: Path) -> N
     with cues.open(tmp_path / "store", durability="process") as opened:
         opened.queue("in").appender().write_many([{"n": n} for n in range(5)])
     run_until_idle(graph)
-    with page_of(tmp_path / "store", shape.shape_of_graph(graph)) as page:
+    with page_of(tmp_path / "store", shape_of_graph(graph)) as page:
         made = page.ask("became", queue="in", index=3)["made"]
         assert [(each["how"], each["log"]) for each in made] == [("steps", "out")]
         assert 3 in [place["index"] for place in made[0]["messages"]]
@@ -170,7 +171,7 @@ def test_a_random_fan_out_gives_the_descendants_that_the_metadata_name(tmp_path:
     with cues.open(tmp_path / "store", readonly=True) as opened:
         found = list(opened.queue("out").tailer())
     places = {origin: [at for at, message in enumerate(found, 1) if message["of"] == origin] for origin in copies}
-    with page_of(tmp_path / "store", shape.shape_of_graph(graph)) as page:
+    with page_of(tmp_path / "store", shape_of_graph(graph)) as page:
         for origin in chance.sample(range(1, 301), 25):
             made = page.ask("became", queue="in", index=origin)["made"]
             by_metadata = [place["index"] for each in made if each["how"] == "metadata" for place in each["messages"]]
@@ -212,7 +213,7 @@ def test_a_renamed_processor_has_its_steps_state_and_descendants(tmp_path: Path)
         opened.queue("in").appender().write_many([{"n": n} for n in range(5)])
     run_until_idle(graph(id="count"))
     run_until_idle(renamed := graph(id="tally", renamed_from="count"))
-    with page_of(tmp_path / "store", shape.shape_of_graph(renamed)) as page:
+    with page_of(tmp_path / "store", shape_of_graph(renamed)) as page:
         (row,) = page.ask("state", processor="g.tally")["rows"]
         assert (row["field"], row["text"]) == ('"count"', "5")
         steps = page.ask("steps", processor="g.tally")["steps"]
@@ -343,12 +344,10 @@ def test_any_address_but_loopback_has_a_token() -> None:
 
 def test_a_layout_keeps_nodes_apart_and_after_their_writers() -> None:
     made = [
-        shape.ProcessorShape(
-            f"g.p{n}", "stream", [f"q{n % 7}", f"q{n // 3}"], [f"q{n + 1}"] if n % 4 else [f"q{n % 5}"]
-        )
+        ProcessorShape(f"g.p{n}", "stream", [f"q{n % 7}", f"q{n // 3}"], [f"q{n + 1}"] if n % 4 else [f"q{n % 5}"])
         for n in range(50)
     ]
-    places = shape.layout(shape.Shape("g", made))
+    places = shape.layout(Shape("g", made))
     columns: dict[int, list[float]] = {}
     for node in places["nodes"]:
         columns.setdefault(node["rank"], []).append(node["place"])
@@ -445,9 +444,7 @@ ENDLESS = 'match(text, "^(a+)+$")'
 def test_a_search_that_does_not_end_is_ended_and_the_next_one_is_answered(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("texts").appender().write_many([{"text": "a" * 60 + "b"}, {"text": "aaa"}])
-    with contextlib.closing(
-        search.Searcher(shape.settings_of(str(tmp_path / "store"), False, None, ""), 0.2)
-    ) as searcher:
+    with contextlib.closing(search.Searcher(look.settings_of(str(tmp_path / "store"), None, ""), 0.2)) as searcher:
         with pytest.raises(guard.Refusal, match=r"ended after 0\.2 s"):
             searcher.messages(queue="texts", where=ENDLESS)
         (found,) = searcher.messages(queue="texts", where='text == "aaa"')["messages"]
@@ -470,7 +467,7 @@ def test_other_questions_are_answered_during_a_search(tmp_path: Path, monkeypatc
 def test_few_searches_wait_for_another_one(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("texts").appender().write({"text": "a"})
-    settings = shape.settings_of(str(tmp_path / "store"), False, None, "")
+    settings = look.settings_of(str(tmp_path / "store"), None, "")
     with (
         contextlib.closing(search.Searcher(settings, 60)) as searcher,
         ThreadPoolExecutor(search.WAITING_MAX + 1) as pool,

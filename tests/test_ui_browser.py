@@ -18,8 +18,8 @@ from browser import Browser
 from ui_server import page_of
 
 import cues
+from cues.operate.shape import shape_of_graph
 from cues.testing import run_until_idle
-from cues.ui import shape
 
 pytestmark = pytest.mark.slow
 
@@ -191,7 +191,7 @@ def test_fifty_processors_in_both_themes_and_on_a_phone(browser: Browser, tmp_pa
             a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
     })()"""
     heights = "[...document.querySelectorAll('svg text.name')].map((each) => each.getBoundingClientRect().height)"
-    with page_of(tmp_path / "store", shape.shape_of_graph(graph)) as page:
+    with page_of(tmp_path / "store", shape_of_graph(graph)) as page:
         for theme, width, phone in (("light", 1400, False), ("dark", 1400, False), ("light", 390, True)):
             browser.size(width, 900, phone)
             browser.theme(theme, "reduce")

@@ -24,7 +24,8 @@ from cues.cli import progress
 from cues.queues.options import QueueOptions
 from cues.storage import leases
 from cues.tools import metrics
-from cues.tools.metrics import QueueMetrics, until_full
+from cues.tools.measurement import QueueMetrics
+from cues.tools.metrics import until_full
 
 # --- histograms -----------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from cues.operate.shape import Shape
 from cues.ui.change import Changes
 from cues.ui.guard import Guard
-from cues.ui.look import StoreLook
+from cues.ui.look import look_of, settings_of
 from cues.ui.server import listen, serving
-from cues.ui.shape import Shape
 
 
 class Page:
@@ -57,5 +57,5 @@ def page_of(
     port = listener.getsockname()[1]
     guard = Guard.of("127.0.0.1", port, token, target is not None)
     changes = None if target is None else Changes(target, None)
-    with serving(StoreLook(store, shape, "a store"), guard, listener, changes):
+    with serving(look_of(settings_of(str(store), shape, "a store")), guard, listener, changes):
         yield Page(port)

@@ -62,6 +62,13 @@ class Histogram(dict[int, int]):
             rank -= count
         return None
 
+    def quantiles(self, unit: float = 1) -> dict[str, float] | None:
+        """Return the median and the 99th percentile, times ``unit``; None without values."""
+        median, high = self.quantile(0.5), self.quantile(0.99)
+        if median is None or high is None:
+            return None
+        return {"p50": round(median * unit, 6), "p99": round(high * unit, 6)}
+
     def below(self, powers: range) -> list[int]:
         """Return the number of values below 2 to each of these powers."""
         counts = self.copy().items()

@@ -1,8 +1,9 @@
-"""Parts of texts for people: sizes, and the words of commands that a shell reads."""
+"""Parts of texts for people: sizes, counts, times, and the words of commands that a shell reads."""
 
 from __future__ import annotations
 
 import shlex
+from datetime import UTC, datetime
 
 
 def size(count: int) -> str:
@@ -20,3 +21,28 @@ def quoted(word: object) -> str:
     text = str(word)
     plain = text.replace("#", "")
     return text if not text.startswith("#") and plain == shlex.quote(plain) else shlex.quote(text)
+
+
+def duration(seconds: float) -> str:
+    """A time span, as people read it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def ago(when: datetime | None) -> str | None:
+    """The time since ``when``, as text."""
+    if when is None:
+        return None
+    seconds = (datetime.now(UTC) - when).total_seconds()
+    return "now" if seconds < 1 else f"{duration(seconds)} ago"
+
+
+def count(number: int, noun: str) -> str:
+    """A count with its noun: ``1 message``, ``27,004 messages``."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"

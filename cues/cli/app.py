@@ -193,7 +193,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
         if isinstance(error, QueueFull):
             return options.QUEUE_FULL
-        return options.WRONG_USAGE if isinstance(error, NotInstalled) else options.FAILED
+        from cues.operate.refused import Refused
+
+        return options.WRONG_USAGE if isinstance(error, (NotInstalled, Refused)) else options.FAILED
     except OSError as error:
         if error.filename is None:
             raise

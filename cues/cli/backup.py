@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from cues.base.texts import quoted
+from cues.base.texts import count, quoted, size
 from cues.cli import options
-from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option
-from cues.cli.output import CommandOutput, count, output_options, size
+from cues.cli.output import CommandOutput, output_options
+from cues.cli.target import takes_store
 from cues.engine import record
+from cues.operate import target as targets
 from cues.tools import backup as backups
 
 
@@ -28,7 +29,7 @@ def local(place: str) -> Path:
 
 
 @command()
-@targets.takes_store("GRAPH | STORE")
+@takes_store("GRAPH | STORE")
 @click.argument("dest", metavar="DEST")
 @option(
     "--since",
@@ -36,7 +37,7 @@ def local(place: str) -> Path:
     help="Copy only what changed since this backup in DEST; auto: since the last one, if there is one.",
 )
 @output_options
-def backup(target: targets.StoreTarget, dest: str, since: str | None, output: CommandOutput) -> None:
+def backup(target: targets.Target, dest: str, since: str | None, output: CommandOutput) -> None:
     """Copy a store, and all stores that it uses, into the directory DEST.
 
     The graph may run meanwhile. All stores are copied as they are at one moment, and a restore continues from

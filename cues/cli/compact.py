@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from cues.base.texts import quoted
-from cues.cli import target as targets
+from cues.base.texts import count, quoted, size
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, confirm, option, yes_option
-from cues.cli.output import CommandOutput, count, output_options, size
-from cues.cli.target import shown
+from cues.cli.output import CommandOutput, output_options
+from cues.cli.target import takes_store
 from cues.forwarding import other_stores
+from cues.graphs.graphfile import shown
+from cues.operate import target as targets
 from cues.queues.store import Store
 from cues.tools import compaction
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]")
+@takes_store("[GRAPH | STORE]")
 @option("--remove", metavar="QUEUE", multiple=True, help="Remove this queue, which must be empty; can be repeated.")
 @option(
     "--forget",
@@ -26,7 +27,7 @@ from cues.tools import compaction
 @yes_option
 @output_options
 def compact(
-    target: targets.StoreTarget,
+    target: targets.Target,
     remove: tuple[str, ...],
     forget: tuple[str, ...],
     dry_run: bool,
@@ -48,7 +49,7 @@ def compact(
       cues compact data/flights --dry-run
       cues compact data/flights --remove old --remove older --yes
     """
-    name = targets.shown(target.path)
+    name = shown(target.path)
     if target.name:
         again = f"cues compact {quoted(target.text)} --remove {quoted(target.name)}"
         raise WrongUsage("A store is compacted as a whole.", again)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from cues.cli import errors as listing
-from cues.cli import target as targets
+from cues.base.texts import count
 from cues.cli.options import FAILED, WrongUsage, command, confirm, note, option, yes_option
-from cues.cli.output import CommandOutput, count, output_options
-from cues.cli.redrive import REFUSALS_SHOWN, refuse_shared, require_choice
-from cues.cli.where import Where
+from cues.cli.output import CommandOutput, output_options
+from cues.cli.redrive import REFUSALS_SHOWN, only_stores, require_choice
+from cues.cli.target import takes_place
 from cues.engine import redriving
+from cues.operate.place import Place
+from cues.operate.where import Where
 from cues.steps import redrive as redrives
 
 
 @command()
-@targets.takes_store("GRAPH[#QUEUE] | STORE[#QUEUE]", shared=True)
+@takes_place("GRAPH[#QUEUE] | STORE[#QUEUE]")
 @option("--processor", metavar="NAME", help="Those of this processor.")
 @option("--index", "indices", type=int, multiple=True, metavar="INDEX", help="This one; may be given several times.")
 @option("--where", metavar="EXPR", help="Those for which this is true; see cues errors.")
@@ -22,7 +23,7 @@ from cues.steps import redrive as redrives
 @yes_option
 @output_options
 def discard(
-    target: targets.StoreTarget,
+    place: Place,
     processor: str | None,
     indices: tuple[int, ...],
     where: str | None,
@@ -40,11 +41,12 @@ def discard(
       cues discard graph.py --index 12 --reason 'test order of the shop'
       cues discard data/shop --where 'input.country == "XX"' --reason 'unknown country, see ticket 81' --yes
     """
-    refuse_shared(target, "discard")
+    store = only_stores(place)
+    target = store.target
     require_choice(target, processor, indices, where, all_)
     if not reason.strip():
         raise WrongUsage("--reason '' says nothing.", "say why nothing is to be done about these messages.")
-    with listing.home_of(target, readonly=False) as home, listing.logs_of(target, home) as logs:
+    with store.home(readonly=False) as home, store.error_logs(home) as logs:
         logs.tidy()
         condition = Where(where) if where is not None else None
         selected = redriving.select(logs, processor, indices, condition)

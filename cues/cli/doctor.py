@@ -6,12 +6,12 @@ import os
 
 import click
 
-from cues.base.texts import quoted
+from cues.base.texts import count, quoted
 from cues.cli import candidates, options
-from cues.cli import target as targets
-from cues.cli.options import WrongUsage, command, store_option
-from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.options import command, store_option
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import colour, coloured, out
+from cues.cli.target import named
 from cues.tools import doctor as checks
 
 _COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
@@ -36,13 +36,9 @@ def doctor(target: str | None, store: str | None, output: CommandOutput) -> int:
     """
     path: str | os.PathLike[str] = os.curdir
     if target or store:
-        resolved = targets.resolve(target, store)
-        if resolved.is_shared:
-            raise WrongUsage(
-                f"cues doctor is for stores, and {resolved.place} is a directory of cues run --queues.",
-                f"name the store; cues check {quoted(resolved.place)} checks the directory.",
-            )
-        path = resolved.path
+        with named(target, store) as found:
+            hint = f"name the store; cues check {quoted(found.target.location)} checks the directory."
+            path = found.only_stores("cues doctor is", hint).target.path
     with checks.place(path) as place:
         findings = checks.examine(place)
     width = max(len(finding.check) for finding in findings)

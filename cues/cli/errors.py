@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from cues.base import clock, names
-from cues.base.names import ProcessorId, ProcessorKey
-from cues.base.texts import quoted
-from cues.cli import target as targets
+from cues.base import names
+from cues.base.texts import ago, count, quoted
 from cues.cli.options import WrongUsage, command, option
-from cues.cli.output import CommandOutput, TableColumn, ago, count, output_options, to_json
+from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
 from cues.cli.printing import out
-from cues.cli.where import Where
+from cues.cli.target import takes_place
 from cues.engine import redriving
 from cues.jsontext import iso
-from cues.queues.store import Store
-from cues.steps.error_records import ErrorLogs, ErrorRecord
+from cues.operate.failed import COUNTED_MAX, ErrorTotals, by_cause, cause_of, facts, totals
+from cues.operate.place import Place
+from cues.operate.target import Target
+from cues.operate.where import Where
+from cues.steps.error_records import ErrorRecord
 
 SHOWN: Final = 20
 """Error messages that are listed, if nothing else is asked for."""
-COUNTED_MAX: Final = 10_000
-"""Error messages that are read to count them by processor and by cause; of more, the counts are of the last ones."""
 
 _COLUMNS = (
     TableColumn("queue", "queue", optional=True),
@@ -45,12 +40,10 @@ _GROUPS = (
     TableColumn("when", "when"),
     TableColumn("cause", "cause"),
 )
-_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
-_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
 @command()
-@targets.takes_store("GRAPH[#QUEUE] | STORE[#QUEUE]", shared=True)
+@takes_place("GRAPH[#QUEUE] | STORE[#QUEUE]")
 @option("--processor", metavar="NAME", help="Only those of this processor.")
 @option("--index", type=int, metavar="INDEX", help="One error message, whole: input, causes, traceback, times.")
 @option("--group", is_flag=True, help="Count them by cause. Numbers and quoted text in the cause do not matter.")
@@ -61,7 +54,7 @@ _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 )
 @output_options
 def errors(
-    target: targets.StoreTarget,
+    place: Place,
     processor: str | None,
     index: int | None,
     group: bool,
@@ -90,11 +83,12 @@ def errors(
     """
     limit = None if most == "all" else _number(most)
     condition = Where(where) if where is not None else None
-    with opened(target) as (records, unresolved, at):
+    target = place.target
+    with place.errors() as failed:
         if index is not None:
-            here = [record for record in at(index) if redriving.matches(record, processor)]
-            return _show(target, _one(target, here, index), output)
-        chosen = (r for r in records(settled) if redriving.matches(r, processor, condition))
+            here = [record for record in failed.at(index) if redriving.matches(record, processor)]
+            return _show(target, _one(target, here, index), failed.can_settle, output)
+        chosen = (r for r in failed.records(settled) if redriving.matches(r, processor, condition))
         if group:
             return _by_cause(chosen, output, target)
         listed = list(islice(chosen, limit))
@@ -109,75 +103,14 @@ def errors(
             return
         output.rows([_row(record, listed) for record in listed], _COLUMNS)
         out()
-        for line in _totals(records(False), unresolved()):
+        for line in _totals(totals(failed)):
             out(line)
         out(f"  {_command('errors', target)} --index {listed[0].index}   shows one whole")
-        if not target.is_shared and any(not record.settled for record in listed):
+        if failed.can_settle and any(not record.settled for record in listed):
             out(f"  {_command('redrive', target)} --all   gives them to their processors once more")
 
 
-@contextlib.contextmanager
-def opened(
-    target: targets.StoreTarget,
-) -> Iterator[
-    tuple[Callable[[bool], Iterator[ErrorRecord]], Callable[[], int | None], Callable[[int], list[ErrorRecord]]]
-]:
-    """Three functions: the records, last first (with True also the settled ones); the number of unresolved ones, if
-    it is known without reading them; and the records at an index."""
-    if target.is_shared:
-        yield (
-            lambda settled: _in_directory(target),
-            lambda: None,
-            lambda index: [record for record in _in_directory(target) if record.index == index],
-        )
-        return
-    with home_of(target) as home, logs_of(target, home) as logs:
-        yield logs.records, logs.unresolved, lambda index: [r for log in logs.logs if (r := log.record(index))]
-
-
-@contextlib.contextmanager
-def home_of(target: targets.StoreTarget, readonly: bool = True) -> Iterator[Store]:
-    """The store that has the processors, also if the error queue is in another one."""
-    if target.file is None:
-        target.require()
-    path = target.path if target.file is None else targets.store_of(target.file, target.store)
-    if target.file is not None and not (path / "data.mdb").exists():
-        targets.StoreTarget(path, target.file, "", target.text, target.store).require()
-    with Store(path, readonly=readonly) as home:
-        yield home
-
-
-def logs_of(target: targets.StoreTarget, home: Store) -> ErrorLogs:
-    """The error queues of a target."""
-    declared = redriving.error_queues(target.file.graph if target.file is not None else None)
-    if target.name:
-        with ErrorLogs(home, declared) as logs:
-            known = {log.id for log in logs.logs}
-        known |= {name.partition("/")[0] for name in known}
-        if target.name not in known:
-            targets.queue_of(target, sorted(known))  # raises, with the nearest name
-    return ErrorLogs(home, declared, target.name)
-
-
-def _in_directory(target: targets.StoreTarget) -> Iterator[ErrorRecord]:
-    from cues.spark.cluster import inspection
-
-    for queue in inspection.queues_of(target.place):
-        if target.name and queue != target.name.partition("/")[0]:
-            continue
-        for log in inspection.logs_of(target.place, queue):
-            if "/" in target.name and log.id != target.name:
-                continue
-            for index, time_ns, message in inspection.backwards(target.place, [log], log.next):
-                if message.get(names.TYPE) != names.PROCESSOR_ERROR:
-                    break
-                unit = ProcessorId(str((message.get(names.ERR_CONFIG) or {}).get("id")))
-                yield ErrorRecord(
-                    log.id, index, clock.to_datetime(time_ns), unit, message, None, b"", None, ProcessorKey(unit)
-                )
-
-
-def _one(target: targets.StoreTarget, here: list[ErrorRecord], index: int) -> ErrorRecord:
+def _one(target: Target, here: list[ErrorRecord], index: int) -> ErrorRecord:
     if len(here) > 1:
         queues = ", ".join(record.queue for record in here)
         again = f"cues errors {quoted(target.text)}#{quoted(here[0].queue)} --index {quoted(index)}"
@@ -191,17 +124,6 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise WrongUsage(f"-n {text} is not a number.", f"-n {SHOWN}, or -n all")
     return int(text)
-
-
-def cause_of(record: ErrorRecord) -> str:
-    """Type and first line of the outermost exception."""
-    first, *more = record.text.strip().splitlines() or [""]
-    return f"{record.type}: {first}{' …' if more else ''}"
-
-
-def normalised(cause: str) -> str:
-    """A cause without the parts that differ from message to message: quoted text and numbers."""
-    return _NUMBER.sub("N", _QUOTED.sub("'…'", cause))[:300]
 
 
 def _row(record: ErrorRecord, listed: list[ErrorRecord]) -> dict[str, Any]:
@@ -218,87 +140,38 @@ def _row(record: ErrorRecord, listed: list[ErrorRecord]) -> dict[str, Any]:
     }
 
 
-def facts(record: ErrorRecord) -> dict[str, Any]:
-    """An error message as JSON."""
-    done = record.resolution
-    return {
-        "queue": record.queue,
-        "index": record.index,
-        "time": record.time,
-        "processor": record.processor,
-        "state": record.state,
-        "type": record.type,
-        "text": record.text,
-        "attempts": record.attempts,
-        "count": record.count,
-        "inputs": record.inputs,
-        "causes": record.causes,
-        "context": record.message.get(names.ERR_CONTEXT) or {},
-        "config": record.config,
-        "hash": record.hash or None,
-        "redriven": record.redriven,
-        "resolution": None if done is None else {name: v for name, v in vars(done).items() if v or name == "state"},
-    }
-
-
-def _totals(records: Iterator[ErrorRecord], unresolved: int | None) -> list[str]:
-    """The number of unresolved error messages, and by processor."""
-    by_processor: Counter[str] = Counter()
-    waiting = 0
-    for record in islice(records, COUNTED_MAX):
-        by_processor[record.processor.partition(".")[2] or record.processor] += 1
-        waiting += record.state == "requested"
-    counted = sum(by_processor.values())
-    total = counted if unresolved is None else unresolved
-    words = ", ".join(f"{processor} {number:,}" for processor, number in by_processor.most_common())
-    of = f" (of the last {counted:,}: {words})" if total > counted else f" ({words})" if len(by_processor) else ""
-    lines = [f"{total:,} unresolved{of}"]
-    if waiting:
-        lines.append(f"{waiting:,} of them wait for their redrive: the owner of the processor makes it")
+def _totals(counts: ErrorTotals) -> list[str]:
+    words = ", ".join(f"{processor} {number:,}" for processor, number in counts.by_processor.most_common())
+    some = f" (of the last {counts.counted:,}: {words})" if counts.total > counts.counted else f" ({words})"
+    lines = [f"{counts.total:,} unresolved{some if counts.by_processor or counts.total else ''}"]
+    if counts.waiting:
+        lines.append(f"{counts.waiting:,} of them wait for their redrive: the owner of the processor makes it")
     return lines
 
 
-@dataclass
-class _Group:
-    count: int = 0
-    messages: int = 0
-    last: ErrorRecord | None = None
-    indices: list[int] = field(default_factory=list)
-
-
-def _by_cause(records: Iterator[ErrorRecord], output: CommandOutput, target: targets.StoreTarget) -> None:
-    groups: dict[tuple[str, str], _Group] = {}
-    read = 0
-    for record in islice(records, COUNTED_MAX):
-        read += 1
-        group = groups.setdefault((record.processor.partition("/")[0], normalised(cause_of(record))), _Group())
-        group.count += 1
-        group.messages += record.count
-        if group.last is None or record.time > group.last.time:
-            group.last = record
-    rows = []
-    for (processor, cause), group in sorted(groups.items(), key=lambda item: -item[1].count):
-        assert group.last is not None
-        rows.append(
-            {
-                "count": group.count,
-                "messages": group.messages,
-                "processor": processor if output.json else processor.partition(".")[2],
-                "cause": cause,
-                "last": group.last.index,
-                "queue": group.last.queue,
-                "when": group.last.time if output.json else ago(group.last.time),
-            }
-        )
+def _by_cause(records: Iterator[ErrorRecord], output: CommandOutput, target: Target) -> None:
+    groups = by_cause(islice(records, COUNTED_MAX))
+    rows = [
+        {
+            "count": group.count,
+            "messages": group.messages,
+            "processor": group.processor if output.json else group.processor.partition(".")[2],
+            "cause": group.cause,
+            "last": group.last.index,
+            "queue": group.last.queue,
+            "when": group.last.time if output.json else ago(group.last.time),
+        }
+        for group in groups
+    ]
     if not rows and not output.json:
         out(f"{target.text}: no unresolved error message")
         return
     output.rows(rows, _GROUPS)
-    if not output.json and read == COUNTED_MAX:
+    if not output.json and sum(group.count for group in groups) == COUNTED_MAX:
         out(f"\nOf the last {COUNTED_MAX:,} error messages.")
 
 
-def _show(target: targets.StoreTarget, record: ErrorRecord, output: CommandOutput) -> None:
+def _show(target: Target, record: ErrorRecord, can_settle: bool, output: CommandOutput) -> None:
     """Print one error message, whole."""
     if output.json:
         output.rows([facts(record)], ())
@@ -325,12 +198,12 @@ def _show(target: targets.StoreTarget, record: ErrorRecord, output: CommandOutpu
         out("\nCause:" if not number else "\nCaused by:")
         trace = str(cause.get("trace") or f"{cause.get('type')}: {cause.get('message')}")
         out("\n".join(f"  {line}" for line in trace.rstrip("\n").splitlines()))
-    if not record.settled and not target.is_shared:
+    if can_settle and not record.settled:
         out(f"\n  {_command('redrive', target)} --index {record.index}")
         out(f"  {_command('discard', target)} --index {record.index} --reason TEXT")
 
 
-def _command(verb: str, target: targets.StoreTarget) -> str:
+def _command(verb: str, target: Target) -> str:
     """A command for the same error messages."""
     name = f"#{target.name}" if target.name else ""
     store = f" --store {quoted(target.store)}" if target.store else ""

@@ -7,18 +7,20 @@ from pathlib import Path
 import click
 
 from cues.base.names import UUID
-from cues.cli import place
-from cues.cli import target as targets
+from cues.base.texts import count
 from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of, refuse_partitioned
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, note, option
-from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import data
+from cues.cli.target import takes_store
+from cues.operate import positions as place
+from cues.operate import target as targets
 from cues.txn import journals
 
 
 @command()
-@targets.takes_store("GRAPH#QUEUE | STORE#QUEUE")
+@takes_store("GRAPH#QUEUE | STORE#QUEUE")
 @click.argument("file", metavar="[FILE]", default="-", type=click.Path(path_type=Path, allow_dash=True))
 @option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
 @option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
@@ -27,7 +29,7 @@ from cues.txn import journals
 @option("--committed", is_flag=True, help="Only committed messages, each outside of transactions.")
 @output_options
 def export(
-    target: targets.StoreTarget,
+    target: targets.Target,
     file: Path,
     content_type: str | None,
     uuid_key: str,

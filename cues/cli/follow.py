@@ -12,14 +12,15 @@ import click
 
 from cues.base.texts import quoted
 from cues.cli import options
-from cues.cli import target as targets
 from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import flush, out
 from cues.cli.replicate import READY
+from cues.cli.target import takes_store
 from cues.jsontext import iso
+from cues.operate import target as targets
 from cues.tools import follower as followers
 from cues.tools.follower import Follower
 
@@ -28,7 +29,7 @@ _REPORT_S: Final = 10.0
 
 
 @command()
-@targets.takes_store("GRAPH | STORE")
+@takes_store("GRAPH | STORE")
 @click.argument("dest", metavar="DEST", required=False)
 @option(
     "--max-lag",
@@ -45,7 +46,7 @@ _REPORT_S: Final = 10.0
 @yes_option
 @output_options
 def follow(
-    target: targets.StoreTarget,
+    target: targets.Target,
     dest: str | None,
     max_lag: float,
     once: bool,

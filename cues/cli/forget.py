@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import click
 
+from cues.base.texts import count
 from cues.cli import candidates
-from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, confirm, yes_option
-from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.output import CommandOutput, output_options
+from cues.cli.target import takes_store
 from cues.groups import operate
+from cues.operate import processors
+from cues.operate import target as targets
 from cues.queues.store import Store
 from cues.tools import metrics
-from cues.tools import operate as processors
 from cues.txn.operate import forget as forget_consumer
 
 CONSUMER = "consumer:"
@@ -21,11 +23,11 @@ CONSUMER = "consumer:"
 
 
 @command()
-@targets.takes_store("STORE#group:NAME | STORE#consumer:NAME | GRAPH | STORE")
+@takes_store("STORE#group:NAME | STORE#consumer:NAME | GRAPH | STORE")
 @click.argument("processor", metavar="[PROCESSOR]", required=False, shell_complete=candidates.processor_names)
 @yes_option
 @output_options
-def forget(target: targets.StoreTarget, processor: str | None, yes: bool, output: CommandOutput) -> None:
+def forget(target: targets.Target, processor: str | None, yes: bool, output: CommandOutput) -> None:
     """Delete a consumer group, a consumer, or a processor that its graph has no more.
 
     Retention "read" no longer waits for it.
@@ -66,7 +68,7 @@ def forget(target: targets.StoreTarget, processor: str | None, yes: bool, output
     output.say(f"{name} is deleted", group=name)
 
 
-def _forget_processor(target: targets.StoreTarget, named: bool, yes: bool, output: CommandOutput) -> None:
+def _forget_processor(target: targets.Target, named: bool, yes: bool, output: CommandOutput) -> None:
     graph = target.file.graph if target.file is not None else None
     with target.open(readonly=False) as opened:
         known = list(dict.fromkeys(unit.partition("/")[0] for unit in metrics.processors(opened)))
@@ -75,7 +77,7 @@ def _forget_processor(target: targets.StoreTarget, named: bool, yes: bool, outpu
                 f"cues forget deletes consumer groups, consumers and processors; {target.name!r} is none of them.",
                 target.again(f"{targets.GROUP}{target.name}"),
             )
-        plan = processors.plan_forget(opened, targets.processor_of(target, known), graph)
+        plan = processors.plan_forget(opened, targets.processor_named(target, known), graph)
         lost = [count(len(plan.units), "position")]
         lost += [f"{count(plan.state_values, 'value')} of state"] if plan.state_values else []
         unread = f"; it has not taken {count(plan.unread, 'message')}" if plan.unread else ""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.texts import count, size
 from cues.cli.options import CommandFailed, confirm
-from cues.cli.output import count, size
-from cues.cli.target import shown
 from cues.engine import record
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.forwarding import other_stores
+from cues.graphs.graphfile import shown
 from cues.graphs.plan import Plan
 from cues.queues.processor_rows import all_keys
 from cues.queues.store import Store

@@ -8,13 +8,15 @@ from typing import BinaryIO
 import click
 
 from cues.base.names import UUID
+from cues.base.texts import count
 from cues.cli import options
-from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import CommandFailed, WrongUsage, command, option
-from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.send import opened_queue
+from cues.cli.target import takes_store
 from cues.errors import CuesError
+from cues.operate import target as targets
 from cues.queues.queue import Queue
 from cues.txn import journals
 
@@ -26,7 +28,7 @@ COLUMNS_HELP = "Names of the CSV columns after the UUID, separated by commas."
 
 
 @command(name="import")
-@targets.takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
+@takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
 @option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
 @option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
@@ -36,7 +38,7 @@ COLUMNS_HELP = "Names of the CSV columns after the UUID, separated by commas."
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
 def import_(
-    target: targets.StoreTarget,
+    target: targets.Target,
     files: tuple[Path, ...],
     content_type: str | None,
     uuid_key: str,
@@ -87,7 +89,7 @@ def import_(
             )
 
 
-def refuse_partitioned(queue: Queue, target: targets.StoreTarget) -> None:
+def refuse_partitioned(queue: Queue, target: targets.Target) -> None:
     """Refuse a queue with several partitions: a journal is one log."""
     if queue.is_partitioned:
         raise WrongUsage(

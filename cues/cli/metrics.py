@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 
-from cues.cli import target as targets
 from cues.cli.options import command, note, option
 from cues.cli.printing import out
+from cues.cli.target import takes_store
+from cues.operate import target as targets
 from cues.tools import exporter
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]")
+@takes_store("[GRAPH | STORE]")
 @option(
     "--listen",
     metavar="[HOST:]PORT",
     help="Answer Prometheus at this address until Ctrl-C; without a host only this machine reaches it.",
 )
-def metrics(target: targets.StoreTarget, listen: str | None) -> None:
+def metrics(target: targets.Target, listen: str | None) -> None:
     """Print the measurements of a store for Prometheus, or answer scrapes.
 
     A graph answers scrapes itself with cues run --metrics. This command is for stores whose programs do not, and for

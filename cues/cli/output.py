@@ -12,12 +12,10 @@ import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from cues import jsontext
-from cues.base.histogram import Histogram
-from cues.base.texts import size as size
+from cues.base.texts import duration, size
 from cues.cli.options import F, option
 from cues.cli.printing import DIM, Printable, colour, coloured, escaped, is_terminal, is_unicode, out
 
@@ -71,7 +69,8 @@ def output_options(fn: F) -> F:
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[TableColumn], *, colours: bool | None = None
 ) -> list[Printable]:
-    """The lines of a table; the last column is cut at the edge of the terminal."""
+    """The lines of a table, without the columns that no row has; the last one is cut at the edge of the terminal."""
+    columns = [column for column in columns if not rows or any(column.field in row for row in rows)]
     shown = [[_cell(row.get(column.field)) for column in columns] for row in rows]
     kept = [place for place, column in enumerate(columns) if not column.optional or any(row[place] for row in shown)]
     titles = [columns[place].title.upper() for place in kept]
@@ -124,18 +123,6 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else "<0.1"
 
 
-def duration(seconds: float) -> str:
-    """A time span, as people read it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
 _KEPT: dict[str, Callable[[Any], str]] = {
     "count": lambda value: f"{value:,} messages",
     "age": lambda value: f"those of the last {duration(value)}",
@@ -155,27 +142,6 @@ def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
         return None
     cost = "" if call_s is None else f", {duration(call_s) if call_s >= 1 else f'{call_s * 1000:.0f} ms'} a call"
     return f"{calls:,} done, {in_flight:,} in flight{cost}"
-
-
-def quantiles(histogram: Histogram, unit: float = 1) -> dict[str, float] | None:
-    """The median and the 99th percentile of a histogram, times ``unit``; None if it has no values."""
-    median, high = histogram.quantile(0.5), histogram.quantile(0.99)
-    if median is None or high is None:
-        return None
-    return {"p50": round(median * unit, 6), "p99": round(high * unit, 6)}
-
-
-def ago(when: datetime | None) -> str | None:
-    """The time since ``when``, as text."""
-    if when is None:
-        return None
-    seconds = (datetime.now(UTC) - when).total_seconds()
-    return "now" if seconds < 1 else f"{duration(seconds)} ago"
-
-
-def count(number: int, noun: str) -> str:
-    """A count with its noun: ``1 message``, ``27,004 messages``."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def to_json(value: Any) -> str:

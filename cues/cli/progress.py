@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from cues.base import events
 from cues.base.names import ProcessorId
+from cues.base.texts import duration
 from cues.cli.live import Live
-from cues.cli.output import TableColumn, calling, duration, table
+from cues.cli.output import TableColumn, calling, table
 from cues.cli.printing import err, is_terminal
 from cues.engine.status import processor_of
 from cues.graphs.running import Running, UnitStatus

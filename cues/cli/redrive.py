@@ -7,22 +7,24 @@ from collections import Counter
 import click
 
 from cues.base.events import Event, Recovered
-from cues.base.texts import quoted
-from cues.cli import errors as listing
-from cues.cli import target as targets
+from cues.base.texts import count, quoted
 from cues.cli.options import FAILED, WrongUsage, command, confirm, note, option, yes_option
-from cues.cli.output import CommandOutput, count, output_options
-from cues.cli.where import Where
+from cues.cli.output import CommandOutput, output_options
+from cues.cli.target import takes_place
 from cues.engine import redriving
 from cues.engine.redriving import RedrivePlan
 from cues.graphs.running import RedriveResult
+from cues.operate.place import Place
+from cues.operate.stores import StorePlace
+from cues.operate.target import Target
+from cues.operate.where import Where
 
 TIMEOUT_S = 60.0
 REFUSALS_SHOWN = 5
 
 
 @command()
-@targets.takes_store("GRAPH[#QUEUE] | STORE[#QUEUE]", shared=True)
+@takes_place("GRAPH[#QUEUE] | STORE[#QUEUE]")
 @option("--processor", metavar="NAME", help="Those of this processor.")
 @option("--index", "indices", type=int, multiple=True, metavar="INDEX", help="This one; may be given several times.")
 @option("--where", metavar="EXPR", help="Those for which this is true; see cues errors.")
@@ -38,7 +40,7 @@ REFUSALS_SHOWN = 5
 @yes_option
 @output_options
 def redrive(
-    target: targets.StoreTarget,
+    place: Place,
     processor: str | None,
     indices: tuple[int, ...],
     where: str | None,
@@ -62,11 +64,12 @@ def redrive(
 
     It shows what will happen, and asks. The exit code is 1 if messages failed again, were refused, or wait.
     """
-    refuse_shared(target, "redrive")
+    store = only_stores(place)
+    target = store.target
     require_choice(target, processor, indices, where, all_)
     graph = target.file.graph if target.file is not None else None
-    with listing.home_of(target, readonly=False) as home:
-        with listing.logs_of(target, home) as logs:
+    with store.home(readonly=False) as home:
+        with store.error_logs(home) as logs:
             logs.tidy()
             chosen = redriving.select(logs, processor, indices, Where(where) if where is not None else None)
             planned = redriving.plan(home, chosen, redriving.nodes_of(graph))
@@ -88,17 +91,14 @@ def _tell(event: Event) -> None:
         note(f"{event.processor}: {event.text}")
 
 
-def refuse_shared(target: targets.StoreTarget, verb: str) -> None:
+def only_stores(place: Place) -> StorePlace:
     """Refuse a directory of ``cues run --queues``."""
-    if target.is_shared:
-        raise WrongUsage(
-            f"cues {verb} is for stores, and {target.place} is a directory of cues run --queues.",
-            f"see them with cues errors {quoted(target.place)}, and send the messages again.",
-        )
+    hint = f"see them with cues errors {quoted(place.target.location)}, and send the messages again."
+    return place.only_stores(f"{place.target.command} is", hint)
 
 
 def require_choice(
-    target: targets.StoreTarget, processor: str | None, indices: tuple[int, ...], where: str | None, all_: bool
+    target: Target, processor: str | None, indices: tuple[int, ...], where: str | None, all_: bool
 ) -> None:
     """Refuse a command line that does not say which messages are meant."""
     if not (processor or indices or where or all_):
@@ -125,7 +125,7 @@ def _facts(result: RedriveResult) -> dict[str, object]:
     }
 
 
-def _result(target: targets.StoreTarget, result: RedriveResult, without_graph: bool) -> str:
+def _result(target: Target, result: RedriveResult, without_graph: bool) -> str:
     lines = []
     if result.resolved or not (result.failed_again or result.waiting):
         lines.append(f"{len(result.resolved):,} redriven")

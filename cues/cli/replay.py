@@ -10,13 +10,15 @@ from typing import Any
 import click
 
 from cues.base.texts import quoted
-from cues.cli import candidates, options, target
-from cues.cli import place as places
+from cues.cli import candidates, options
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
 from cues.cli.printing import out
 from cues.errors import StoreNotFound
 from cues.graphs import graphfile
+from cues.graphs.graphfile import shown
+from cues.operate import positions as places
+from cues.operate.target import store_of
 from cues.tools import replay as replays
 from cues.tools.replay_diff import Difference, ReplayReport
 
@@ -79,10 +81,10 @@ def replay(
     if not graphfile.is_file(graph):
         raise WrongUsage(f"{graph} is not a graph file.", "cues replay graph.py --into STORE")
     file = graphfile.load(graph)
-    path = target.store_of(file, store if options.given("store") else None)
+    path = store_of(file, store if options.given("store") else None)
     if not (path / "data.mdb").exists():
         raise StoreNotFound(
-            f"The graph {file.graph.id!r} has no store at {target.shown(path)}.",
+            f"The graph {file.graph.id!r} has no store at {shown(path)}.",
             "give the store that it ran on, with --store.",
             path=str(path),
         )

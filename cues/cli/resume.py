@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from cues.cli import errors as listing
-from cues.cli import target as targets
 from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, output_options
+from cues.cli.target import takes_store
 from cues.engine import pausing
+from cues.operate.stores import StorePlace
+from cues.operate.target import Target
 
 
 @command()
-@targets.takes_store("GRAPH | STORE")
+@takes_store("GRAPH | STORE")
 @option("--processor", metavar="NAME", help="This processor; without it, all that are paused.")
 @output_options
-def resume(target: targets.StoreTarget, processor: str | None, output: CommandOutput) -> None:
+def resume(target: Target, processor: str | None, output: CommandOutput) -> None:
     """Let paused processors go on.
 
     A processor with on_error="pause" paused before a message that failed: it calls its function for this message again,
@@ -27,7 +28,7 @@ def resume(target: targets.StoreTarget, processor: str | None, output: CommandOu
       cues resume data/shop
     """
     graph = target.file.graph.id if target.file is not None else None
-    with listing.home_of(target, readonly=False) as home:
+    with StorePlace(target).home(readonly=False) as home:
         gone = pausing.resume_units(home, graph, processor)
     lines = [f"{pause.processor} goes on; it was paused {pause.text}" for pause in gone]
     nothing = f"{target.text}: {'it' if processor else 'no processor'} is {'not ' if processor else ''}paused"

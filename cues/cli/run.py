@@ -23,7 +23,7 @@ import click
 
 from cues.base import collector, events
 from cues.base.texts import quoted
-from cues.cli import candidates, options, target
+from cues.cli import candidates, options
 from cues.cli import fresh as fresh_start
 from cues.cli import reload as reloading
 from cues.cli import ui as page
@@ -39,7 +39,9 @@ from cues.engine import record
 from cues.errors import CuesError, DiskLow, Fenced, ProcessorStopped
 from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
+from cues.graphs.graphfile import shown
 from cues.graphs.running import Running
+from cues.operate.target import store_of
 from cues.overrides import override
 from cues.queues.options import size_of
 from cues.queues.store import Store
@@ -247,7 +249,7 @@ def run(
         require()  # before --fresh deletes anything
     server = _metrics_server(metrics)  # before --fresh deletes anything: the port may be in use
     chosen = store if options.given("store") else None
-    path = target.store_of(file, chosen)
+    path = store_of(file, chosen)
     plan = file.graph.plan()
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
     if fresh:
@@ -273,7 +275,7 @@ def run(
         if noted is not None:
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
-                f" {target.shown(path)}: its streams and sinks do not continue there, but after their last steps in the"
+                f" {shown(path)}: its streams and sinks do not continue there, but after their last steps in the"
                 f" store, or at the start. To continue: cues run {quoted(graph)} --engine spark --queues"
                 f" {quoted(noted.directory)}"
             )
@@ -302,7 +304,7 @@ def run(
                 running.close()
                 raise
         if ui is not None:
-            pages.enter_context(page.of_run(file.graph, queues or str(path), queues is not None, ui, progress.say))
+            pages.enter_context(page.of_run(file.graph, queues or str(path), ui, progress.say))
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
         try:
             ending = session.watch()

@@ -14,13 +14,16 @@ import click
 
 from cues import jsontext
 from cues.base import names
+from cues.base.texts import count
 from cues.cli import options
-from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, option
-from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import is_terminal
+from cues.cli.target import takes_store
 from cues.errors import CuesError, QueueFull, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
+from cues.graphs.graphfile import shown
+from cues.operate import target as targets
 from cues.queues.appender import Appender
 from cues.queues.delays import delayed
 from cues.queues.placement import Place
@@ -32,7 +35,7 @@ _READ_BYTES: Final = 1 << 20
 
 
 @command()
-@targets.takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
+@takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
 @click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @option("--delay", metavar="TIME", help="Processors get the messages after this time: 90s, 10m, 2h, 1d.")
@@ -45,7 +48,7 @@ _READ_BYTES: Final = 1 << 20
 )
 @output_options
 def send(
-    target: targets.StoreTarget,
+    target: targets.Target,
     messages: tuple[str, ...],
     create: bool,
     delay: str | None,
@@ -89,7 +92,7 @@ def send(
 
 
 @contextmanager
-def opened_queue(target: targets.StoreTarget, create: bool) -> Iterator[Queue]:
+def opened_queue(target: targets.Target, create: bool) -> Iterator[Queue]:
     """The queue for the messages, in its store; for a graph file without a queue, the graph's source."""
     if target.file is not None and not target.name:
         source = target.file.graph.plan().source or ""
@@ -159,7 +162,7 @@ def _message(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def _open(target: targets.StoreTarget, create: bool) -> Store:
+def _open(target: targets.Target, create: bool) -> Store:
     if target.file is not None:
         _refuse_lost(target, create)
         return open_or_make(target.path, target.file.graph.durability)
@@ -168,7 +171,7 @@ def _open(target: targets.StoreTarget, create: bool) -> Store:
     return target.open(readonly=False)
 
 
-def _refuse_lost(target: targets.StoreTarget, create: bool) -> None:
+def _refuse_lost(target: targets.Target, create: bool) -> None:
     """Refuse to make a new store at the path of a missing one that the graph has used."""
     assert target.file is not None
     home = targets.store_of(target.file, None)
@@ -178,13 +181,13 @@ def _refuse_lost(target: targets.StoreTarget, create: bool) -> None:
         known = {place.resolve() for places in other_stores.places(store).values() for place in places}
     if target.path.resolve() in known:
         raise StoreNotFound(
-            f"The store {targets.shown(target.path)}, which the graph has used, is missing.",
+            f"The store {shown(target.path)}, which the graph has used, is missing.",
             "put the store back, or make another with --create.",
             path=str(target.path),
         )
 
 
-def _queue(target: targets.StoreTarget, store: Store, create: bool) -> Queue:
+def _queue(target: targets.Target, store: Store, create: bool) -> Queue:
     if "." in target.name:
         raise WrongUsage(f"{target.name} is a try log, which only its processor writes.", target.again("queue"))
     known = store.queues()

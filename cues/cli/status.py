@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from cues.base.events import Counters
-from cues.base.names import ProcessorId
-from cues.base.texts import quoted
-from cues.cli import shared, watching
-from cues.cli import target as targets
+from cues.base.texts import ago, count, duration, quoted, size
+from cues.cli import watching
+from cues.cli.again import last_error, paused
 from cues.cli.options import command
-from cues.cli.output import (
-    CommandOutput,
-    TableColumn,
-    ago,
-    calling,
-    count,
-    duration,
-    kept,
-    output_options,
-    quantiles,
-    size,
-)
+from cues.cli.output import CommandOutput, TableColumn, calling, kept, output_options
 from cues.cli.printing import out
-from cues.cli.shared import paused
-from cues.engine import identities, record
+from cues.cli.target import takes_place
 from cues.engine.record import RecordedFailure
-from cues.engine.status import processor_of
-from cues.graphs import draw
+from cues.graphs.graphfile import shown
 from cues.groups.operate import GroupMetrics
-from cues.jsontext import iso, plain
-from cues.queues import backpressure
-from cues.steps import held as held_messages
-from cues.storage import free_space
-from cues.tools import follower, metrics
-from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, QueueMetrics, StoreMetrics, SupervisorMetrics
+from cues.jsontext import iso
+from cues.operate.place import Place
+from cues.tools.measurement import ForwardMetrics, Measurement, ProcessorFigures, QueueMetrics, SupervisorMetrics
 
 _COLUMNS = (
     TableColumn("processor", "processor"),
-    TableColumn("kind", "kind"),
+    TableColumn("kind", "kind", optional=True),
     TableColumn("reads", "queue", optional=True),
     TableColumn("at", "position", right=True, optional=True),
     TableColumn("lag", "lag", right=True, optional=True),
@@ -49,11 +30,17 @@ _COLUMNS = (
     TableColumn("limit", "limited", optional=True),
     TableColumn("last step", "stepped"),
     TableColumn("owner", "owner", optional=True),
+    TableColumn("epoch", "epoch", right=True, optional=True),
+    TableColumn("driver", "driver", optional=True),
 )
 
 _QUEUE_COLUMNS = (
     TableColumn("queue", "queue"),
     TableColumn("messages", "messages", right=True),
+    TableColumn("first", "first", right=True, optional=True),
+    TableColumn("last", "last", right=True, optional=True),
+    TableColumn("partitions", "partitions", right=True, optional=True),
+    TableColumn("files", "files", right=True, optional=True),
     TableColumn("size", "size", right=True),
     TableColumn("an hour", "growth", right=True),
     TableColumn("keeps", "kept"),
@@ -86,10 +73,10 @@ _TRANSACTION_COLUMNS = (
 
 
 @command(cls=watching.Watched)
-@targets.takes_store("[GRAPH | STORE]", shared=True)
+@takes_place("[GRAPH | STORE]")
 @watching.watch_option
 @output_options
-def status(target: targets.StoreTarget, watch: float | None, output: CommandOutput) -> None:
+def status(place: Place, watch: float | None, output: CommandOutput) -> None:
     """Show positions, lag, rates, failed messages and owners of processors, and sizes and growth of queues.
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
@@ -115,51 +102,31 @@ def status(target: targets.StoreTarget, watch: float | None, output: CommandOutp
     (its id has the partition: flights.enrich/3), a consumer group, a consumer, or a pending transaction. A group
     that has no members is named with the time since which it has none.
     """
-    watching.repeat(lambda: _show(target, output), watch, output)
+    watching.repeat(lambda: _show(place, output), watch, output)
 
 
-def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
+def _show(place: Place, output: CommandOutput) -> None:
     """Print the status once."""
-    if target.is_shared:
-        return shared.status(target, output)
-    with target.open() as opened:
-        seen = metrics.of_store(opened)
-        delayed = {held.unit: held for held in held_messages.waiting(opened)}
-        gone = identities.orphans(opened, target.file.graph.plan() if target.file else None)
-    graph = target.file.graph.id if target.file else None
-    place = record.queues_of(target.path, graph) if graph else None
-    processors = list(seen.processors)
-    if target.file is not None:
-        order = {node.id: number for number, node in enumerate(draw.in_order(target.file.graph.plan()))}
-        processors.sort(key=lambda processor: order.get(processor_of(processor.processor), len(order)))
+    seen = place.measure()
     if output.json:
-        rows = [_store(seen) | {"directory": place.directory if place else None}]
-        for processor in processors:
-            own = [forward for forward in seen.forwards if forward.processor == processor.processor]
-            stop = seen.last_stop(processor.processor)
-            shown = _processor(processor, {forward.store: forward.waiting for forward in own}, stop)
-            held = delayed.get(processor.processor)
-            waits = None if held is None else {"messages": held.messages, "next": held.next}
-            rows.append(shown | {"orphan": processor.processor in gone, "delayed": waits})
-        rows += [_group(group) for group in seen.groups]
-        output.rows(rows + _consumers(seen) + [{"transaction": vars(pending)} for pending in seen.transactions], ())
+        output.rows(place.lines(seen), ())
         return
-    out(_headline(seen))
-    if place is not None:
-        more = f"cues status {quoted(place.directory)}"
-        out(f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: {more}")
-    groups: dict[ProcessorId, list[ProcessorMetrics]] = {}
+    text, store = place.target.text, place.target.store
+    out(place.headline(seen))
+    if seen.noted is not None:
+        directory, graph = seen.noted.directory, place.target.graph
+        more = f"cues status {quoted(directory)}"
+        out(f"{graph} last ran with its queues in {directory}, {ago(seen.noted.when)}: {more}")
+    processors = seen.figures()
     if processors:
         out()
-        for processor in processors:
-            groups.setdefault(processor_of(processor.processor), []).append(processor)
-        output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
+        output.rows([row for processor in processors for row in _rows(processor)], _COLUMNS)
     elif not (seen.groups or seen.consumers):
         out("No graph has run on this store.")
     if seen.queues:
         out()
         output.rows([_queue_row(queue) for queue in seen.queues], _QUEUE_COLUMNS)
-    for note in backpressure.notes(target.path):
+    for note in seen.waits:
         if note.edges:
             out(f"\n{note.writer} waits for readers: {'; '.join(map(str, note.edges))}")
             out(f"  If the reader is gone for good: {note.edges[0].hint}")
@@ -168,28 +135,27 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
         for group in seen.groups:
             if group.idle:
-                out(f"\n{_idle(group)}\n  cues forget {quoted(target.text)}#group:{quoted(group.group)}")
-    for id, units in groups.items():
-        if id in map(processor_of, gone):
-            out(f"\n{_orphan(units)}\n  cues forget {quoted(target.text)} {quoted(id)}")
+                out(f"\n{_idle(group)}\n  cues forget {quoted(text)}#group:{quoted(group.group)}")
+    for processor in processors:
+        if any(unit.processor in seen.orphans for unit in processor.units):
+            out(f"\n{_orphan(processor)}\n  cues forget {quoted(text)} {quoted(processor.processor)}")
     _show_consumers(seen, output)
-    if delayed:
-        out("\n" + "\n".join(map(str, delayed.values())))
-    timers = [(processor.timer, processor.processor) for processor in processors if processor.timer is not None]
+    if seen.delayed:
+        out("\n" + "\n".join(map(str, seen.delayed)))
+    timers = [(unit.timer, unit.processor) for unit in seen.processors if unit.timer is not None]
     if timers:
         out()
-        for time, unit in sorted(timers):
-            out(f"The next timer of {unit} is due at {time.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
-    for processor in processors:
-        if processor.paused is not None:
-            out(f"\n{paused(processor.paused, target.text, target.store)}")
-    for processor in processors:
-        last = processor.last_error
-        if last is not None:
-            out(f"\n{shared.last_error(processor.processor, last, target)}")
+        for time, id in sorted(timers):
+            out(f"The next timer of {id} is due at {time.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
+    for unit in seen.processors:
+        if unit.paused is not None:
+            out(f"\n{paused(unit.paused, text, store)}")
+    for unit in seen.processors:
+        if unit.last_error is not None:
+            out(f"\n{last_error(unit.processor, unit.last_error, text, store)}")
     for line in [line for supervisor in seen.supervisors for line in _failures(supervisor)]:
         out(f"\n{line}")
-    for copy in follower.seen(seen.path):
+    for copy in seen.copies:
         ended = "" if copy.alive else "; its process has ended"
         out(f"\nThe copy in {copy.dest} is {copy.lag_s:.1f} s behind (--max-lag {copy.max_lag_s:g}{ended})")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]
@@ -199,18 +165,15 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
     ]
     if abroad:
         out("\n" + "\n".join(abroad))
-    if target.file is not None:
-        known = {processor.processor for processor in seen.processors}
-        missing = [node.id for node in target.file.graph.plan().running if node.id not in known]
-        if missing:
-            out(f"\nHas not run yet: {', '.join(missing)}")
+    if seen.missing:
+        out(f"\nHas not run yet: {', '.join(seen.missing)}")
 
 
-def _orphan(units: list[ProcessorMetrics]) -> str:
+def _orphan(processor: ProcessorFigures) -> str:
     """A line about a processor that its graph has no more."""
-    read = [f"{tailer.queue} at {tailer.position:,} (lag {tailer.lag or 0:,})" for u in units for tailer in u.tailers]
+    read = [f"{tailer.queue} at {tailer.position:,} (lag {tailer.lag or 0:,})" for tailer in processor.tailers]
     waits = f' Retention "read" waits for it: {", ".join(read)}.' if read else ""
-    return f"{processor_of(units[0].processor)} is an orphan: its graph does not have it any more.{waits}"
+    return f"{processor.processor} is an orphan: its graph does not have it any more.{waits}"
 
 
 def _failures(supervisor: SupervisorMetrics) -> list[str]:
@@ -235,81 +198,45 @@ def _clause(failure: RecordedFailure) -> str:
 
 
 def _queue_row(queue: QueueMetrics) -> dict[str, Any]:
-    return {
-        "queue": queue.queue,
-        "messages": queue.messages,
-        "size": size(queue.bytes),
-        "growth": f"+{queue.growth:,.0f}, {size(round(queue.growth_bytes))}" if queue.growth else None,
-        "kept": kept(queue.options.to_dict().get("retention")) or "all messages",
-    }
+    row = {"queue": queue.queue, "messages": queue.messages, "size": size(queue.bytes)}
+    if queue.files is not None:
+        row |= {"first": queue.first, "last": queue.last, "files": queue.files}
+        row |= {"partitions": len(queue.partitions) or None}
+    if queue.growth is not None:
+        row["growth"] = f"+{queue.growth:,.0f}, {size(round(queue.growth_bytes))}" if queue.growth else None
+        row["kept"] = kept(queue.kept) or "all messages"
+    return row
 
 
 def _forward(forward: ForwardMetrics) -> str:
     """A line about the messages of a processor for another store; empty if none wait."""
-    writes = f"{forward.processor} writes for {targets.shown(forward.store)}"
+    writes = f"{forward.processor} writes for {shown(forward.store)}"
     if forward.waiting is None:
         return f"{writes}, which is missing, or is another one"
     return f"{writes}: {count(forward.waiting, 'message')} wait" if forward.waiting else ""
 
 
-def _headline(seen: StoreMetrics) -> str:
-    messages = sum(queue.messages for queue in seen.queues)
-    promise = {"disk": "survives power loss", "process": "survives kill -9, not power loss"}[seen.durability]
-    lines = [
-        f"{targets.shown(seen.path)}: {count(len(seen.queues), 'queue')}, {count(messages, 'message')},"
-        f" {size(seen.disk_bytes)}; durability {seen.durability} ({promise})"
-    ]
-    owners = {processor.owner.pid: processor.owner for processor in seen.processors if processor.owner}
-    alive = [supervisor.record for supervisor in seen.supervisors if supervisor.alive]
-    workers = {worker.pid: f"{name}, " for record in alive for name, worker in record.workers.items()}
-    lines += [f"{record.graph} is run by process {record.supervisor} and its workers" for record in alive]
-    for pid, owner in owners.items():
-        no_answer = "does not answer" + ("" if pid in workers else ": cues run --take-over")
-        answers = "answers" if owner.lease_s else no_answer
-        lines.append(f"Run by {workers.get(pid, '')}process {pid} ({owner.state}; {answers})")
-    if seen.processors and not owners:
-        lost = max((processor.lost for processor in seen.processors if processor.lost), default=None)
-        killed = f": its last process was killed, or its machine stopped, {ago(lost)}" if lost else ""
-        lines.append(f"Not running{killed}")
-    full = (
-        f"full in {duration(seen.full_s)} at this growth" if seen.full_s is not None else "its growth does not fill it"
-    )
-    space = free_space.look(seen.path)
-    if space.is_near:
-        state = "runs and appends stop" if space.is_low else f"runs and appends stop below {size(space.limit)}"
-        lines.append(f"LOW DISK: {size(space.free)} free; {state} (--min-free): free space, or cues purge and compact")
-    if any(queue.growth for queue in seen.queues):
-        lines.append(f"Room for {size(seen.room_bytes)}: {full}")
-    return "\n".join(lines)
-
-
-def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
-    """A row for each input of a processor, the first with its own figures; for several units the sums."""
-    rates = [unit.rate for unit in units if unit.rate is not None]
-    calls = sum(unit.calls or 0 for unit in units)
-    spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
-    owners = sorted({unit.owner.pid for unit in units if unit.owner})
+def _rows(processor: ProcessorFigures) -> list[dict[str, Any]]:
+    """A row for each input of a processor, the first with its own figures."""
     own = {
-        "processor": processor_of(units[0].processor),
-        "kind": units[0].kind,
-        "rate": sum(rates) if rates else None,
-        "errors": sum(unit.errors for unit in units) or None,
-        "limited": "waits for rate=" if any(u.counters is not None and u.counters.limited for u in units) else None,
-        "calling": calling(calls, sum(unit.in_flight or 0 for unit in units), spent / calls if calls else None),
-        "stepped": ago(max((unit.stepped for unit in units if unit.stepped), default=None)) or "never",
-        "owner": ", ".join(map(str, owners)) or None,
+        "processor": processor.processor,
+        "kind": processor.kind or None,
+        "rate": processor.rate,
+        "errors": processor.errors or None,
+        "limited": "waits for rate=" if processor.is_limited else None,
+        "calling": calling(processor.calls, processor.in_flight, processor.call_s),
+        "stepped": ago(processor.stepped) or "never",
+        "owner": ", ".join(str(owner.pid) for owner in processor.owners) or None,
+        "epoch": processor.epoch if processor.drivers else None,
+        "driver": ", ".join(processor.drivers) or None,
     }
-    inputs: dict[str, dict[str, Any]] = {}
-    for unit in units:
-        for tailer in unit.tailers:
-            queue = tailer.queue if len(units) == 1 else f"{tailer.queue.partition('/')[0]} ×{len(units)}"
-            queue += f" of {targets.shown(tailer.store)}" if tailer.store else ""
-            row = inputs.setdefault(queue, {"queue": queue, "position": None, "lag": None})
-            if len(units) == 1:
-                row["position"] = tailer.position
-            if tailer.lag is not None:
-                row["lag"] = (row["lag"] or 0) + tailer.lag
-    first, *others = inputs.values() or [{}]
+    several = f" ×{len(processor.units)}" if len(processor.units) > 1 else ""
+    inputs = [
+        {"queue": f"{each.queue}{several}{f' of {shown(each.store)}' if each.store else ''}"}
+        | {"position": each.position, "lag": each.lag}
+        for each in processor.inputs
+    ]
+    first, *others = inputs or [{}]
     return [own | first, *others]
 
 
@@ -342,109 +269,7 @@ def _idle(group: GroupMetrics) -> str:
     return f'{group.group} has no members{since}. Retention "read" waits for it {expiry}:'
 
 
-def _group(group: GroupMetrics) -> dict[str, Any]:
-    return {
-        "group": group.group,
-        "generation": group.generation,
-        "lag": group.lag,
-        "idle": group.idle,
-        "idle_since": group.idle_since,
-        "expire_s": group.expire_s,
-        "members": {
-            member.member: _without(member, "member", lease_s=round(member.lease_s, 1)) for member in group.members
-        },
-        "partitions": {
-            partition.log: _without(partition, "log", assignee=partition.assignee or None)
-            for partition in group.partitions
-        },
-    }
-
-
-def _without(row: Any, key: str, **changed: Any) -> dict[str, Any]:
-    """The fields of a dataclass without the one that it is listed under, some of them changed."""
-    return {name: value for name, value in (vars(row) | changed).items() if name != key}
-
-
-def _store(seen: StoreMetrics) -> dict[str, Any]:
-    space = free_space.look(seen.path)
-    return {
-        "store": targets.shown(seen.path),
-        "durability": seen.durability,
-        "queues": len(seen.queues),
-        "messages": sum(queue.messages for queue in seen.queues),
-        "used_bytes": seen.used_bytes,
-        "disk_bytes": seen.disk_bytes,
-        "map_bytes": seen.map_bytes,
-        "room_bytes": seen.room_bytes,
-        "free_bytes": space.free,
-        "min_free_bytes": space.limit,
-        "full_s": seen.full_s,
-        "by_queue": {
-            queue.queue: {
-                "messages": queue.messages,
-                "bytes": queue.bytes,
-                "growth": queue.growth,
-                "growth_bytes": queue.growth_bytes,
-                "bytes_max": queue.bytes_max,
-                "retention": queue.options.to_dict().get("retention"),
-            }
-            for queue in seen.queues
-        },
-        "processes": [vars(process) for process in seen.processes],
-        "workers": {
-            supervisor.record.graph: {
-                "supervisor": supervisor.record.supervisor if supervisor.alive else None,
-                "workers": {
-                    name: vars(worker) | {"last_failure": worker.last_failure and vars(worker.last_failure)}
-                    for name, worker in supervisor.record.workers.items()
-                },
-                "stopped": {unit: vars(failure) for unit, failure in supervisor.record.stopped.items()},
-            }
-            for supervisor in seen.supervisors
-        },
-        "readers": [vars(reader) for reader in seen.readers],
-        "waits": [asdict(note) for note in backpressure.notes(seen.path) if note.edges],
-        "followers": [vars(copy) for copy in follower.seen(seen.path)],
-    }
-
-
-def _processor(
-    processor: ProcessorMetrics, forwards: dict[str, int | None], stop: RecordedFailure | None
-) -> dict[str, Any]:
-    owner, counters = processor.owner, processor.counters or Counters()
-    return {
-        "processor": processor.processor,
-        "kind": processor.kind,
-        "running": owner is not None,
-        "owner": vars(owner) | {"lease_s": round(owner.lease_s, 1)} if owner else None,
-        "epoch": processor.epoch,
-        "generation": processor.generation,
-        "lag": processor.lag,
-        "rate": processor.rate,
-        "tailers": {
-            tailer.tailer: _without(tailer, "tailer", store=targets.shown(tailer.store))
-            if tailer.store
-            else {"queue": tailer.queue, "position": tailer.position, "lag": tailer.lag}
-            for tailer in processor.tailers
-        },
-        "forwards": {targets.shown(store): waiting for store, waiting in forwards.items()},
-        "source_position": plain(processor.source_position),
-        "last_step": processor.stepped,
-        "calls": processor.calls,
-        "in_flight": processor.in_flight,
-        "call_s": processor.call_s,
-        "limited": counters.limited,
-        "latency_s": quantiles(counters.latency, 1e-6),
-        "batch": quantiles(counters.sizes),
-        "errors": processor.errors,
-        "last_error": vars(processor.last_error) if processor.last_error else None,
-        "last_stop": vars(stop) if stop else None,
-        "paused": processor.paused.facts() if processor.paused else None,
-        "timer": processor.timer,
-    }
-
-
-def _show_consumers(seen: StoreMetrics, output: CommandOutput) -> None:
+def _show_consumers(seen: Measurement, output: CommandOutput) -> None:
     """Print the consumers of cues.txn, and the transactions that are pending."""
     consumers = [
         {
@@ -473,10 +298,3 @@ def _show_consumers(seen: StoreMetrics, output: CommandOutput) -> None:
 
 def _process(pid: int | None, state: str) -> str:
     return f"{pid} ({state})" if pid else "none"
-
-
-def _consumers(seen: StoreMetrics) -> list[dict[str, Any]]:
-    return [
-        vars(consumer) | {"lag": consumer.lag, "sources": {s.log: _without(s, "log") for s in consumer.sources}}
-        for consumer in seen.consumers
-    ]

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cues.base import events
-from cues.base.texts import quoted
+from cues.base.texts import count, duration, quoted
 from cues.cli import fresh
-from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
+from cues.cli.again import errors_of, paused
+from cues.cli.output import CommandOutput, TableColumn
 from cues.cli.printing import out
-from cues.cli.shared import errors_of, paused
-from cues.cli.target import shown
 from cues.engine.pausing import list_pauses
 from cues.engine.status import processor_of
 from cues.errors import CuesError
+from cues.graphs.graphfile import shown
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.running import Running
 from cues.queues.backpressure import WARN_S
@@ -278,7 +278,7 @@ class Summary:
 def _plain(counters: events.Counters) -> dict[str, Any]:
     """The counters, with quantiles instead of the histograms."""
     numbers = {name: value for name, value in vars(counters).items() if type(value) is int}
-    latency, sizes = quantiles(counters.latency, 1e-6), quantiles(counters.sizes)
+    latency, sizes = counters.latency.quantiles(1e-6), counters.sizes.quantiles()
     return {**numbers, "latency_s": latency, "batch": sizes}
 
 

@@ -15,23 +15,21 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from cues.base.events import Counters
-from cues.cli import shared
-from cues.cli import target as targets
+from cues.base.texts import ago, duration, size
 from cues.cli.options import command, option
-from cues.cli.output import CommandOutput, TableColumn, ago, duration, output_options, quantiles, size
+from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.printing import escaped, is_terminal
+from cues.cli.target import takes_place
 from cues.cli.watching import CtrlC
-from cues.engine.status import processor_of
 from cues.errors import CuesError, NotInstalled
-from cues.tools.exporter import Measured
-from cues.tools.metrics import ProcessMetrics, ProcessorMetrics
+from cues.operate.place import Place
+from cues.tools.measurement import Measurement, ProcessorFigures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,49 +56,41 @@ _TABLE: Final = (
 )
 
 
-@dataclass
 class Look:
     """What one look saw."""
 
-    at: float
-    """The monotonic time."""
-    title: str
-    processors: dict[str, list[ProcessorMetrics]] = field(default_factory=dict)
-    """The units of each processor of a store."""
-    counters: dict[str, Counters] = field(default_factory=dict)
-    processes: tuple[ProcessMetrics, ...] = ()
-    shared: list[Row] = field(default_factory=list)
-    """Processors of a shared directory: as rows, without latencies."""
-    notes: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self, at: float, title: str, measured: Measurement | None = None) -> None:
+        self.at = at
+        """The monotonic time."""
+        self.title = title
+        figures = measured.figures() if measured is not None else []
+        self.processors: dict[str, ProcessorFigures] = {each.processor: each for each in figures}
+        self.processes = measured.processes if measured is not None else ()
+
+
+def look(place: Place) -> Look:
+    """Measure the store or the directory."""
+    seen = place.measure()
+    title = f"{place.name}  {size(seen.disk_bytes)}"
+    title += f"  full in {duration(seen.full_s)}" if seen.full_s is not None else ""
+    return Look(time.monotonic(), title, seen)
+
+
+def notes(processor: ProcessorFigures) -> list[str]:
     """Lines for the details of a processor."""
-
-
-def look(target: targets.StoreTarget) -> Look:
-    """Measure the store or the shared directory."""
-    if target.is_shared:
-        rows = shared.figures(target)
-        return Look(time.monotonic(), target.text, shared=rows)
-    with target.open() as store:
-        measured = Measured.of_store(store)
-    seen = measured.seen
-    now = Look(time.monotonic(), f"{targets.shown(seen.path)}  {size(seen.disk_bytes)}", processes=seen.processes)
-    now.title += f"  full in {duration(seen.full_s)}" if seen.full_s is not None else ""
-    now.counters = dict(measured.counters)
-    for unit in seen.processors:
-        id = processor_of(unit.processor)
-        now.processors.setdefault(id, []).append(unit)
-        notes = now.notes.setdefault(id, [])
-        notes += [f"{tailer.queue} at {tailer.position:,}, lag {tailer.lag or 0:,}" for tailer in unit.tailers]
+    lines = []
+    for unit in processor.units:
+        lines += [f"{tailer.queue} at {tailer.position:,}, lag {tailer.lag or 0:,}" for tailer in unit.tailers]
         if unit.paused is not None:
-            notes.append(f"paused {ago(unit.paused.time)} {unit.paused.text}")
+            lines.append(f"paused {ago(unit.paused.time)} {unit.paused.text}")
         if unit.last_error is not None:
             error = unit.last_error
-            notes.append(f"last error {ago(error.time)}: {error.type}: {error.text}")
-        stop = seen.last_stop(unit.processor)
-        if stop is not None:
-            again = f"; started again {ago(stop.restarted_at)}" if stop.restarted else ""
-            notes.append(f"stopped {ago(stop.when)}: {stop.text}{again}")
-    return now
+            lines.append(f"last error {ago(error.time)}: {error.type}: {error.text}")
+    stop = processor.stop
+    if stop is not None:
+        again = f"; started again {ago(stop.restarted_at)}" if stop.restarted else ""
+        lines.append(f"stopped {ago(stop.when)}: {stop.text}{again}")
+    return lines
 
 
 def rates(before: Look | None, now: Look) -> list[Row]:
@@ -109,39 +99,29 @@ def rates(before: Look | None, now: Look) -> list[Row]:
     None is what is not known, such as the latency of a source or of a processor that does not run.
     """
     seconds = now.at - before.at if before is not None else 0.0
-    rows = list(now.shared)
-    for id, units in now.processors.items():
-        counters = now.counters.get(id)
-        row: Row = {"processor": id, "kind": units[0].kind, "lag": sum(unit.lag for unit in units)}
-        row["errors"] = sum(unit.errors for unit in units)
-        row["running"] = any(unit.owner for unit in units)
-        row["calls"] = row["in_flight"] = row["in"] = row["out"] = row["p50"] = row["p99"] = row["batch"] = None
-        if before is None or not seconds:
-            row["in"] = sum(unit.rate or 0.0 for unit in units)
-        else:
-            row["in"] = max(
-                0, _taken(units, counters) - _taken(before.processors.get(id, units), before.counters.get(id))
-            )
-            row["in"] /= seconds
-        row["limited"] = "waits for rate=" if counters is not None and counters.limited else None
+    rows = []
+    for id, processor in now.processors.items():
+        counters = processor.counters
+        earlier = before.processors.get(id) if before is not None else None
+        row: Row = {"processor": id, "kind": processor.kind, "lag": processor.lag, "errors": processor.errors}
+        row |= {"running": processor.is_running, "in": processor.rate or 0.0}
+        row["calls"] = row["in_flight"] = row["out"] = row["p50"] = row["p99"] = row["batch"] = None
+        if seconds and processor.taken is not None:
+            taken_before = earlier.taken or 0 if earlier is not None else processor.taken
+            row["in"] = max(0, processor.taken - taken_before) / seconds
+        row["limited"] = "waits for rate=" if processor.is_limited else None
         if counters is not None:
-            known = before.counters.get(id, Counters()) if before is not None else Counters()
+            known = (earlier.counters if earlier is not None else None) or Counters()
             if seconds:
                 row["out"] = max(0, counters.written - known.written) / seconds
-            latency = quantiles(counters.latency.since(known.latency), 1e-6)
-            batch = quantiles(counters.sizes.since(known.sizes))
+            latency = counters.latency.since(known.latency).quantiles(1e-6)
+            batch = counters.sizes.since(known.sizes).quantiles()
             row["p50"], row["p99"] = (latency["p50"], latency["p99"]) if latency else (None, None)
             row["batch"] = batch["p50"] if batch else None
-            if units[0].kind != "source":
+            if processor.kind != "source":
                 row["calls"], row["in_flight"] = counters.calls, counters.in_flight
         rows.append(row)
     return rows
-
-
-def _taken(units: Sequence[ProcessorMetrics], counters: Counters | None) -> int:
-    """The messages that a processor has ever taken; of a source, since it was started."""
-    positions = [tailer.position for unit in units for tailer in unit.tailers]
-    return sum(positions) if positions else counters.taken if counters is not None else 0
 
 
 def uses(before: Look | None, now: Look) -> list[Row]:
@@ -165,7 +145,7 @@ def uses(before: Look | None, now: Look) -> list[Row]:
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]", shared=True)
+@takes_place("[GRAPH | STORE]")
 @option(
     "--every",
     type=click.FloatRange(min=0.1),
@@ -176,7 +156,7 @@ def uses(before: Look | None, now: Look) -> list[Row]:
 )
 @option("--once", is_flag=True, help="Look twice, print the rates between, and end.")
 @output_options
-def top(target: targets.StoreTarget, every: float, once: bool, output: CommandOutput) -> None:
+def top(place: Place, every: float, once: bool, output: CommandOutput) -> None:
     """Show processors and workers live: rates, lag, latency, batch sizes, calls, errors, processor time, memory.
 
     IN/S and OUT/S are messages a second. P50 and P99 are the time from the append of a message to the commit of
@@ -191,10 +171,10 @@ def top(target: targets.StoreTarget, every: float, once: bool, output: CommandOu
       cues top shared/flights              a directory of cues run --queues; without latencies and workers
       cues top graph.py --once --json      one JSON object for each processor and each process
     """
-    before = look(target)
+    before = look(place)
     if once or output.json or not is_terminal("stdout"):
         time.sleep(every)
-        now = look(target)
+        now = look(place)
         if output.json:
             output.rows([*rates(before, now), *uses(before, now)], ())
         else:
@@ -224,7 +204,7 @@ def top(target: targets.StoreTarget, every: float, once: bool, output: CommandOu
             else:
                 last, view.problem = now, ""
                 try:
-                    now = look(target)
+                    now = look(place)
                 except (CuesError, OSError) as error:  # the store is being replaced, for example by --fresh
                     view.problem = getattr(error, "message", str(error))
                     now = Look(time.monotonic(), last.title)
@@ -336,9 +316,9 @@ class View:
                 memory, again = size(use["memory_bytes"]), str(use["restarts"] or "")
                 workers.add_row(use["worker"], str(use["pid"]), cpu, memory, again, runs)
             parts += [Text(""), workers]
-        if self.details and self.selected is not None:
+        if self.details and self.selected in now.processors:
             parts += [Text(""), Text(self.selected, style="bold")]
-            parts += [Text(escaped(f"  {note}")) for note in now.notes.get(self.selected, [])]
+            parts += [Text(escaped(f"  {note}")) for note in notes(now.processors[self.selected])]
         if self.problem or not rows:
             parts += [Text(""), Text(escaped(self.problem) or "No graph has run on this store.")]
         parts += [Text(""), Text("q end  s sort  r reverse  ↑↓ select  Enter details", style="dim")]

@@ -12,12 +12,14 @@ from typing import Any, Final
 import click
 
 from cues.cli import options
-from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import flush
+from cues.cli.target import takes_place
 from cues.errors import NotInstalled
 from cues.graphs.graph import Graph
+from cues.operate.place import Place
+from cues.operate.shape import shape_of_graph
 from cues.overrides import override
 
 HOST: Final = "127.0.0.1"
@@ -45,15 +47,13 @@ class Address(click.ParamType):  # type: ignore[type-arg]
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]", shared=True)
+@takes_place("[GRAPH | STORE]")
 @option("--host", default=HOST, show_default=True, help="The address to listen on; any but loopback needs a token.")
 @option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="The port; 0 takes a free one.")
 @option("--allow-write", is_flag=True, help="Redrive and discard errors from the page. Without it the page only reads.")
 @option("--token", metavar="TEXT", help="The token that the page asks for.  [default: made and printed, off loopback]")
 @output_options
-def ui(
-    target: targets.StoreTarget, host: str, port: int, allow_write: bool, token: str | None, output: CommandOutput
-) -> None:
+def ui(place: Place, host: str, port: int, allow_write: bool, token: str | None, output: CommandOutput) -> None:
     """Serve a page in the browser: the graph with flow and lag, queues, messages and where they came from, errors.
 
     \b
@@ -69,13 +69,11 @@ def ui(
     tunnel (ssh -L 8420:127.0.0.1:8420 HOST), or a proxy that speaks TLS.
     """
     need()
-    if not target.is_shared:
-        target.require()
-    elif allow_write:
-        raise WrongUsage(
-            f"--allow-write is for stores, and {target.place} is a directory of cues run --queues.", "leave it out."
-        )
-    settings = settings_of(target.file.graph if target.file else None, target.place, target.is_shared)
+    target = place.target
+    if allow_write:
+        place.only_stores("--allow-write is", "leave it out.")
+    place.require()
+    settings = settings_of(target.file.graph if target.file else None, target.location, place.name)
     settings |= access(host, port, allow_write, token)
     process = importlib.import_module("cues.ui.process")
     server = importlib.import_module("cues.ui.server")
@@ -84,7 +82,7 @@ def ui(
     changes = None
     if allow_write:
         changes = importlib.import_module("cues.ui.change").Changes(target.text, target.store)
-    serving = server.Server(importlib.import_module("cues.ui.looks").look_of(settings), guard, listener, changes)
+    serving = server.Server(importlib.import_module("cues.ui.look").look_of(settings), guard, listener, changes)
     address = server.address_of(listener, guard)
     output.say(address, address=address)
     options.note("Ctrl-C ends the page." if not allow_write else "The page may change things. Ctrl-C ends it.")
@@ -99,12 +97,11 @@ def need() -> None:
         raise NotInstalled(f"The page needs {' and '.join(missing)}.", "run pip install 'cues-streams[ui]'.")
 
 
-def settings_of(graph: Graph | None, place: str, directory: bool) -> dict[str, Any]:
+def settings_of(graph: Graph | None, place: str, title: str) -> dict[str, Any]:
     """The settings of a page, as plain data for its process: the store or directory, and the shape of the graph."""
-    shapes = importlib.import_module("cues.ui.shape")
-    shape = shapes.shape_of_graph(graph) if graph is not None else None
-    title = graph.id if graph is not None else targets.shown(place) if not directory else place
-    settings: dict[str, Any] = shapes.settings_of(place, directory, shape, title)
+    shape = shape_of_graph(graph) if graph is not None else None
+    looks = importlib.import_module("cues.ui.look")
+    settings: dict[str, Any] = looks.settings_of(place, shape, graph.id if graph is not None else title)
     return settings
 
 
@@ -119,13 +116,11 @@ def access(host: str, port: int, allow_write: bool, token: str | None) -> dict[s
 
 
 @contextlib.contextmanager
-def of_run(
-    graph: Graph, place: str, directory: bool, at: tuple[str, int], say: Callable[[str], None]
-) -> Iterator[None]:
+def of_run(graph: Graph, place: str, at: tuple[str, int], say: Callable[[str], None]) -> Iterator[None]:
     """Serve the page of a run from a process of its own, until the block ends."""
     process = importlib.import_module("cues.ui.process")
     token = os.environ.get("CUES_UI_TOKEN")
-    page = process.PageProcess(settings_of(graph, place, directory) | access(*at, False, token), say)
+    page = process.PageProcess(settings_of(graph, place, "") | access(*at, False, token), say)
     try:
         yield
     finally:

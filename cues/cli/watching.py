@@ -12,9 +12,10 @@ from typing import Final
 
 import click
 
+from cues.base.texts import count
 from cues.cli.live import Live
 from cues.cli.options import F, WithHelp, option
-from cues.cli.output import CommandOutput, count
+from cues.cli.output import CommandOutput
 from cues.cli.printing import escaped, flush, is_terminal, out, printed
 from cues.errors import CuesError
 from cues.overrides import override

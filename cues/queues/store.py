@@ -92,7 +92,7 @@ class Store(BaseStore):
         given: with False they count twice. ``again``: transactional sinks accept the messages again. With ``plan``
         nothing is moved. Raises :class:`InvalidArgument`.
         """
-        operate = importlib.import_module("cues.tools.operate")
+        operate = importlib.import_module("cues.operate.processors")
         plans: list[SeekPlan] = operate.plan_seek(self, processor, to, tailer=tailer, again=again)
         if not plan:
             operate.seek(self, plans, again=again, reset_state=reset_state)

@@ -37,6 +37,7 @@ from cues.queues.store import Store
 from cues.spark import java
 from cues.storage import datafile, free_space, lmdb_map, locks
 from cues.tools import metrics
+from cues.tools.measurement import Owner
 
 State = Literal["ok", "warning", "problem"]
 
@@ -551,7 +552,7 @@ def _opened(where: Place, store: Store) -> Iterator[Finding]:
         yield Finding("map", "warning", text, hint, facts)
     else:
         yield Finding("map", "ok", text, facts=facts)
-    owners: dict[int, tuple[metrics.Owner, list[str]]] = {}
+    owners: dict[int, tuple[Owner, list[str]]] = {}
     for processor in metrics.processors(store):
         owner = metrics.owner(store, processor)
         if owner is not None:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import names
@@ -32,7 +32,7 @@ from cues.graphs.running import Running
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.tools import metrics
-from cues.tools.metrics import ProcessorMetrics, StoreMetrics
+from cues.tools.measurement import Measurement, ProcessorFigures
 from cues.txn.operate import TransactionMetrics
 
 if TYPE_CHECKING:
@@ -126,11 +126,8 @@ def table() -> str:
 class Measured:
     """The values of one scrape."""
 
-    seen: StoreMetrics
-    counters: Mapping[str, Counters]
-    """The counters of processors since their start, by processor id."""
-    lags: Mapping[str, int] = field(default_factory=dict)
-    """The lags of processors whose queues are in a shared directory."""
+    seen: Measurement
+    processors: Sequence[ProcessorFigures]
     queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Messages, and messages ever, of queues in a shared directory."""
 
@@ -138,25 +135,25 @@ class Measured:
     def of_store(store: Store) -> Measured:
         """Measure a store; the counters are those of the processes that run its processors now."""
         seen = metrics.of_store(store)
-        counters: dict[str, Counters] = {}
-        for unit in seen.processors:
-            if unit.counters is not None:
-                id = processor_of(unit.processor)
-                counters[id] = unit.counters.with_those_of(counters.get(id, Counters()))
-        return Measured(seen, counters)
+        return Measured(seen, seen.figures())
 
     @staticmethod
     def of_running(running: Running) -> Measured:
         """Measure a graph that this process runs; its counters include those of workers that died."""
-        seen = metrics.of_store(running.store)
-        if running.shared is None:
-            return Measured(seen, running.counters())
-        progress = running.shared.now()
+        seen, counters = metrics.of_store(running.store), running.counters()
         lags: dict[str, int] = {}
-        for unit in running.standings():
-            lags[unit.processor] = lags.get(unit.processor, 0) + running.shared.lag(unit.id)
-        queues = {name: (progress.messages[name], end) for name, end in progress.ends.items()}
-        return Measured(seen, running.counters(), lags, queues)
+        queues: dict[str, tuple[int, int]] = {}
+        if running.shared is not None:
+            progress = running.shared.now()
+            queues = {name: (progress.messages[name], end) for name, end in progress.ends.items()}
+            for unit in running.standings():
+                lags[unit.processor] = lags.get(unit.processor, 0) + running.shared.lag(unit.id)
+        figures = seen.figures(counters)
+        return Measured(
+            seen,
+            [replace(each, known=counters.get(each.processor), known_lag=lags.get(each.processor)) for each in figures],
+            queues,
+        )
 
 
 class _Families:
@@ -190,11 +187,8 @@ def families(measured: Measured) -> Iterable[Metric]:
     """The values as metric families of prometheus_client."""
     into, seen = _Families(), measured.seen
     into.add("cues_up", 1)
-    units: dict[str, list[ProcessorMetrics]] = {id: [] for id in measured.counters}
-    for unit in seen.processors:
-        units.setdefault(processor_of(unit.processor), []).append(unit)
-    for id, of_processor in units.items():
-        _add_processor(into, measured, id, of_processor)
+    for processor in measured.processors:
+        _add_processor(into, processor)
     in_store = {queue.queue for queue in seen.queues}
     for name, (messages, ever) in measured.queues.items():
         if name not in in_store:
@@ -209,7 +203,7 @@ def families(measured: Measured) -> Iterable[Metric]:
         appended = None if queue.appended is None else queue.appended.timestamp()
         into.add("cues_queue_last_append_timestamp_seconds", appended, queue.queue)
         into.add("cues_queue_growth_bytes_per_hour", queue.growth_bytes, queue.queue)
-        for limit, value in (queue.options.to_dict().get("retention") or {}).items():
+        for limit, value in (queue.kept or {}).items():
             into.add("cues_queue_retention", float(value), queue.queue, limit)
     for name in ("used_bytes", "disk_bytes", "map_bytes", "room_bytes"):
         into.add(f"cues_store_{name}", getattr(seen, name))
@@ -232,7 +226,7 @@ def families(measured: Measured) -> Iterable[Metric]:
     return into.made.values()
 
 
-def _add_consumers(into: _Families, seen: StoreMetrics) -> None:
+def _add_consumers(into: _Families, seen: Measurement) -> None:
     """Add the consumers of cues.txn, and pending transactions; two consumers of one name are one."""
     running: dict[str, bool] = {}
     lags: dict[tuple[str, str], int] = {}
@@ -260,26 +254,21 @@ def _labels(processor: str) -> tuple[str, str]:
     return graph, name
 
 
-def _add_processor(into: _Families, measured: Measured, id: str, units: list[ProcessorMetrics]) -> None:
-    """Add a processor: the sums of its units."""
-    counters, labels = measured.counters.get(id, Counters()), _labels(id)
-    tailers = [tailer for unit in units for tailer in unit.tailers]
-    taken = sum(tailer.position - 1 for tailer in tailers) if tailers else counters.taken
-    stops = [measured.seen.last_stop(unit.processor) for unit in units]
-    stepped = max((unit.stepped.timestamp() for unit in units if unit.stepped), default=None)
-    lag = measured.lags.get(id)
-    into.add("cues_processor_lag", sum(unit.lag for unit in units) if lag is None else lag, *labels)
-    into.add("cues_processor_taken", taken, *labels)
+def _add_processor(into: _Families, processor: ProcessorFigures) -> None:
+    counters, labels = processor.counters or Counters(), _labels(processor.processor)
+    stepped, stop = processor.stepped, processor.stop
+    into.add("cues_processor_lag", processor.lag, *labels)
+    into.add("cues_processor_taken", processor.taken or 0, *labels)
     for name in ("written", "failed", "retries", "steps", "calls"):
         into.add(f"cues_processor_{name}", getattr(counters, name), *labels)
     into.add("cues_processor_call_seconds", counters.calling_ns / 1e9, *labels)
     into.add("cues_processor_calls_in_flight", counters.in_flight, *labels)
-    into.add("cues_processor_errors", sum(unit.errors for unit in units), *labels)
-    into.add("cues_processor_paused", any(unit.paused for unit in units), *labels)
-    into.add("cues_processor_running", any(unit.owner for unit in units) or not units, *labels)
-    into.add("cues_processor_stopped", any(stop and not stop.restarted for stop in stops), *labels)
-    into.add("cues_processor_last_step_timestamp_seconds", stepped, *labels)
-    if not units or units[0].kind != "source":
+    into.add("cues_processor_errors", processor.errors, *labels)
+    into.add("cues_processor_paused", bool(processor.paused), *labels)
+    into.add("cues_processor_running", processor.is_running or not processor.units, *labels)
+    into.add("cues_processor_stopped", stop is not None and not stop.restarted, *labels)
+    into.add("cues_processor_last_step_timestamp_seconds", None if stepped is None else stepped.timestamp(), *labels)
+    if processor.kind != "source":
         name = "cues_processor_latency_seconds"
         into.histogram(name, counters.latency, _LATENCY_POWERS, lambda power: (1 << power) / 1e6, 1e-6, *labels)
     into.histogram(
@@ -287,7 +276,7 @@ def _add_processor(into: _Families, measured: Measured, id: str, units: list[Pro
     )
 
 
-def _add_processes(into: _Families, seen: StoreMetrics) -> None:
+def _add_processes(into: _Families, seen: Measurement) -> None:
     for process in seen.processes:
         if process.worker:
             into.add("cues_worker_cpu_seconds", process.cpu_s, process.graph, process.worker)

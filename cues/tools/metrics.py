@@ -33,12 +33,11 @@ from cues import codec
 from cues.base import clock, names
 from cues.base.events import Counters
 from cues.base.names import ProcessorId, ProcessorKey
-from cues.engine.record import RecordedFailure, WorkersRecord
+from cues.engine.record import WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
-from cues.graphs.pause import ProcessorPause
-from cues.groups.operate import GroupMetrics, list_groups
+from cues.groups.operate import list_groups
 from cues.queues import marks, processor_rows
 from cues.queues.committed import log_at
 from cues.queues.log import Log
@@ -53,7 +52,19 @@ from cues.steps.ownership import LEASE_S
 from cues.steps.state import StateTable
 from cues.storage import free_space, leases, locks
 from cues.storage.transaction import StoreTransaction
-from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
+from cues.tools.measurement import (
+    ForwardMetrics,
+    LastError,
+    Measurement,
+    Owner,
+    ProcessMetrics,
+    ProcessorMetrics,
+    QueueMetrics,
+    ReaderMetrics,
+    SupervisorMetrics,
+    TailerMetrics,
+)
+from cues.txn.operate import list_consumers, list_transactions
 
 WINDOW_S: Final = 10.0
 """The time over which rates are computed."""
@@ -67,216 +78,22 @@ ERRORS_MAX: Final = 1000
 """Messages of an error queue that are read; if there are more, the counts are lower bounds."""
 
 
-@dataclass(frozen=True)
-class QueueMetrics:
-    """A queue. It has the indices ``first`` to ``last``; if it is empty, ``last`` is one below ``first``."""
-
-    queue: str
-    first: int
-    last: int
-    bytes: int
-    """The size of its pages on the disk."""
-    rate: float
-    """Messages appended a second, over the last :data:`WINDOW_S`."""
-    appended: datetime | None
-    options: QueueOptions
-    partitions: tuple[QueueMetrics, ...] = ()
-    """The metrics of each partition, if there are several; then ``first`` is the lowest and ``last`` the highest."""
-    growth: float = 0.0
-    """Messages appended an hour, over the last :data:`GROWTH_S`."""
-
-    @property
-    def messages(self) -> int:
-        if self.partitions:
-            return sum(partition.messages for partition in self.partitions)
-        return self.last - self.first + 1
-
-    @property
-    def growth_bytes(self) -> float:
-        """Bytes appended an hour, at the mean size of the messages that are there."""
-        return self.growth * self.bytes / self.messages if self.messages else 0.0
-
-    @property
-    def bytes_max(self) -> float | None:
-        """The size at which retention stops the growth, at the present rate and message size; None: it never does.
-
-        A queue whose messages are deleted when they are read counts as one that stays as large as it is.
-        """
-        kept = self.options.retention
-        if kept is None:
-            return None
-        mean = self.bytes / self.messages if self.messages else 0.0
-        parts = len(self.partitions) or 1  # a policy holds for each partition
-        bounds = [float(self.bytes)] if kept.read else []
-        bounds += [kept.count * parts * mean] if kept.count is not None else []
-        bounds += [float(kept.bytes) * parts] if kept.bytes is not None else []
-        bounds += [float(kept.age) / 3600 * self.growth_bytes] if kept.age is not None else []  # type: ignore[arg-type]
-        return max(float(self.bytes), min(bounds))
-
-
-@dataclass(frozen=True)
-class TailerMetrics:
-    """The position of a processor on one of its inputs."""
-
-    tailer: str
-    queue: str
-    position: int
-    """The index that is taken next."""
-    lag: int | None
-    """The number of messages that are not taken yet; None if the store of the queue cannot be opened."""
-    store: str = ""
-    """The path of the queue's store, if it is another store; its id if the path is unknown."""
-
-
-@dataclass(frozen=True)
-class ForwardMetrics:
-    """The messages of a processor for another store."""
-
-    processor: ProcessorId
-    store: str
-    """The path of the other store; its id if the path is unknown."""
-    waiting: int | None
-    """The number of messages that wait on the fork queue; None if the store cannot be opened or has another history."""
-
-
-@dataclass(frozen=True)
-class ReaderMetrics:
-    """A processor of another store that reads a queue of this one."""
-
-    processor: ProcessorKey
-    """Its key: a store knows the processors of other stores by the ids of their first starts."""
-    store: str
-    """The id of the store that has its position."""
-    queue: str
-    position: int
-    """All messages before it are read, durably. It lags by about a second."""
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The process that runs a processor now."""
-
-    pid: int
-    state: str
-    """The state of the process in the system: running, sleeping, stopped, …"""
-    lease_s: float
-    """Seconds until another process may take over while this one holds the lock; 0 when it does not answer."""
-
-
-@dataclass(frozen=True)
-class LastError:
-    """The last message of a processor on an error queue."""
-
-    queue: str
-    index: int
-    time: datetime
-    type: str
-    text: str
-
-
-@dataclass(frozen=True)
-class ProcessorMetrics:
-    processor: ProcessorId
-    kind: str
-    epoch: int
-    generation: int
-    owner: Owner | None
-    tailers: tuple[TailerMetrics, ...]
-    source_position: Any
-    rate: float | None
-    """Messages taken a second, over the last :data:`WINDOW_S`; None for a source (see its queue)."""
-    stepped: datetime | None
-    errors: int
-    """The number of its unresolved failed messages on error queues. One record has all messages of a failed batch."""
-    last_error: LastError | None
-    calls: int | None = None
-    """The number of calls that returned since its owner began, at the last beat; None if no process runs it."""
-    in_flight: int | None = None
-    """The number of calls that had not returned."""
-    call_s: float | None = None
-    """Mean seconds of a call."""
-    counters: Counters | None = None
-    """What its owner has counted since it began, at the last beat; None if no process runs it."""
-    lost: datetime | None = None
-    """If its last process ended without giving it back (it was killed, or the machine stopped): its last beat."""
-    paused: ProcessorPause | None = None
-    """Its pause, until somebody resumes it; None if it is not paused."""
-    timer: datetime | None = None
-    """The time of its first timer that has not fired; None without one."""
-
-    @property
-    def lag(self) -> int:
-        return sum(tailer.lag or 0 for tailer in self.tailers)
-
-
-@dataclass(frozen=True)
-class SupervisorMetrics:
-    """The workers of a graph, from the last record of its supervisor, and whether it is alive."""
-
-    record: WorkersRecord
-    alive: bool
-
-
-@dataclass(frozen=True)
-class ProcessMetrics:
-    """A process that runs processors."""
-
-    pid: int
-    cpu_s: float
-    """Seconds of processor time that it has used."""
-    memory_bytes: int
-    units: tuple[str, ...]
-    """The ids of the units that it runs."""
-    worker: str = ""
-    """Its name, if it is a worker of a supervisor."""
-    graph: str = ""
-    restarts: int = 0
-    """How often the worker was started again."""
-
-
-@dataclass(frozen=True)
-class StoreMetrics:
-    path: str
-    durability: str
-    used_bytes: int
-    disk_bytes: int
-    map_bytes: int
-    room_bytes: int
-    """Bytes that can still be written: the rest of the map, or of the disk if that is less."""
-    full_s: float | None
-    """Seconds until there is no room, if the queues grow on as they do now; None if they never fill it."""
-    queues: tuple[QueueMetrics, ...]
-    processors: tuple[ProcessorMetrics, ...]
-    forwards: tuple[ForwardMetrics, ...]
-    readers: tuple[ReaderMetrics, ...]
-    supervisors: tuple[SupervisorMetrics, ...]
-    groups: tuple[GroupMetrics, ...]
-    processes: tuple[ProcessMetrics, ...] = ()
-    consumers: tuple[ConsumerMetrics, ...] = ()
-    transactions: tuple[TransactionMetrics, ...] = ()
-
-    def last_stop(self, unit: str) -> RecordedFailure | None:
-        """The last stop of a unit by an error; None if there was none."""
-        stops = (supervisor.record.stopped.get(unit) for supervisor in self.supervisors)
-        return next((stop for stop in stops if stop is not None), None)
-
-
-def of_store(store: Store) -> StoreMetrics:
+def of_store(store: Store) -> Measurement:
     """Measure a whole store."""
     info = store.info()
     queues = tuple(of_queues(store))
     room = _room(store, info)
     figures = _Figures(store)
-    return StoreMetrics(
+    return Measurement(
         str(store.path),
         store.durability,
-        info["used"],
         info["disk"],
+        queues,
+        tuple(of_processors(store, figures=figures)),
+        info["used"],
         info["map"],
         room,
         until_full(queues, room),
-        queues,
-        tuple(of_processors(store, figures=figures)),
         tuple(of_forwards(store)),
         tuple(of_readers(store)),
         tuple(of_supervisors(store)),
@@ -333,11 +150,11 @@ def of_queue(store: Store, name: str) -> QueueMetrics:
         min(log.first for log in logs),
         max(log.last for log in logs),
         sum(log.bytes for log in logs),
-        sum(log.rate for log in logs),
+        sum(log.rate or 0.0 for log in logs),
         max((log.appended for log in logs if log.appended), default=None),
         queue.options,
         logs,
-        sum(log.growth for log in logs),
+        sum(log.growth or 0.0 for log in logs),
     )
 
 
@@ -528,6 +345,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
         _beaten(store, row) if holder is None else None,
         known.pauses.get(id),
         None if is_source else _next_timer(store, topology.key_of(id)),
+        is_running=holder is not None,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cues.graphs.graph import Graph
 from cues.graphs.running import Running
+from cues.operate.shape import shape_of_graph
 from cues.queues.queue import Queue
 from cues.ui import shape, text
 
@@ -37,7 +38,7 @@ def html(value: Any) -> str:
 
 def graph_html(graph: Graph) -> str:
     """The graph as an SVG, from left to right: boxes are processors, rounded ones queues."""
-    declared = shape.shape_of_graph(graph)
+    declared = shape_of_graph(graph)
     drawn = shape.layout(declared)
     titles = {f"p:{each.id}": each for each in declared.processors}
     width, height = drawn["ranks"] * _RANK_PX, drawn["places"] * _PLACE_PX + 10

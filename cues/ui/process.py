@@ -21,7 +21,7 @@ from typing import Any
 
 from cues.errors import CuesError
 from cues.ui.guard import Guard
-from cues.ui.looks import look_of
+from cues.ui.look import look_of
 from cues.ui.server import Server, address_of, listen
 
 _NICE = 5

@@ -11,15 +11,12 @@ from collections import deque
 from typing import Any, Final
 
 from cues.base import clock
-from cues.cli.output import count, duration
+from cues.base.texts import count, duration
 from cues.engine.record import RecordedFailure
-from cues.engine.status import processor_of
 from cues.groups.operate import GroupMetrics
-from cues.queues.store import Store
-from cues.tools import metrics
-from cues.tools.metrics import ProcessorMetrics, QueueMetrics, StoreMetrics
+from cues.operate.shape import Shape
+from cues.tools.measurement import Measurement, ProcessorFigures, ProcessorMetrics, QueueMetrics
 from cues.txn.operate import ConsumerMetrics
-from cues.ui.shape import Shape
 from cues.ui.text import preview, safe
 
 GROWING_S: Final = 5.0
@@ -51,39 +48,36 @@ class LagHistory:
         return first < middle < last and last - first >= max(_GROWING_MESSAGES, first // 20)
 
 
-def of_store(store: Store, shape: Shape, title: str, history: LagHistory) -> dict[str, Any]:
-    """The overview of a store."""
-    seen = metrics.of_store(store)
-    units: dict[str, list[ProcessorMetrics]] = {}
-    for unit in seen.processors:
-        units.setdefault(processor_of(unit.processor), []).append(unit)
-    history.add({name: sum(unit.lag for unit in some) for name, some in units.items()})
-    workers, stopped = _workers(seen)
+def overview_of(seen: Measurement, shape: Shape, history: LagHistory) -> dict[str, Any]:
+    """The overview of a store or a directory."""
     known = {each.id: each for each in shape.processors}
+    figures = seen.figures(known)
+    history.add({each.processor: each.lag for each in figures if each.units})
+    workers = _workers(seen)
     processors = []
-    for name in dict.fromkeys([*known, *units]):
-        row = _processor(name, units.get(name, []), stopped, workers)
-        row["growing"] = history.grows(name)
-        if name in known:
-            shaped = known[name]
+    for each in figures:
+        row = _processor(each, workers) | {"growing": history.grows(each.processor)}
+        if each.processor in known:
+            shaped = known[each.processor]
             row |= {"kind": shaped.kind, "outputs": shaped.outputs, "error_queue": shaped.errors}
             row |= {"guarantee": shaped.guarantee, "function": shaped.function}
-            row["inputs"] = row["inputs"] or [{"queue": each, "position": None, "lag": None} for each in shaped.inputs]
+            row["inputs"] = row["inputs"] or [
+                {"queue": queue, "position": None, "lag": None} for queue in shaped.inputs
+            ]
         processors.append(row)
     overview = {
-        "title": title,
         "place": seen.path,
-        "of": "store",
         "time": clock.to_datetime(clock.now_ns()),
         "durability": seen.durability,
         "disk_bytes": seen.disk_bytes,
         "map_bytes": seen.map_bytes,
         "used_bytes": seen.used_bytes,
-        "messages": sum(queue.messages for queue in seen.queues),
-        "running": any(row["owners"] for row in processors),
+        "messages": seen.messages,
+        "running": any(each.is_running for each in figures),
         "processors": processors,
         "queues": [_queue(queue) for queue in seen.queues],
         "workers": workers,
+        "drivers": [vars(driver) for driver in seen.drivers],
         "groups": [_group(group) for group in seen.groups],
         "consumers": [_consumer(consumer) for consumer in seen.consumers],
         "transactions": [vars(pending) for pending in seen.transactions],
@@ -144,54 +138,37 @@ def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
     return sorted(found, key=lambda problem: problem["level"] != "error")
 
 
-def _processor(
-    name: str, units: list[ProcessorMetrics], stopped: dict[str, dict[str, Any]], workers: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """A processor, with the sums of its units."""
-    owners = {unit.owner.pid: unit.owner for unit in units if unit.owner}
+def _processor(figures: ProcessorFigures, workers: list[dict[str, Any]]) -> dict[str, Any]:
     of_pid = {worker["pid"]: worker["worker"] for worker in workers}
-    why = next((failure for unit, failure in stopped.items() if processor_of(unit) == name), None)
-    silent = [owner for owner in owners.values() if not owner.lease_s]
-    rates = [unit.rate for unit in units if unit.rate is not None]
-    calls = sum(unit.calls or 0 for unit in units)
-    spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
-    last = max((unit.last_error for unit in units if unit.last_error), key=lambda error: error.time, default=None)
-    inputs: dict[str, dict[str, Any]] = {}
-    for unit in units:
-        for tailer in unit.tailers:
-            queue, _, _ = tailer.queue.partition("/")
-            row = inputs.setdefault(queue, {"queue": queue, "position": None, "lag": None, "store": tailer.store})
-            if len(units) == 1:
-                row["position"] = tailer.position
-            if tailer.lag is not None:
-                row["lag"] = (row["lag"] or 0) + tailer.lag
+    units, owners, last = figures.units, figures.owners, figures.last_error
+    stop = figures.stop if figures.stop is not None and not figures.stop.restarted else None
+    state = "stopped" if stop else "silent" if any(not owner.lease_s for owner in owners) else ""
     return {
-        "id": name,
-        "name": name.rpartition(".")[2],
-        "kind": units[0].kind if units else "",
-        "state": "stopped" if why else "silent" if silent else "running" if owners else "off" if units else "new",
-        "stopped": why,
-        "paused": [unit.paused.facts() for unit in units if unit.paused],
+        "id": figures.processor,
+        "name": figures.processor.partition(".")[2] or figures.processor,
+        "kind": figures.kind,
+        "state": state or ("running" if figures.is_running else "off" if units else "new"),
+        "stopped": stop and _failure(stop),
+        "paused": [pause.facts() for pause in figures.paused],
         "units": [_unit(unit) for unit in units] if len(units) > 1 else [],
         "unit_ids": [unit.processor for unit in units],
-        "owners": [vars(owner) | {"worker": of_pid.get(pid)} for pid, owner in owners.items()],
-        "rate": sum(rates) if rates else None,
-        "lag": sum(unit.lag for unit in units) if units else None,
-        "errors": sum(unit.errors for unit in units),
+        "owners": [vars(owner) | {"worker": of_pid.get(owner.pid)} for owner in owners],
+        "rate": figures.rate,
+        "lag": figures.lag if units else None,
+        "errors": figures.errors,
         "last_error": vars(last) | {"text": safe(last.text[:500])} if last else None,
-        "stepped": max((unit.stepped for unit in units if unit.stepped), default=None),
-        "timer": min((unit.timer for unit in units if unit.timer), default=None),
-        "epoch": max((unit.epoch for unit in units), default=None),
+        "stepped": figures.stepped,
+        "timer": figures.timer,
+        "epoch": figures.epoch,
         "source_position": _text(units[0].source_position) if units else None,
-        "calls": calls or None,
-        "in_flight": sum(unit.in_flight or 0 for unit in units),
-        "call_s": spent / calls if calls else None,
-        "inputs": list(inputs.values()),
+        "calls": figures.calls or None,
+        "in_flight": figures.in_flight,
+        "call_s": figures.call_s,
+        "inputs": [vars(each) for each in figures.inputs],
         "outputs": [],
         "error_queue": None,
         "guarantee": "",
         "function": "",
-        "growing": False,
     }
 
 
@@ -210,17 +187,15 @@ def _unit(unit: ProcessorMetrics) -> dict[str, Any]:
     }
 
 
-def _workers(seen: StoreMetrics) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The workers that live, and the units that were stopped in the last run, with the reasons."""
+def _workers(seen: Measurement) -> list[dict[str, Any]]:
+    """The workers of supervisors."""
     workers: list[dict[str, Any]] = []
-    stopped: dict[str, dict[str, Any]] = {}
     for supervisor in seen.supervisors:
-        stopped |= {unit: _failure(failure) for unit, failure in supervisor.record.stopped.items()}
         for name, worker in supervisor.record.workers.items():
             last = worker.last_failure and _failure(worker.last_failure)
             row = {"worker": name, "graph": supervisor.record.graph, "alive": supervisor.alive}
             workers.append(row | vars(worker) | {"last_failure": last})
-    return workers, stopped
+    return workers
 
 
 def _failure(failure: RecordedFailure) -> dict[str, Any]:
@@ -237,7 +212,7 @@ def _queue(queue: QueueMetrics) -> dict[str, Any]:
         "rate": queue.rate,
         "appended": queue.appended,
         "partitions": len(queue.partitions) or 1,
-        "options": queue.options.to_dict(),
+        "options": queue.options.to_dict() if queue.options is not None else {},
     }
 
 

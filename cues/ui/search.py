@@ -23,11 +23,9 @@ import sys
 import threading
 from typing import IO, Any, Final
 
-import click
-
 from cues.errors import CuesError, QueueNotFound, StoreError, Unsupported
 from cues.ui.guard import Refusal
-from cues.ui.looks import look_of
+from cues.ui.look import look_of
 
 LIMIT_S: Final = 5.0
 """A search that takes longer is ended. Most answer within :data:`cues.ui.look.SEARCH_S`, with what they have."""
@@ -37,14 +35,12 @@ WAITING_MAX: Final = 4
 
 def refusal_of(error: Exception) -> Refusal | None:
     """What an error says to the person who asked; None for an error that is not theirs."""
-    if isinstance(error, click.UsageError):
-        text = error.format_message().replace("--where ", "the search ")
-        return Refusal(400, text, getattr(error, "hint", "").replace("--where ", ""))
     if isinstance(error, CuesError):
         status = (
             404 if isinstance(error, (QueueNotFound, StoreError)) else 501 if isinstance(error, Unsupported) else 400
         )
-        return Refusal(status, error.message, error.hint)
+        text, hint = (text.replace("--where ", "the search ") for text in (error.message, error.hint))
+        return Refusal(status, text, hint)
     if isinstance(error, TypeError) and "argument" in str(error):  # a parameter that is needed
         return Refusal(400, f"The question is not whole: {error}.")
     return None

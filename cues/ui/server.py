@@ -44,7 +44,7 @@ from cues.processors import serving as guards
 from cues.ui import search
 from cues.ui.change import Changes
 from cues.ui.guard import HEADERS, Guard, Refusal, token_of
-from cues.ui.looks import Look
+from cues.ui.look import Look
 from cues.ui.text import safe
 
 EVERY_S: Final = 1.0

@@ -1,126 +1,20 @@
-"""The graph as the page draws it: processors, queues, the edges between them, and their places in the picture.
+"""The picture of a graph: processors and queues as nodes in ranks, and the edges between them.
 
     source ──▶ (orders) ──▶ price ──▶ (priced) ──▶ save
 
 Processors and queues are nodes in ranks from left to right; an edge over several ranks has a bend in each of them.
 Ranks and orders are numbers, not pixels: the page draws them from left to right or from top to bottom, as fits.
-
-The shape is that of a graph file's plan. A store alone does not know the outputs of a processor, so they are those of
-its last steps (``shape_of_store``): a processor that has written nothing yet has none.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cues.base import names
-from cues.base.names import ProcessorId
-from cues.engine.status import processor_of
-from cues.graphs import draw
-from cues.graphs.graph import Graph
-from cues.graphs.plan import written
-from cues.graphs.processor import function_name
-from cues.queues.processor_rows import read_topology
-from cues.queues.queue import open_named
-from cues.queues.store import Store
-from cues.tools import metrics
+from cues.operate.shape import Shape
 
-_STEPS: Final = 64
-"""Messages at the end of a try log in which the outputs of a processor are looked for."""
 _SWEEPS: Final = 12
 """Rounds in which nodes are moved next to their neighbours. More change no picture of 50 processors."""
-
-
-@dataclass
-class ProcessorShape:
-    id: str
-    kind: str
-    inputs: list[str] = field(default_factory=list)
-    """Queues."""
-    outputs: list[str] = field(default_factory=list)
-    errors: str | None = None
-    guarantee: str = ""
-    function: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.id.rpartition(".")[2]
-
-
-@dataclass
-class Shape:
-    """Processors and queues of a graph, or of all graphs of a store."""
-
-    graph: str | None
-    processors: list[ProcessorShape]
-    stores: dict[str, str] = field(default_factory=dict)
-    """By queue: the path of its store, if that is another one."""
-
-    def readers(self, queue: str) -> list[ProcessorShape]:
-        return [each for each in self.processors if queue in each.inputs]
-
-    def writers(self, queue: str) -> list[ProcessorShape]:
-        return [each for each in self.processors if queue in each.outputs or queue == each.errors]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"graph": self.graph, "stores": self.stores, "processors": [vars(each) for each in self.processors]}
-
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> Shape:
-        return Shape(data["graph"], [ProcessorShape(**each) for each in data["processors"]], data["stores"])
-
-
-def shape_of_graph(graph: Graph) -> Shape:
-    """The shape of a declared graph."""
-    plan = graph.plan()
-    processors = [
-        ProcessorShape(
-            node.id,
-            node.kind,
-            list(dict.fromkeys(port.queue for port in node.reads)),
-            list(dict.fromkeys(port.queue for port in node.writes)),
-            node.errors if node.errors in written(node) else None,
-            node.guarantee,
-            function_name(node.fn) or "",
-        )
-        for node in draw.in_order(plan)
-        if node.fn is not None
-    ]
-    elsewhere = {queue: options.path for queue, options in plan.queues.items() if options.path is not None}
-    return Shape(plan.id, processors, {queue: str(graph.place(path)) for queue, path in elsewhere.items()})
-
-
-def shape_of_store(store: Store) -> Shape:
-    """The shape of all graphs that have run on a store, from their positions and last steps."""
-    shapes: dict[str, ProcessorShape] = {}
-    for unit in metrics.processors(store):
-        with store.core.view() as txn:
-            topology = read_topology(txn, unit)
-        if topology is None:
-            continue
-        shape = shapes.setdefault(processor_of(unit), ProcessorShape(processor_of(unit), topology.kind))
-        _add(shape.inputs, (names.log_parts(log)[0] for log in topology.queues))
-        for step in _last_steps(store, unit):
-            queues = [names.log_parts(log)[0] for log in step.get(names.MESSAGE_INDEX, {}) if "." not in log]
-            queues += [names.log_parts(log.partition("/")[2])[0] for log in step.get(names.PENDING_INDEX, {})]
-            if step.get(names.TYPE) == names.ERROR_ATTEMPT:
-                shape.errors = next((queue for queue in queues if queue not in shape.outputs), shape.errors)
-            else:
-                _add(shape.outputs, (queue for queue in queues if queue != shape.errors))
-    return Shape(None, list(shapes.values()))
-
-
-def _last_steps(store: Store, unit: ProcessorId) -> list[dict[str, Any]]:
-    tailer = open_named(store, unit).tailer()
-    tailer.to_index(max(tailer.index, tailer.queue.last_index + 1 - _STEPS))
-    return tailer.read_many(_STEPS)
-
-
-def _add(known: list[str], more: Iterable[str]) -> None:
-    known += [each for each in dict.fromkeys(more) if each not in known]
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -261,8 +155,3 @@ def _spread(column: list[str], wanted: dict[str, float], places: dict[str, float
         for offset in range(count):
             places[column[number]] = total / count + offset
             number += 1
-
-
-def settings_of(place: str, directory: bool, shape: Shape | None, title: str) -> dict[str, Any]:
-    """The settings of a look, as plain data for another process."""
-    return {"place": place, "directory": directory, "shape": shape.to_dict() if shape else None, "title": title}

@@ -39,6 +39,8 @@ from cues.spark.cluster.state_files import folder_of_state
 
 Place = str | os.PathLike[str]
 RATE_S: Final = 10.0
+_STRETCH_MAX: Final = 256
+"""Most messages that are read at once to go backward. The first stretches are shorter."""
 _RATE_RECORDS: Final = 64
 """Most records that are read for a rate."""
 
@@ -111,9 +113,22 @@ class QueueReader:
         with self._unless_gone():
             yield from heapq.merge(*map(self._read, self.logs, place), key=lambda read: (read.time, read.partition))
 
-    def _read(self, log: PartitionLog, start: int) -> Iterator[InspectedMessage]:
-        folder = self.directory.folder
-        for index, time_us, hash, message in messages(self._files, pieces_of(folder, log.live, start, log.next)):
+    def backward(self, place: Sequence[int]) -> Iterator[InspectedMessage]:
+        """The messages before a place, last first. Several partitions are merged by time."""
+        with self._unless_gone():
+            parts = map(self._backward, self.logs, place)
+            yield from heapq.merge(*parts, key=lambda read: (read.time, read.partition), reverse=True)
+
+    def _backward(self, log: PartitionLog, stop: int) -> Iterator[InspectedMessage]:
+        size = 1
+        while stop > log.first:
+            low = max(log.first, stop - size)
+            yield from reversed(list(self._read(log, low, stop)))
+            stop, size = low, min(_STRETCH_MAX, size * 4)
+
+    def _read(self, log: PartitionLog, start: int, stop: int | None = None) -> Iterator[InspectedMessage]:
+        pieces = pieces_of(self.directory.folder, log.live, start, log.next if stop is None else stop)
+        for index, time_us, hash, message in messages(self._files, pieces):
             yield InspectedMessage(log.partition, index, clock.to_datetime(time_us * 1000), hash, message)
 
     def last(self, count: int | None, matches: Callable[[dict[str, Any]], Any] | None = None) -> list[int]:

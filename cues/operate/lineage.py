@@ -16,21 +16,27 @@ is False in the answer if a bound was reached.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError
+from cues.operate.shape import Shape
 from cues.queues.log import Log
 from cues.queues.processor_rows import key_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records.batch import Batch
+from cues.tools import metrics
 
 RECORDS_MAX: Final = 512
 DESCENDANTS_MAX: Final = 50
+STEPS_MAX: Final = 2000
+"""Steps of a processor in which the one that took a message is looked for."""
 _BISECTIONS: Final = 64
 
 
@@ -46,6 +52,11 @@ class Step:
     """By log: the index of the first message that it wrote."""
     outcome: str = ""
 
+    def took(self, log: str, index: int) -> bool:
+        """Return whether it took a message."""
+        low, high = self.taken.get(log, (1, 0))
+        return low <= index < high
+
 
 @dataclass
 class Descendants:
@@ -56,6 +67,54 @@ class Descendants:
     """``metadata`` or ``steps``."""
     places: list[int] = field(default_factory=list)
     complete: bool = True
+
+
+@dataclass
+class Reading:
+    """What a processor made of a message."""
+
+    processor: str
+    position: int | None
+    """The index that it takes next from the message's log; None if it does not read it yet."""
+    step: Step | None = None
+    """The step that took the message, if the metadata of its outputs do not name the message."""
+    made: list[Descendants] = field(default_factory=list)
+
+
+def readings(
+    store: Store, shape: Shape, log: str, index: int, time_ns: int, opened: Callable[[str], Queue]
+) -> list[Reading]:
+    """What the readers of a log made of one of its messages. ``opened`` opens a queue of the graph by its name."""
+    found = []
+    for each in shape.readers(names.log_parts(log)[0]):
+        unit, position = _position(store, each.id, log)
+        reading = Reading(each.id, position)
+        found.append(reading)
+        if unit is None or position is None or position <= index:
+            continue
+        for output in [*each.outputs, *filter(None, [each.errors])]:
+            with contextlib.suppress(CuesError):  # a queue that nobody has written yet
+                reading.made += by_metadata(opened(output), log, index, time_ns)
+        if not any(made.places for made in reading.made):
+            steps = itertools.islice(steps_of(store, unit), STEPS_MAX)
+            reading.step = next((step for step in steps if step.took(log, index)), None)
+            if reading.step is not None:
+                reading.made = by_step(store, reading.step)
+    return found
+
+
+def units_of(store: Store, processor: str) -> list[ProcessorId]:
+    """The units of a processor that have run on a store."""
+    return [unit for unit in metrics.processors(store) if processor_of(unit) == processor_of(processor)]
+
+
+def _position(store: Store, processor: str, log: str) -> tuple[ProcessorId | None, int | None]:
+    """The unit of a processor that reads a log, and the index that it takes next."""
+    for unit in units_of(store, processor):
+        for tailer in metrics.tailers(store, unit):
+            if tailer.queue == log:
+                return unit, tailer.position
+    return None, None
 
 
 def unit_key(store: Store, unit: ProcessorId) -> ProcessorKey:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cues.base.checks import nearest
-from cues.cli.options import WrongUsage
+from cues.operate.refused import Refused
 
 Value = Callable[[dict[str, Any]], Any]
 
@@ -88,15 +88,15 @@ class Where:
         """The fields of the first message that lacked a field of the expression."""
         self._names: set[str] = set()
         if len(text) > CHARACTERS_MAX:
-            raise WrongUsage(f"--where has {len(text):,} characters; {CHARACTERS_MAX:,} are read.", "write less.")
+            raise Refused(f"--where has {len(text):,} characters; {CHARACTERS_MAX:,} are read.", "write less.")
         try:
             self._value = self._compile(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError) as error:
-            raise WrongUsage(
+            raise Refused(
                 f"--where {text!r} is not an expression: {error}.", "write it like this: --where 'x > 3 and y == \"a\"'"
             ) from None
         except (RecursionError, MemoryError):
-            raise WrongUsage(f"--where {text[:60]!r}… is nested too deeply.", "write a simpler one.") from None
+            raise Refused(f"--where {text[:60]!r}… is nested too deeply.", "write a simpler one.") from None
         self.missing = set(self._names)
 
     def __call__(self, message: dict[str, Any]) -> bool:
@@ -152,7 +152,7 @@ class Where:
                 return self._call(name, [compile(argument) for argument in arguments])
             case ast.Call(func=ast.Attribute(value=inner, attr=name), args=arguments, keywords=[]) if name in _METHODS:
                 return _method(compile(inner), name, [compile(argument) for argument in arguments])
-        raise WrongUsage(
+        raise Refused(
             f"--where {self.text!r}: {ast.unparse(node)!r} is not allowed in an expression.",
             f"use fields, numbers, text, comparisons, and, or, not, {', '.join((*_OF_THE_MESSAGE, *_FUNCTIONS))}().",
         )
@@ -165,7 +165,7 @@ class Where:
         function = _FUNCTIONS.get(name)
         if function is None:
             known = (*_OF_THE_MESSAGE, *_FUNCTIONS)
-            raise WrongUsage(
+            raise Refused(
                 f"--where {self.text!r}: there is no function {name!r}.",
                 nearest(name, known, "use {}().", f"use one of {', '.join(known)}."),
             )

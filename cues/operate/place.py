@@ -1,0 +1,55 @@
+"""Where messages are: a store, or a directory of ``cues run --queues``; and what an operator can do with either.
+
+    place_of(target)     the StorePlace or DirectoryPlace of a target
+    measure(place)       queues, processors, owners (cues/tools/measurement.py)
+
+Both have the same methods, so that a command does not ask which of the two it has. What one of them cannot do, it
+refuses by name (:class:`Refused`, :class:`Unsupported`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from cues.errors import NotInstalled, StoreNotFound
+from cues.operate.stores import StorePlace
+from cues.operate.target import Target
+from cues.tools.measurement import Measurement
+
+if TYPE_CHECKING:
+    from cues.operate.directories import DirectoryPlace
+
+Place: TypeAlias = "StorePlace | DirectoryPlace"
+
+
+def place_of(target: Target, stores: Mapping[str, str] | None = None) -> Place:
+    """The place of a target. A URL, and a path with ``_cues/id.json``, is a directory.
+
+    ``stores``: by queue of the graph, the path of its store, if that is another one.
+    Raises :class:`StoreNotFound` if there is no directory at a URL, and :class:`NotInstalled` if the packages that
+    read directories are missing.
+    """
+    if not (target.is_url or (target.path / "_cues" / "id.json").exists()):
+        return StorePlace(target, stores)
+    if importlib.util.find_spec("deltalake") is None:
+        raise NotInstalled(
+            f"{target.location} is a directory of cues run --queues, and the packages that read it are not installed.",
+            "run pip install 'cues-streams[spark]'.",
+        )
+    from cues.operate.directories import DirectoryPlace
+
+    place = DirectoryPlace(target)
+    if target.is_url and place.files.read("_cues/id.json") is None:
+        raise StoreNotFound(
+            f"There is no directory of cues run --queues at {target.location}: the file _cues/id.json is missing.",
+            "give the URL that cues run --queues has.",
+            path=target.location,
+        )
+    return place
+
+
+def measure(place: Place) -> Measurement:
+    """Measure a store or a directory."""
+    return place.measure()
