@@ -1,4 +1,4 @@
-"""What an operator does with a place where messages are, as functions that commands and the page draw.
+"""The verbs of an operator, on a store or a directory, as functions that the commands and the page draw.
 
     place.py            a store or a directory of ``cues run --queues``: one set of methods for both
     stores.py           a store                            directories.py      a directory

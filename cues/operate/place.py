@@ -1,4 +1,4 @@
-"""Where messages are: a store, or a directory of ``cues run --queues``; and what an operator can do with either.
+"""A place where messages are, a store or a directory of ``cues run --queues``, and what can be done with either.
 
     place_of(target)     the StorePlace or DirectoryPlace of a target
     measure(place)       queues, processors, owners (cues/tools/measurement.py)

@@ -1,4 +1,4 @@
-"""What a measurement of a store or a directory holds: its queues, the units of its processors, and their sums.
+"""The content of a measurement of a store or a directory: its queues, the units of its processors, and their sums.
 
     Measurement     queues, units, drivers, workers, groups, consumers, transactions: of one place, at one time
     figures()       one row for each processor: the sums of its units
