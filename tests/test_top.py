@@ -18,6 +18,7 @@ from terminal import Command
 from terminal import cues as command
 
 import cues
+from cues.base import texts
 from cues.base.events import Counters
 from cues.base.names import ProcessorId
 from cues.cli import top
@@ -161,10 +162,10 @@ def test_numbers_are_short(number: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, ""), (0.00042, "0.4ms"), (0.081, "81ms"), (1.26, "1.3s"), (75, "1.2min"), (90_000, "1.0d")]
+    [(0.00042, "0.4ms"), (0.081, "81ms"), (1.26, "1.3s"), (75, "1.2min"), (90_000, "1.0d")]
 )  # fmt: skip
-def test_times_are_short(seconds: float | None, text: str) -> None:
-    assert top._time(seconds) == text
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert texts.brief(seconds) == text
 
 
 # --- the command ------------------------------------------------------------------------------------

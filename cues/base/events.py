@@ -171,7 +171,7 @@ class Counters:
         """Return the counters from a result of :meth:`to_dict` that was JSON meanwhile; others count as 0."""
         known = {name: value for name, value in plain.items() if name in vars(Counters())}
         for name in ("latency", "sizes"):
-            known[name] = Histogram({int(bucket): count for bucket, count in known.get(name, {}).items()})
+            known[name] = Histogram.from_json(known.get(name, {}))
         return Counters(**known)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from cues.overrides import override
@@ -22,6 +23,11 @@ class Histogram(dict[int, int]):
         bits = value.bit_length()
         bucket = value if bits < 3 else bits * _PARTS + (value >> (bits - 3) & 3)
         self[bucket] = self.get(bucket, 0) + count
+
+    @staticmethod
+    def from_json(plain: dict[str, int]) -> Histogram:
+        """Return a histogram that was JSON meanwhile, whose keys are texts."""
+        return Histogram({int(bucket): count for bucket, count in plain.items()})
 
     @override
     def copy(self) -> Histogram:
@@ -73,6 +79,29 @@ class Histogram(dict[int, int]):
         """Return the number of values below 2 to each of these powers."""
         counts = self.copy().items()
         return [sum(count for bucket, count in counts if _bounds(bucket)[1] <= 1 << power) for power in powers]
+
+
+RECENT_S: Final = 60.0
+"""The time over which recent values are told."""
+_COPY_S: Final = 10.0
+"""Seconds between two copies of a histogram: recent values are those of :data:`RECENT_S` to ten seconds more."""
+
+
+class Recent:
+    """The recent values of a histogram that grows. It keeps eight copies at most, so its memory is bounded."""
+
+    def __init__(self, at: float) -> None:
+        """``at`` is the time in seconds at which the histogram is empty."""
+        self._copies = deque([(at, Histogram())])
+
+    def of(self, histogram: Histogram, at: float) -> Histogram:
+        """Return the values that were added in the last :data:`RECENT_S` before ``at``, or a little earlier."""
+        copies = self._copies
+        if at - copies[-1][0] >= _COPY_S:
+            copies.append((at, histogram.copy()))
+        while len(copies) > 1 and copies[1][0] <= at - RECENT_S:
+            copies.popleft()
+        return histogram.since(copies[0][1])
 
 
 def _bounds(bucket: int) -> tuple[int, int]:

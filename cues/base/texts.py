@@ -46,3 +46,14 @@ def ago(when: datetime | None) -> str | None:
 def count(number: int, noun: str) -> str:
     """A count with its noun: ``1 message``, ``27,004 messages``."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+def brief(seconds: float) -> str:
+    """A time span in at most six characters."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f}ms" if seconds < 0.01 else f"{seconds * 1000:.0f}ms"
+    for limit, unit in ((60, "s"), (3600, "min"), (86400, "h"), (float("inf"), "d")):
+        if seconds < limit:
+            scale = {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
+            return f"{seconds / scale:.1f}{unit}" if seconds / scale < 9.95 else f"{seconds / scale:.0f}{unit}"
+    raise AssertionError

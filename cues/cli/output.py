@@ -12,12 +12,16 @@ import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cues import jsontext
-from cues.base.texts import duration, size
+from cues.base.texts import brief, duration, size
 from cues.cli.options import F, option
 from cues.cli.printing import DIM, Printable, colour, coloured, escaped, is_terminal, is_unicode, out
+
+if TYPE_CHECKING:
+    from cues.tools.figures import Figure
+    from cues.tools.measurement import ProcessorFigures
 
 _SLOW_CALL_S = 0.01
 """The calls of a function are shown if one takes longer than this."""
@@ -142,6 +146,14 @@ def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
         return None
     cost = "" if call_s is None else f", {duration(call_s) if call_s >= 1 else f'{call_s * 1000:.0f} ms'} a call"
     return f"{calls:,} done, {in_flight:,} in flight{cost}"
+
+
+def shown_figure(figure: Figure, processor: ProcessorFigures) -> Any:
+    """A figure in a table: a number, or a time as text; None for no messages."""
+    value = figure.of(processor)
+    if figure.unit == "messages":
+        return value or None
+    return value if figure.unit != "seconds" or value is None else brief(value)
 
 
 def to_json(value: Any) -> str:

@@ -8,7 +8,7 @@ from cues.base.texts import ago, count, duration, quoted, size
 from cues.cli import watching
 from cues.cli.again import last_error, paused
 from cues.cli.options import command
-from cues.cli.output import CommandOutput, TableColumn, calling, kept, output_options
+from cues.cli.output import CommandOutput, TableColumn, calling, kept, output_options, shown_figure
 from cues.cli.printing import out
 from cues.cli.target import takes_place
 from cues.engine.record import RecordedFailure
@@ -16,6 +16,7 @@ from cues.graphs.graphfile import shown
 from cues.groups.operate import GroupMetrics
 from cues.jsontext import iso
 from cues.operate.place import Place
+from cues.tools.figures import FIGURES
 from cues.tools.measurement import ForwardMetrics, Measurement, ProcessorFigures, QueueMetrics, SupervisorMetrics
 
 _COLUMNS = (
@@ -23,9 +24,7 @@ _COLUMNS = (
     TableColumn("kind", "kind", optional=True),
     TableColumn("reads", "queue", optional=True),
     TableColumn("at", "position", right=True, optional=True),
-    TableColumn("lag", "lag", right=True, optional=True),
-    TableColumn("per second", "rate", right=True),
-    TableColumn("failed", "errors", right=True, optional=True),
+    *(TableColumn(figure.title, figure.name, right=True, optional=figure.name != "rate") for figure in FIGURES),
     TableColumn("calls", "calling", optional=True),
     TableColumn("limit", "limited", optional=True),
     TableColumn("last step", "stepped"),
@@ -81,6 +80,8 @@ def status(place: Place, watch: float | None, output: CommandOutput) -> None:
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
     are over the last ten seconds. FAILED counts the processor's failed messages on error queues that are unresolved.
+    P99 is the time from the append of a message to the commit of the step that took it: 99 % of the messages of the
+    last minute were committed within it.
     If a call of the function takes 10 ms or more, its calls are shown: those done since the start of the graph, those
     in flight, and the mean time of one (up to a second old).
 
@@ -221,8 +222,7 @@ def _rows(processor: ProcessorFigures) -> list[dict[str, Any]]:
     own = {
         "processor": processor.processor,
         "kind": processor.kind or None,
-        "rate": processor.rate,
-        "errors": processor.errors or None,
+        **{figure.name: shown_figure(figure, processor) for figure in FIGURES},
         "limited": "waits for rate=" if processor.is_limited else None,
         "calling": calling(processor.calls, processor.in_flight, processor.call_s),
         "stepped": ago(processor.stepped) or "never",

@@ -16,12 +16,13 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from cues.base.events import Counters
-from cues.base.texts import ago, duration, size
+from cues.base.texts import ago, brief, duration, size
 from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.printing import escaped, is_terminal
@@ -29,6 +30,7 @@ from cues.cli.target import takes_place
 from cues.cli.watching import CtrlC
 from cues.errors import CuesError, NotInstalled
 from cues.operate.place import Place
+from cues.tools.figures import FIGURES, values
 from cues.tools.measurement import Measurement, ProcessorFigures
 
 if TYPE_CHECKING:
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_SORTS: Final = ("processor", "in", "out", "lag", "p99", "errors")
-_COLUMNS: Final = (
+_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("in", "IN/S"), ("out", "OUT/S"), ("lag", "LAG"), ("p50", "P50"), ("p99", "P99"), ("batch", "BATCH"),
     ("calls", "CALLS"), ("errors", "ERR"),
 )  # fmt: skip
+_OTHERS: Final = tuple(each for each in FIGURES if each.name not in ("rate", *dict(_COLUMNS)))
+"""Figures without a place of their own in the table."""
+_SORTS: Final = ("processor", "in", "out", "lag", "p99", "errors", *(figure.name for figure in _OTHERS))
+_SECONDS: Final = ("p50", *(figure.name for figure in FIGURES if figure.unit == "seconds"))
 _TABLE: Final = (
     TableColumn("processor", "processor"),
     TableColumn("in", "in", right=True),
@@ -53,6 +58,7 @@ _TABLE: Final = (
     TableColumn("in flight", "in_flight", right=True, optional=True),
     TableColumn("limit", "limited", optional=True),
     TableColumn("errors", "errors", right=True),
+    *(TableColumn(figure.title, figure.name, right=True, optional=True) for figure in _OTHERS),
 )
 
 
@@ -101,25 +107,21 @@ def rates(before: Look | None, now: Look) -> list[Row]:
     seconds = now.at - before.at if before is not None else 0.0
     rows = []
     for id, processor in now.processors.items():
-        counters = processor.counters
+        counters = processor.counters or Counters()
         earlier = before.processors.get(id) if before is not None else None
-        row: Row = {"processor": id, "kind": processor.kind, "lag": processor.lag, "errors": processor.errors}
-        row |= {"running": processor.is_running, "in": processor.rate or 0.0}
-        row["calls"] = row["in_flight"] = row["out"] = row["p50"] = row["p99"] = row["batch"] = None
+        known = (earlier.counters if earlier is not None else None) or Counters()
+        latencies = counters.latency.since(known.latency)
+        row: Row = {"processor": id, "kind": processor.kind, "running": processor.is_running}
+        row |= values(replace(processor, known_recent=latencies)) | {"in": processor.rate or 0.0}
         if seconds and processor.taken is not None:
             taken_before = earlier.taken or 0 if earlier is not None else processor.taken
             row["in"] = max(0, processor.taken - taken_before) / seconds
         row["limited"] = "waits for rate=" if processor.is_limited else None
-        if counters is not None:
-            known = (earlier.counters if earlier is not None else None) or Counters()
-            if seconds:
-                row["out"] = max(0, counters.written - known.written) / seconds
-            latency = counters.latency.since(known.latency).quantiles(1e-6)
-            batch = counters.sizes.since(known.sizes).quantiles()
-            row["p50"], row["p99"] = (latency["p50"], latency["p99"]) if latency else (None, None)
-            row["batch"] = batch["p50"] if batch else None
-            if processor.kind != "source":
-                row["calls"], row["in_flight"] = counters.calls, counters.in_flight
+        is_counted, calls = processor.counters is not None, processor.counters is not None and row["kind"] != "source"
+        row["out"] = max(0, counters.written - known.written) / seconds if seconds and is_counted else None
+        row["p50"] = (latencies.quantiles(1e-6) or {}).get("p50")
+        row["batch"] = (counters.sizes.since(known.sizes).quantiles() or {}).get("p50")
+        row["calls"], row["in_flight"] = (counters.calls, counters.in_flight) if calls else (None, None)
         rows.append(row)
     return rows
 
@@ -282,23 +284,14 @@ class View:
         self._shown = [row["processor"] for row in rows]
         table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("PROCESSOR", ratio=1, no_wrap=True, overflow="ellipsis")
-        for name, title in _COLUMNS:
+        columns = (*_COLUMNS, *((figure.name, figure.short.upper()) for figure in _OTHERS))
+        for name, title in columns:
             mark = ("▲" if self.reverse else "▼") if _SORTS[self.sort] == name else ""
             table.add_column(title + mark, justify="right", no_wrap=True)
         for row in rows:
             style = "reverse" if row["processor"] == self.selected else "" if row.get("running", True) else "dim"
-            table.add_row(
-                row["processor"],
-                _short(row["in"]),
-                _short(row["out"]),
-                _short(row["lag"]),
-                _time(row["p50"]),
-                _time(row["p99"]),
-                _short(row["batch"]),
-                "" if row["calls"] is None else f"{_short(row['calls'])}/{_short(row['in_flight'])}",
-                Text(_short(row["errors"]) if row["errors"] else "", style="red"),
-                style=style,
-            )
+            cells = [Text(_cell(row, name), style="red" if name == "errors" else "") for name, _ in columns]
+            table.add_row(row["processor"], *cells, style=style)
         parts: list[RenderableType] = [
             Text(escaped(now.title), style="bold", no_wrap=True, overflow="ellipsis"),
             Text(""),
@@ -325,6 +318,15 @@ class View:
         return Group(*parts)
 
 
+def _cell(row: Row, name: str) -> str:
+    value = row[name]
+    if value is None or (name == "errors" and not value):
+        return ""
+    if name == "calls":
+        return f"{_short(value)}/{_short(row['in_flight'])}"
+    return brief(value) if name in _SECONDS else _short(value)
+
+
 def _short(value: float | None) -> str:
     """A number in at most five characters."""
     if value is None:
@@ -335,16 +337,3 @@ def _short(value: float | None) -> str:
             is_whole = scaled >= 99.95 or (not unit and scaled == int(scaled))
             return f"{scaled:.0f}{unit}" if is_whole else f"{scaled:.1f}{unit}"
     return f"{value:.0e}"
-
-
-def _time(seconds: float | None) -> str:
-    """A time in at most six characters."""
-    if seconds is None:
-        return ""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f}ms" if seconds < 0.01 else f"{seconds * 1000:.0f}ms"
-    for limit, unit in ((60, "s"), (3600, "min"), (86400, "h"), (float("inf"), "d")):
-        if seconds < limit:
-            scale = {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
-            return f"{seconds / scale:.1f}{unit}" if seconds / scale < 9.95 else f"{seconds / scale:.0f}{unit}"
-    raise AssertionError

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import events
+from cues.base.histogram import Recent
 from cues.engine import identities, record
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.engine import Host
@@ -73,6 +74,9 @@ class EmbeddedEngine:
         """``options`` are arguments of :func:`assemble`."""
         self.graph = graph
         self.pids: dict[str, int] = {}
+        self._began_at = time.monotonic()
+        self._recent: dict[str, Recent] = {}
+        """By unit, for :meth:`_figures`."""
         self._options = options
         self.workers: list[Worker] = []
         self.forwarder_threads: list[ForwarderThread] = []
@@ -271,9 +275,15 @@ class EmbeddedEngine:
             self.host.changed()
 
     def _figures(self) -> dict[str, leases.Figures]:
-        """The counters of the processors, and the use of this process, for programs that look from outside."""
-        counted = [(worker.id, worker.delivery.counters) for worker in self.workers]
-        figures = {id: c.to_dict() | {"call_s": c.call_s or 0.0} for id, c in counted}
+        """The counters of the processors, and the use of this process, for programs that look from outside.
+
+        ``recent`` are the latencies of the last minute (:class:`Recent`).
+        """
+        figures, now = {}, time.monotonic()
+        for worker in self.workers:
+            counters = worker.delivery.counters
+            recent = self._recent.setdefault(worker.id, Recent(self._began_at)).of(counters.latency, now)
+            figures[worker.id] = counters.to_dict() | {"call_s": counters.call_s or 0.0, "recent": recent}
         return figures | {leases.PROCESS: leases.of_process()}
 
     def keep_stop(self, event: events.Stopped) -> None:

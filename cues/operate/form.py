@@ -10,7 +10,8 @@ from cues.base.texts import ago, count, duration, size
 from cues.graphs.graphfile import shown
 from cues.groups.operate import GroupMetrics
 from cues.jsontext import plain
-from cues.tools.measurement import Measurement, ProcessorMetrics, QueueMetrics
+from cues.tools.figures import values
+from cues.tools.measurement import Measurement, ProcessorFigures, ProcessorMetrics, QueueMetrics
 
 PROMISES = {"disk": "survives power loss", "process": "survives kill -9, not power loss"}
 
@@ -119,7 +120,7 @@ def _store(seen: Measurement) -> dict[str, Any]:
 def _unit(seen: Measurement, unit: ProcessorMetrics) -> dict[str, Any]:
     owner, counters, stop = unit.owner, unit.counters or Counters(), seen.last_stop(unit.processor)
     held = next((held for held in seen.delayed if held.unit == unit.processor), None)
-    return {
+    return values(ProcessorFigures(unit.processor, (unit,))) | {
         "processor": unit.processor,
         "kind": unit.kind,
         "running": owner is not None,

@@ -32,6 +32,7 @@ from cues.graphs.running import Running
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.tools import metrics
+from cues.tools.figures import FIGURES
 from cues.tools.measurement import Measurement, ProcessorFigures
 from cues.txn.operate import TransactionMetrics
 
@@ -46,7 +47,7 @@ _WORKER: Final = ("graph", "worker")
 
 METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_up": ("gauge", (), "1 if the store could be measured."),
-    "cues_processor_lag": ("gauge", _PROCESSOR, "Messages on its inputs that it has not taken."),
+    **{figure.metric: ("gauge", _PROCESSOR, figure.text) for figure in FIGURES if figure.metric},
     "cues_processor_taken": ("counter", _PROCESSOR, "Messages taken, by its positions: also those of earlier runs."),
     "cues_processor_written": ("counter", _PROCESSOR, "Messages written to its outputs."),
     "cues_processor_failed": ("counter", _PROCESSOR, "Messages that failed for good."),
@@ -55,7 +56,6 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_processor_calls": ("counter", _PROCESSOR, "Calls of its function that returned."),
     "cues_processor_call_seconds": ("counter", _PROCESSOR, "Seconds spent in calls of its function."),
     "cues_processor_calls_in_flight": ("gauge", _PROCESSOR, "Calls of its function that have not returned."),
-    "cues_processor_errors": ("gauge", _PROCESSOR, "Its failed messages that are on error queues now."),
     "cues_processor_paused": ("gauge", _PROCESSOR, "1 if it is paused until somebody resumes it."),
     "cues_processor_running": ("gauge", _PROCESSOR, "1 if a process runs it."),
     "cues_processor_stopped": ("gauge", _PROCESSOR, "1 if an error stopped it and it was not started again."),
@@ -257,13 +257,14 @@ def _labels(processor: str) -> tuple[str, str]:
 def _add_processor(into: _Families, processor: ProcessorFigures) -> None:
     counters, labels = processor.counters or Counters(), _labels(processor.processor)
     stepped, stop = processor.stepped, processor.stop
-    into.add("cues_processor_lag", processor.lag, *labels)
+    for figure in FIGURES:
+        if figure.metric:
+            into.add(figure.metric, figure.of(processor), *labels)
     into.add("cues_processor_taken", processor.taken or 0, *labels)
     for name in ("written", "failed", "retries", "steps", "calls"):
         into.add(f"cues_processor_{name}", getattr(counters, name), *labels)
     into.add("cues_processor_call_seconds", counters.calling_ns / 1e9, *labels)
     into.add("cues_processor_calls_in_flight", counters.in_flight, *labels)
-    into.add("cues_processor_errors", processor.errors, *labels)
     into.add("cues_processor_paused", bool(processor.paused), *labels)
     into.add("cues_processor_running", processor.is_running or not processor.units, *labels)
     into.add("cues_processor_stopped", stop is not None and not stop.restarted, *labels)

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from cues.base.events import Counters
+from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import QueuesPlace, RecordedFailure, WorkersRecord
 from cues.engine.status import processor_of
@@ -179,6 +180,9 @@ class ProcessorMetrics:
     """The id of the driver that committed last, in a directory."""
     record: int | None = None
     """The number of its last record, in a directory."""
+    recent: Histogram | None = None
+    """Microseconds from the append of a message to the commit of the step that took it, of the messages that its owner
+    took in the last minute (:class:`cues.base.histogram.Recent`). None if no process runs it, or does not answer."""
     is_running: bool = False
     """True if a process runs it, or the driver of its graph runs."""
 
@@ -213,6 +217,8 @@ class ProcessorFigures:
     """The counters, if they are known better than those of its units, which do not have what dead workers counted."""
     known_lag: int | None = None
     """The lag, if its queues are elsewhere than its units."""
+    known_recent: Histogram | None = None
+    """The latencies, if they are not those of the last minute."""
 
     @property
     def kind(self) -> str:
@@ -275,6 +281,15 @@ class ProcessorFigures:
         """Mean seconds of a call; None before the first has returned."""
         spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in self.units)
         return spent / self.calls if self.calls else None
+
+    @property
+    def latency_s(self) -> dict[str, float] | None:
+        """The median and the 99th percentile of the latencies of the last minute; None if it took no message then."""
+        total = self.known_recent
+        if total is None:
+            recent = [unit.recent for unit in self.units if unit.recent is not None]
+            total = functools.reduce(Histogram.with_those_of, recent, Histogram())
+        return total.quantiles(1e-6)
 
     @property
     def is_limited(self) -> bool:

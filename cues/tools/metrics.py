@@ -32,6 +32,7 @@ from typing import Any, Final
 from cues import codec
 from cues.base import clock, names
 from cues.base.events import Counters
+from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
@@ -324,6 +325,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
     is_source = topology.kind == "source"
     figures = known.of(row.owner).get(id, {}) if holder is not None else {}
     counters = Counters.from_dict(figures) if figures else None
+    recent = Histogram.from_json(figures["recent"]) if "recent" in figures and holder and holder.lease_s else None
     if is_source:
         figures = {}  # a source has no calls
     return ProcessorMetrics(
@@ -345,6 +347,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
         _beaten(store, row) if holder is None else None,
         known.pauses.get(id),
         None if is_source else _next_timer(store, topology.key_of(id)),
+        recent=recent,
         is_running=holder is not None,
     )
 

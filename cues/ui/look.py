@@ -27,6 +27,7 @@ from cues.operate.target import Target
 from cues.operate.where import Where
 from cues.steps.error_records import ErrorRecord
 from cues.tools import metrics
+from cues.tools.figures import FIGURES
 from cues.ui import sample
 from cues.ui.shape import layout
 from cues.ui.text import pretty, preview, safe
@@ -94,8 +95,9 @@ class Look:
         return self._seen[1]
 
     def graph(self) -> dict[str, Any]:
-        """The picture of the graph."""
-        return layout(self.shape)
+        """The picture of the graph, and the figures of its processors that are columns."""
+        figures = [{"name": each.name, "title": each.title, "text": each.text, "unit": each.unit} for each in FIGURES]
+        return layout(self.shape) | {"figures": figures}
 
     def messages(
         self, queue: str, at: str = "", older: bool = False, count: int = 50, where: str = ""

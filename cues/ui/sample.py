@@ -15,6 +15,7 @@ from cues.base.texts import count, duration
 from cues.engine.record import RecordedFailure
 from cues.groups.operate import GroupMetrics
 from cues.operate.shape import Shape
+from cues.tools.figures import values
 from cues.tools.measurement import Measurement, ProcessorFigures, ProcessorMetrics, QueueMetrics
 from cues.txn.operate import ConsumerMetrics
 from cues.ui.text import preview, safe
@@ -153,9 +154,8 @@ def _processor(figures: ProcessorFigures, workers: list[dict[str, Any]]) -> dict
         "units": [_unit(unit) for unit in units] if len(units) > 1 else [],
         "unit_ids": [unit.processor for unit in units],
         "owners": [vars(owner) | {"worker": of_pid.get(owner.pid)} for owner in owners],
-        "rate": figures.rate,
+        **values(figures),
         "lag": figures.lag if units else None,
-        "errors": figures.errors,
         "last_error": vars(last) | {"text": safe(last.text[:500])} if last else None,
         "stepped": figures.stepped,
         "timer": figures.timer,

@@ -63,6 +63,9 @@ export function span(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+/** A time span with its unit, also a short one. */
+export const brief = (seconds) => (seconds < 0.01 ? `${(seconds * 1000).toFixed(1)} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
+
 export function ago(iso, now) {
   if (!iso) return "never";
   const seconds = ((now ? Date.parse(now) : Date.now()) - Date.parse(iso)) / 1000;

@@ -1,6 +1,6 @@
 // The graph with its problems, processors, workers and groups; and the list of queues.
 
-import { h, say, ago, bytes, number, rate, plural, toErrors, toProcessor, toQueue } from "./dom.js";
+import { h, say, ago, brief, bytes, number, rate, plural, toErrors, toProcessor, toQueue } from "./dom.js";
 import { ask } from "./api.js";
 import { Graph } from "./graph.js";
 import { LiveTable } from "./live.js";
@@ -12,13 +12,25 @@ export const stateOf = (row) => ({
   kind: row.state === "stopped" || row.state === "silent" ? "bad" : row.growing ? "warn" : row.state === "running" ? "good" : "quiet",
 });
 
-const processorColumns = [
+// Figures that have more than a text; the others are columns by their unit.
+const marked = {
+  lag: { title: "Wait", cell: (row) => ({ text: row.lag ? number(row.lag) : "", kind: row.growing ? "warn" : "" }) },
+  errors: { title: "Failed", cell: (row) => (row.errors ? { text: number(row.errors), href: toErrors(row.id), kind: "bad" } : "") },
+};
+const shownAs = {
+  messages: (n) => (n ? number(n) : ""),
+  "messages a second": rate,
+  seconds: (n) => (n === null ? "" : brief(n)),
+};
+export const figureColumn = ({ name, title, unit }) => ({
+  title: title[0].toUpperCase() + title.slice(1), kind: "num", cell: (row) => shownAs[unit](row[name]), ...marked[name],
+});
+
+const processorColumns = (figures) => [
   { title: "Processor", cell: (row) => ({ text: row.name, href: toProcessor(row.id) }) },
   { title: "State", cell: stateOf },
   { title: "Reads", cell: (row) => row.inputs.map((each) => each.queue).join(", ") },
-  { title: "Wait", kind: "num", cell: (row) => ({ text: row.lag ? number(row.lag) : "", kind: row.growing ? "warn" : "" }) },
-  { title: "Per second", kind: "num", cell: (row) => rate(row.rate) },
-  { title: "Failed", kind: "num", cell: (row) => (row.errors ? { text: number(row.errors), href: toErrors(row.id), kind: "bad" } : "") },
+  ...figures.map(figureColumn),
   { title: "Last step", cell: (row) => ago(row.stepped) },
   { title: "Process", cell: (row) => row.owners.map((each) => (each.worker ? `${each.worker} (${each.pid})` : each.pid)).join(", ") },
 ];
@@ -26,7 +38,8 @@ const processorColumns = [
 export async function graphView(parts, query, page) {
   const problems = h("ul.problems");
   const frame = h("div.frame");
-  const processors = new LiveTable("Processors", processorColumns, (row) => row.id, "No graph has run on this store.");
+  let layout = await ask("graph");
+  const processors = new LiveTable("Processors", processorColumns(layout.figures), (row) => row.id, "No graph has run on this store.");
   const workers = new LiveTable("Workers", [
     { title: "Worker", cell: (row) => row.worker },
     { title: "Process", kind: "num", cell: (row) => String(row.pid) },
@@ -77,7 +90,6 @@ export async function graphView(parts, query, page) {
       h("p.legend", "Boxes are processors, pills are queues with their messages. On a line: messages a second, and messages that wait.")),
     h("section", h("h2", "Processors"), processors.element), optional.map((each) => each.section));
 
-  let layout = await ask("graph");
   let graph = null;
   let known = "";
   const shapeOf = (overview) => overview.processors.map((row) => `${row.id}:${row.inputs.map((each) => each.queue)}>${row.outputs}`).join();
