@@ -29,16 +29,16 @@ from spark_cluster import until
 from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, left, run, template, without_times
 
-from cues.spark import backfill
+from cues.spark import stretches
 from cues.spark.backfill import Turn
 
 
 @pytest.fixture(autouse=True)
 def many_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges, stretches and commits so small that the graphs' 400 messages need several of each."""
-    monkeypatch.setattr(backfill, "RANGE_MESSAGES", 150)
-    monkeypatch.setattr(backfill, "STRETCH_MESSAGES", 40)
-    monkeypatch.setattr(backfill, "COMMIT_VALUES_MAX", 3)
+    monkeypatch.setattr(stretches, "RANGE_MESSAGES", 150)
+    monkeypatch.setattr(stretches, "STRETCH_MESSAGES", 40)
+    monkeypatch.setattr(stretches, "COMMIT_VALUES_MAX", 3)
 
 
 def fill(store: Path) -> None:
@@ -227,16 +227,16 @@ def test_it_ends_although_another_program_continues_to_send(spark: SparkSession,
 
 
 def test_every_core_has_a_stretch_and_batches_are_not_cut() -> None:
-    assert backfill._edges(30, 1, 4) == [0, 8, 16, 24, 30]
-    assert backfill._edges(30, 7, 2) == [0, 21, 30]
-    assert backfill._edges(3, 7, 2) == [0, 3]
-    assert len(backfill._edges(1000, 1, 2)) == 26, "not more than 40 in one (see the top of this file)"
+    assert stretches._edges(30, 1, 4) == [0, 8, 16, 24, 30]
+    assert stretches._edges(30, 7, 2) == [0, 21, 30]
+    assert stretches._edges(3, 7, 2) == [0, 3]
+    assert len(stretches._edges(1000, 1, 2)) == 26, "not more than 40 in one (see the top of this file)"
 
 
 def test_a_slow_function_gets_short_jobs_and_a_quick_one_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever kills the driver, or stops the graph, loses a job at most."""
-    delivery = object.__new__(backfill.BackfillStepper)
-    monkeypatch.setattr(backfill, "RANGE_MESSAGES", 1_000_000)
+    delivery = object.__new__(stretches.StretchStepper)
+    monkeypatch.setattr(stretches, "RANGE_MESSAGES", 1_000_000)
     for _ in range(10):
         delivery._pace(0.1)
     assert delivery._most == 1_000_000
@@ -255,8 +255,8 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
 ) -> None:
     """600,000 messages of 1,000 bytes, on a "disk" store, which keeps what it commits in memory until it is written."""
     for name, value in (("RANGE_MESSAGES", 300_000), ("STRETCH_MESSAGES", 100_000), ("COMMIT_VALUES_MAX", 8_192)):
-        monkeypatch.setattr(backfill, name, value)
-    monkeypatch.setattr(backfill.BackfillStepper, "_most", 300_000)
+        monkeypatch.setattr(stretches, name, value)
+    monkeypatch.setattr(stretches.StretchStepper, "_most", 300_000)
     made = Graph("g", [Stream(spark_graphs.mended, "in", "out")])
     with cues.open(tmp_path / "store", durability="disk") as store:
         for start in range(0, 600_000, 5_000):
@@ -284,9 +284,9 @@ def own_memory() -> int:
 DRIVER = """
 import sys
 import spark_graphs
-from cues.spark import backfill
+from cues.spark import stretches
 
-backfill.RANGE_MESSAGES, backfill.STRETCH_MESSAGES, backfill.COMMIT_VALUES_MAX = 150, 40, 3
+stretches.RANGE_MESSAGES, stretches.STRETCH_MESSAGES, stretches.COMMIT_VALUES_MAX = 150, 40, 3
 made = spark_graphs.GRAPHS[sys.argv[2]]()
 with made.start(store=sys.argv[1], engine="spark", master="local[2]", backfill=True) as running:
     running.wait_done()

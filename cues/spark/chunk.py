@@ -25,7 +25,7 @@ from cues.queues.placement import Placer
 from cues.records.provenance import Provenance
 from cues.spark import staging
 from cues.spark.executor import PartReport, reporting, travelling, unpack_job
-from cues.spark.remote import StepJob, StepPart, inputs_of, remote_runner
+from cues.spark.remote import StepJob, Stretch, inputs_of, remote_runner
 from cues.spark.staging import PlacedPage, Staged, StagingArea
 from cues.steps import outgoing
 from cues.steps.failure import Failure
@@ -43,6 +43,8 @@ CHUNK_VALUES: Final = 2_048
 FAILURES_MAX: Final = 1_000
 """Most messages that may fail in a stretch, because the driver's memory holds their accounts. A stretch with more
 failures is done in the driver's steps, which are shorter."""
+TIMES: Final = 16
+"""Most record batches of a chunk whose times are reported."""
 NO_HASH: Final = bytes(16)
 """Takes the place of a step's hash until that is known."""
 
@@ -63,9 +65,11 @@ class ChunkResult(PartReport):
     """The result of a stretch: its runs, in order and without gaps, or the reason why it was given up."""
 
     runs: list[CommitRun] = field(default_factory=list)
+    shown: list[tuple[int, int]] = field(default_factory=list)
+    """The time of append of some messages, in nanoseconds, each with the number of messages that it is for."""
 
 
-def run_stretch(packed: bytes, stage: StagingArea, part: StepPart) -> ChunkResult:
+def run_stretch(packed: bytes, stage: StagingArea, part: Stretch) -> ChunkResult:
     """Process a stretch, in a task."""
     job: StepJob = unpack_job(packed)
     report = result = ChunkResult()
@@ -78,7 +82,7 @@ def run_stretch(packed: bytes, stage: StagingArea, part: StepPart) -> ChunkResul
     return result
 
 
-def _through(stage: StagingArea, job: StepJob, part: StepPart, inputs: list[Input], runner: Runner) -> ChunkResult:
+def _through(stage: StagingArea, job: StepJob, part: Stretch, inputs: list[Input], runner: Runner) -> ChunkResult:
     """Process chunk after chunk, up to the end or to a failure that stops the processor."""
     answer = ChunkResult()
     batch = bool(job.node.options.batch)
@@ -100,6 +104,7 @@ def _through(stage: StagingArea, job: StepJob, part: StepPart, inputs: list[Inpu
             for input, piece in zip(inputs, part.pieces):
                 input.go(piece.start + done)
             continue
+        answer.shown += _shown(taken)
         for cut in results.cuts(job.node, count):
             failure = None if cut.failure is None else travelling(cut.failure)
             run = CommitRun(part.offset + done + cut.start, part.offset + done + cut.stop, failure=failure)
@@ -121,6 +126,14 @@ def _through(stage: StagingArea, job: StepJob, part: StepPart, inputs: list[Inpu
             size = min(2 * size, CHUNK_MESSAGES) if values <= CHUNK_VALUES else max(1, size // 2)
         values = 0
     return answer
+
+
+def _shown(taken: Taken) -> Iterator[tuple[int, int]]:
+    """Times of append of a chunk, of at most :data:`TIMES` record batches of each input, for its latency."""
+    for piece in taken.slices:
+        chosen = piece.batches[:: -(-len(piece.batches) // TIMES)]
+        for number, batch in enumerate(chosen):
+            yield batch.shown_ns, taken.count * (number + 1) // len(chosen) - taken.count * number // len(chosen)
 
 
 def _pages(

@@ -20,10 +20,12 @@ from cues.graphs.options import refusal_of_spark
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
 from cues.overrides import override
+from cues.spark import staging
 from cues.spark.plans import queries_of, require_steps
 from cues.spark.remote import SparkRunner, require_sight, why_local
 from cues.spark.session import is_local
 from cues.spark.shipping import open_session
+from cues.spark.stretches import StretchStepper
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +35,7 @@ class SparkEngine(EmbeddedEngine):
     """Threads of this process, whose functions executors call. An :class:`Engine`."""
 
     def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
-        super().__init__(graph, **options)
+        super().__init__(graph, delivery=StretchStepper, **options)
         self._given, self._master = spark, master
         self._session = contextlib.ExitStack()
 
@@ -48,6 +50,7 @@ class SparkEngine(EmbeddedEngine):
             require_steps(queries_of(self.spark, plan))
             self._options["runner"] = functools.partial(SparkRunner, self.spark, plan.system)
             super().start(host)
+            staging.sweep(self.store.directory)
             self._require_sight()
         except BaseException:
             self._session.close()
@@ -100,4 +103,4 @@ def place(node: Node) -> str:
     why = why_local(node)
     if why is not None:
         return f"in the driver: {why}"
-    return "on an executor, a batch at a time" if node.options.batch else "on all executors"
+    return "on all executors, a batch each" if node.options.batch else "on all executors"

@@ -6,8 +6,7 @@
                                         runner_of     the same Runner as in the embedded engine
     PartReport       ◀──  pickled  ◀──  reporting     the result of a part, or the reason why it was given up
 
-Three kinds of jobs use it: a step over a store (remote.py), a long stretch of a queue (chunk.py), and a step
-over a shared directory (cluster/tasks.py).
+Two kinds of jobs use it: those over queues of a store (chunk.py), and those over a shared directory (cluster/tasks.py).
 """
 
 from __future__ import annotations

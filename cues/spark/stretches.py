@@ -1,0 +1,295 @@
+"""Steps whose function executors call: long ranges of the inputs, cut into stretches.
+
+    driver                                        executors
+    takes a range: the work of some seconds
+    cuts it into stretches, one a task      ──▶   call the function chunk by chunk, stage pages (chunk.py)
+    joins their runs into steps             ◀──   the places of the pages, and the failures
+    appends the pages, step by step; each step is one commit of outputs, try log and positions (steps/commit.py)
+
+The driver does not read the messages or the results, so its memory does not grow with the queue. A step is the same
+as on every engine, only longer: owner, fence, snapshot, attempt, hash, positions. So a start of any engine continues
+after the last commit. Pages that were staged and not committed are swept.
+
+Some work must be done in the driver: state, sinks, side effects, at-most-once and frames. It is done in the usual
+steps. So is a range that executors give up: too many messages fail, some are delayed, or some were purged.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from cues.base import clock
+from cues.overrides import override
+from cues.queues.queue import Queue
+from cues.records.batch import Page
+from cues.spark.chunk import NO_HASH, CommitRun, run_stretch
+from cues.spark.remote import SparkRunner, take_whole
+from cues.spark.staging import Staged, StagingArea
+from cues.steps.failure import Failure, stopped_at
+from cues.steps.parts import Part
+from cues.steps.stepper import Stepper
+from cues.steps.taking import Input, Slice, Taken
+
+RANGE_MESSAGES: Final = 1_000_000
+"""Most messages of one job. Every job costs about 0.1 s, which is little for so many messages."""
+FIRST_MESSAGES: Final = 20_000
+"""Messages of the first job, when the time of a call is not known."""
+JOB_S: Final = 10.0
+"""Longest time of a job, approximately. If the driver dies before the commit, the calls of the job are repeated."""
+STRETCH_MESSAGES: Final = 100_000
+"""Most messages of one task. With many messages the cost of a task is small; with too many, cores wait for the last
+task."""
+COMMIT_VALUES_MAX: Final = 32_768
+"""Most LMDB values of one commit, of one page each: 128 MB. The commit holds the store's writer lock for some tenths
+of a second, and LMDB keeps its pages in memory."""
+FORKED_MESSAGES: Final = 50_000
+"""Most messages of one job if messages are for other stores: the driver has these in memory."""
+BATCHES_MAX: Final = 1_000
+"""Calls of a batch function in one job: each is a step with its record in the try log."""
+
+
+class Span(Slice):
+    """A range of an input whose messages the driver does not read."""
+
+    __slots__ = ("_seal",)
+
+    def __init__(self, input: Input, start: int, stop: int) -> None:
+        super().__init__(input, start, [], [])
+        self.stop = stop
+        with input.log.store.core.view() as txn:
+            self._seal = input.log.seal_before(txn, input.log.row(txn), stop)
+
+    @override
+    def seal(self) -> bytes:
+        return self._seal
+
+
+class Staging:
+    """The pages that a part appends with its hash. Some at a time are read from the staging files."""
+
+    def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
+        self.digest = digest
+        # Views are opened here. Opened inside the transaction, a log would wait for the end of that transaction.
+        self.staged = [(queue._views, output) for queue, output in staged]
+
+    def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
+        for views, output in self.staged:
+            for partition, pages in output.pages():
+                for page in pages:
+                    page.tail = self.digest + page.tail[len(NO_HASH) :]
+                yield views[partition], pages
+
+
+class StagedPart(Part):
+    """A part whose pages are not in memory."""
+
+    staged = 0
+    """Number of LMDB values."""
+
+    @override
+    def values(self) -> int:
+        return self.staged + self.staged // 64  # with the branch pages above them
+
+
+class StretchStepper(Stepper):
+    """One processor, whose function executors call over long ranges."""
+
+    _most = FIRST_MESSAGES
+    """Messages of the next job, adapted to the time of the last one."""
+
+    @override
+    def _made(self) -> None:
+        super()._made()
+        self._given_up: dict[str, int] = {}
+        """By tailer: the end of the last range that executors gave up. The driver calls the function up to there."""
+
+    @override
+    def _take(self) -> Taken | None:
+        """A long range that executors process; or the messages of a usual step."""
+        runner = self.runner
+        assert isinstance(runner, SparkRunner)
+        taken = self._range() if runner.on_executors and self._pending is None else None
+        return super()._take() if taken is None else taken
+
+    @override
+    def _make(self, taken: Taken) -> None:
+        if not isinstance(taken.slices[0], Span):
+            super()._make(taken)
+            return
+        done = False
+        try:
+            done = self._make_range(taken)
+        finally:
+            if not done:
+                self._step_dropped()
+        if not done:
+            self._given_up = {piece.tailer: piece.stop for piece in taken.slices}
+            usual = super()._take()
+            if usual is not None:
+                super()._make(usual)
+
+    def _make_range(self, taken: Taken) -> bool:
+        """Let executors process a range, and commit it as several steps. Return False if the driver has to do it."""
+        runner = self.runner
+        assert isinstance(runner, SparkRunner)
+        stage = StagingArea(self.store.directory, os.getpid())
+        try:
+            began = time.monotonic()
+            edges = _edges(taken.count, self._size, runner.parallelism)
+            call = functools.partial(run_stretch, runner.packed_job(), stage)
+            results = runner.gather(call, runner.cut(taken, edges))
+            self._pace(time.monotonic() - began)
+            if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
+                return False
+            now_ns = clock.now_ns()
+            for shown_ns, count in itertools.chain.from_iterable(result.shown for result in results):
+                self.counters.latency.add(max(0, now_ns - shown_ns) // 1000, count)
+            return True
+        finally:
+            stage.clear()
+
+    def left(self, input: Input, end: int | None) -> int:
+        """The number of messages before ``end`` that an input has not taken yet."""
+        row = input.queue._row()
+        return (row.next if end is None else min(end, row.next)) - max(input.index, row.first)
+
+    def _range(self) -> Taken | None:
+        """The ranges of the next job on the inputs. No message is read."""
+        size = self._size
+        most = min(self._most, FORKED_MESSAGES if self.forks else RANGE_MESSAGES, self._room)
+        if self.node.options.batch:
+            most = min(self._room, size * min(BATCHES_MAX, max(1, most // size)))  # whole batches
+        chosen = self.inputs
+        if self.node.mode == "alts":
+            turns = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
+            place = next((turn for turn in turns if self.left(self.inputs[turn], None) > 0), 0)
+            self._served, chosen = place + 1, [self.inputs[place]]
+        count = min(most, *(self.left(input, None) for input in chosen))
+        if count <= 0 or any(input.index < self._given_up.get(input.tailer, 0) for input in chosen):
+            return None
+        if self._linger_ns and not self._count(chosen, min(size, most)):
+            return None
+        self._lingering.pop(chosen[0].tailer, None)
+        starts = [max(input.index, input.queue._row().first) for input in chosen]
+        return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)
+
+    @property
+    def _size(self) -> int:
+        """Number of messages of one call."""
+        return self.node.options.batch_size if self.node.options.batch else 1
+
+    def _pace(self, took_s: float) -> None:
+        """Set the size of the next job, so that its time is not too long to be repeated."""
+        if took_s < JOB_S / 4:
+            self._most = min(self._most * 4, RANGE_MESSAGES)
+        elif took_s > JOB_S:
+            self._most = max(1, int(self._most * JOB_S / 2 / took_s))
+
+    def _commit_runs(self, taken: Taken, runs: list[CommitRun]) -> bool:
+        """Commit the results of the stretches. Return False if a failed message was purged, and cannot be reported."""
+        stop = None
+        if self.errors is None:
+            ran = list(itertools.takewhile(lambda run: run.failure is None, runs))
+            stop = runs[len(ran)].failure if len(ran) < len(runs) else None
+            runs = ran
+        for some in _commits(runs):
+            if not self._commit_some(taken, some):
+                return False
+        if stop is not None:
+            self._stop = stop
+            raise stopped_at(self.node, stop)
+        return True
+
+    def _commit_some(self, taken: Taken, runs: list[CommitRun]) -> bool:
+        """One commit, of one or several steps."""
+        begin, end = runs[0].start, runs[-1].stop
+        parts = []
+        for some in _steps(runs, bool(self.node.options.batch)):
+            failure = some[0].failure
+            part = self._staged_part(taken, some) if failure is None else self._told_part(taken, some[0], failure)
+            if part is None:
+                return False
+            parts.append(part)
+        row = self._moved([Span(s.input, s.start + begin, s.start + end) for s in taken.slices])
+        self._commit_parts(parts, row)
+        self.counters.taken += (end - begin) * len(taken.slices)
+        for part in parts:
+            self.counters.sizes.add(part.stop - part.start, 1)
+        for piece in taken.slices:
+            piece.input.go(piece.start + end)
+        for run in runs:
+            for staged in run.outputs.values():
+                staged.drop()
+        return True
+
+    def _staged_part(self, taken: Taken, runs: list[CommitRun]) -> Part:
+        """Runs that commit as one step."""
+        start, stop = runs[0].start, runs[-1].stop
+        digest = self._digest(taken, start, stop)
+        # One queue after another: each gets its messages in order, whatever the bindings are.
+        staged = [
+            (queue, run.outputs[binding])
+            for binding, queue in self.outputs.items()
+            for run in runs
+            if binding in run.outputs
+        ]
+        written = sum(output.count for _, output in staged)
+        values = sum(output.values for _, output in staged)
+        taking = self._taking(taken, start, stop)
+        here = Staging(digest, staged)
+        # A record of the fork queue has all messages of a step for another store.
+        appends = self._at_home(list(here), digest) if self.forks else here
+        part = StagedPart(start, stop, digest, taking, None, appends, written)
+        part.staged = values
+        return part
+
+    def _told_part(self, taken: Taken, run: CommitRun, failure: Failure) -> Part | None:
+        """The failed run with its messages, which are read again; None if they are purged."""
+        count = run.stop - run.start
+        slices = []
+        for piece in taken.slices:
+            input = Input(piece.binding, piece.tailer, piece.input.queue)
+            input.identity = piece.input.identity
+            input.go(piece.start + run.start)
+            whole = take_whole(input, piece.start + run.start, count)
+            if whole is None:
+                return None
+            slices.append(whole)
+        return self._failed_part(Taken(slices, count), 0, count, failure)
+
+
+def _edges(count: int, size: int, cores: int) -> list[int]:
+    """The offsets of the edges of stretches. There is one for every core, and no batch of ``size`` is cut."""
+    stretch = min(STRETCH_MESSAGES, -(-count // cores))
+    stretch = -(-stretch // size) * size
+    return [*range(0, count, stretch), count]
+
+
+def _commits(runs: list[CommitRun]) -> Iterator[list[CommitRun]]:
+    """The runs of each commit: as many as fit into one, or a single run that is larger."""
+    some: list[CommitRun] = []
+    values = 0
+    for run in runs:
+        size = sum(staged.values for staged in run.outputs.values())
+        if some and values + size > COMMIT_VALUES_MAX:
+            yield some
+            some, values = [], 0
+        some.append(run)
+        values += size
+    if some:
+        yield some
+
+
+def _steps(runs: list[CommitRun], batch: bool) -> Iterator[list[CommitRun]]:
+    """The runs of each step: those between two failures. Of a batch function every run is a step."""
+    for failed, group in itertools.groupby(runs, lambda run: run.failure is not None):
+        some = list(group)
+        if failed or batch:
+            yield from ([run] for run in some)
+        else:
+            yield some

@@ -1,0 +1,178 @@
+"""Steps whose calls are on executors, over a stand-in for Spark: they leave what the embedded engine leaves.
+
+The same graphs run on Spark itself in test_spark_engine.py and test_spark_backfill.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cues
+from cues import Graph, Stream, testing
+from cues.base import events
+from cues.engine.local import EmbeddedEngine
+from cues.engine.running import GraphRun
+from cues.errors import ProcessorStopped
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+
+import directory_steps
+import spark_graphs
+from spark_cluster import until
+from spark_graphs import GRAPHS
+from test_spark_engine import IGNORED, left, template, without_times
+
+from cues.spark import stretches
+from cues.spark.remote import SparkRunner
+from cues.spark.stretches import StretchStepper
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several jobs, stretches and commits also for few messages."""
+    monkeypatch.setattr(stretches, "RANGE_MESSAGES", 150)
+    monkeypatch.setattr(stretches, "STRETCH_MESSAGES", 40)
+    monkeypatch.setattr(stretches, "COMMIT_VALUES_MAX", 3)
+
+
+def started(made: Graph, path: Path, listeners: Any = ()) -> GraphRun:
+    """The graph as the Spark engine runs it; the tasks of its jobs are calls in the driver."""
+    runner = functools.partial(SparkRunner, directory_steps.Session(3), made.system)
+    engine = EmbeddedEngine(
+        made, store=path, accept_topology=False, take_over=False, delivery=StretchStepper, runner=runner
+    )
+    return GraphRun(made, engine, listeners)
+
+
+def run(running: Any) -> None:
+    try:
+        running.wait_done()
+    except ProcessorStopped:
+        until(lambda: all(worker.delivery.ended for worker in running.engine.workers if not worker.delivery.inputs))
+        running.drain(60)
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_steps_on_executors_leave_what_the_embedded_engine_leaves(name: str, tmp_path: Path) -> None:
+    template(tmp_path / "template", GRAPHS[name]())
+    for engine in ("embedded", "executors"):
+        shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
+    run(GRAPHS[name]().start(store=tmp_path / "embedded"))
+    run(started(GRAPHS[name](), tmp_path / "executors"))
+    expected, found = left(tmp_path / "embedded"), left(tmp_path / "executors")
+    if name == "alts":  # which input is served first is free; what comes from each is not
+        for one in (expected, found):
+            one["queues"]["tagged"].sort(key=lambda m: (m["from"], m["n"]))
+    if name.startswith("batch function"):  # a step takes what is there when it begins
+        for one in (expected, found):
+            took = [m["count"] for m in one["queues"].pop("out")]
+            failed = [m["err.proc/messages"]["in"] for m in one["queues"].pop("errors", ())]
+            assert sum(took) + sum(map(len, failed)) == spark_graphs.COUNT
+            assert [m["n"] for some in failed for m in some] in ([], list(range(spark_graphs.COUNT)))
+            one["hashes"] = {queue: one["hashes"][queue] for queue in one["queues"]}
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+    assert found["hashes"] == expected["hashes"] or name == "alts"
+    for what in ("state", "positions", "sources"):
+        assert found[what] == expected[what]
+    assert not list((tmp_path / "executors" / "staged").glob("*"))
+
+
+def filled(path: Path, count: int, **options: Any) -> None:
+    with cues.open(path, durability="process") as store:
+        store.queue("in", **options).appender().write_many([{"n": n} for n in range(count)])
+
+
+def test_messages_for_another_store_are_one_record_of_the_fork_queue_and_arrive(tmp_path: Path) -> None:
+    """Their function is called on executors too. Failures may be for another store as well."""
+    queues = {
+        name: cues.QueueOptions(path=str(tmp_path / "other"), partitions=2, key="n") for name in ("even", "errors")
+    }
+    queues["errors"] = cues.QueueOptions(path=str(tmp_path / "other"))
+    made = Graph("g", [Stream(parity, "in", {"even": "even", "odd": "odd"})], errors="errors", queues=queues)
+    filled(tmp_path / "store", 300)
+    with started(made, tmp_path / "store") as running:
+        assert running.wait_idle(timeout=60)
+        (worker,) = running.engine.workers
+        assert worker.delivery.runner.on_executors and worker.delivery.forks
+        assert [m["n"] for m in running.messages("odd")] == list(range(1, 300, 2))
+    with cues.open(tmp_path / "other") as store:
+        even = [n for n in range(0, 300, 2) if n % 50]
+        assert sorted(m["n"] for m in testing.messages(store, "even")) == even
+        assert [m["err.proc/messages"]["in"][0]["n"] for m in testing.messages(store, "errors")] == list(
+            range(0, 300, 50)
+        )
+        assert store.check() == []
+
+
+def parity(message: Any) -> Any:
+    if message["n"] % 50 == 0:
+        raise ValueError("not wanted")
+    return spark_graphs.parity(message)
+
+
+def test_a_range_is_not_longer_than_the_room_of_a_bounded_output(tmp_path: Path) -> None:
+    streams = [
+        Stream(spark_graphs.mended, "in", "middle", id="first"),
+        Stream(spark_graphs.plain, "middle", "out", id="second"),
+    ]
+    made = Graph("g", streams, queues={"middle": cues.QueueOptions(max_lag=10)}, durability="process")
+    filled(tmp_path / "store", 145)
+    with started(made, tmp_path / "store") as running:
+        assert running.wait_idle(timeout=60)
+        assert [m["n"] for m in running.messages("out")] == [2 * n for n in range(145)]
+        counters = {worker.id: worker.delivery.counters for worker in running.engine.workers}
+        assert counters["g.first"].steps >= 15
+
+
+def test_the_driver_does_a_range_that_executors_give_up_and_the_next_is_theirs(tmp_path: Path) -> None:
+    """A message in it is delayed. The driver keeps that one until it is due."""
+    made = Graph("g", [Stream(spark_graphs.mended, "in", "out")], durability="process")
+    with cues.open(tmp_path / "store", durability="process") as store:
+        appender = store.queue("in").appender()
+        appender.write_many([{"n": n} for n in range(5)])
+        appender.write(cues.delayed({"n": 5}, delay=timedelta(seconds=1)))
+        appender.write_many([{"n": n} for n in range(6, 10)])
+    with started(made, tmp_path / "store") as running:
+        until(lambda: len(running.messages("out")) == 10)
+        assert [m["n"] for m in running.messages("out")] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 5]
+        (worker,) = running.engine.workers
+        assert worker.delivery.runner.on_executors and worker.delivery._given_up == {"g.mended.in": 11}
+        running.engine.queues["in"].appender().write({"n": 10})
+        until(lambda: len(running.messages("out")) == 11)
+        assert worker.delivery.inputs[0].index == 12
+
+
+def test_a_paused_processor_takes_no_range(tmp_path: Path) -> None:
+    """A range was taken although the processor was paused."""
+    made = Graph("g", [Stream(spark_graphs.mended, "in", "out")], durability="process")
+    filled(tmp_path / "store", 10)
+    with started(made, tmp_path / "store") as running:
+        assert running.wait_idle(timeout=60)
+        (worker,) = running.engine.workers
+        cues.pause(running.engine.store, processor="g.mended")
+        until(lambda: worker.delivery.paused)
+        running.engine.queues["in"].appender().write({"n": 10})
+        assert running.wait_idle(timeout=60)
+        assert len(running.messages("out")) == 10
+        cues.resume(running.engine.store, processor="g.mended")
+        until(lambda: len(running.messages("out")) == 11)
+
+
+def test_latency_and_size_of_steps_are_counted(tmp_path: Path) -> None:
+    """The driver reads no message of a range, so executors report times of append."""
+    told: list[events.Event] = []
+    made = Graph("g", [Stream(spark_graphs.mended, "in", "out")], durability="process")
+    filled(tmp_path / "store", 300)
+    with started(made, tmp_path / "store", (told.append,)) as running:
+        assert running.wait_idle(timeout=60)
+        (counters,) = [worker.delivery.counters for worker in running.engine.workers]
+        assert sum(counters.latency.values()) == 300
+        assert sum(counters.sizes.values()) == counters.steps > 1
