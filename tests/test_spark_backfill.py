@@ -30,7 +30,6 @@ from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, left, run, template, without_times
 
 from cues.spark import stretches
-from cues.spark.backfill import Turn
 
 
 @pytest.fixture(autouse=True)
@@ -117,16 +116,9 @@ def test_a_processor_that_waits_for_another_program_neither_ends_nor_spins(spark
         reader = store.queue("out", max_lag=10).tailer("reader")
         reader.to_start()
         with made.start(store=store, engine="spark", spark=spark, backfill=True) as running:
-            turns: list[Turn | None] = []
-            rounds = running.engine.rounds
-            take_turn, rounds.take_turn = rounds.take_turn, lambda *given: told(take_turn(*given))
-
-            def told(turn: Turn | None) -> Turn | None:
-                turns.append(turn)
-                return turn
-
-            until(lambda: turns.count(Turn(worked=False, waits=True)) == 2)
-            assert not rounds.over
+            (worker,) = running.engine.workers
+            until(lambda: bool(worker.delivery.gate.late))
+            assert not running.engine.done()
             found: list[int] = []
             while len(found) < 45:
                 found += [m["n"] for m in reader]
@@ -173,7 +165,7 @@ def test_engines_take_turns_with_backfills_on_one_store(spark: SparkSession, tmp
 
 
 def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, tmp_path: Path) -> None:
-    """No processor follows the reader of the error queue; the rounds continue until it has nothing left either."""
+    """No processor follows the reader of the error queue; the backfill continues until it has nothing left either."""
     made = Graph(
         "g",
         [
@@ -264,7 +256,7 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
     before = own_memory()
     with made.start(store=tmp_path / "store", engine="spark", spark=spark, backfill=True) as running:
         most = 0
-        while not running.engine.workers[0].finished:
+        while not running.engine.done():
             most = max(most, own_memory())
             running.engine.workers[0].thread.join(0.05)
         running.wait_done()

@@ -5,7 +5,6 @@ The same graphs run on Spark itself in test_spark_engine.py and test_spark_backf
 
 from __future__ import annotations
 
-import functools
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 import cues
 from cues import Graph, Stream, testing
 from cues.base import events
-from cues.engine.local import EmbeddedEngine
-from cues.engine.running import GraphRun
 from cues.errors import ProcessorStopped
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
@@ -28,45 +25,71 @@ from spark_cluster import until
 from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, left, template, without_times
 
-from cues.spark import stretches
-from cues.spark.remote import SparkRunner
-from cues.spark.stretches import StretchStepper
+from cues.spark import driver, stretches
+
+
+class Context(directory_steps.Context):
+    uiWebUrl = None
+    master = "local[3]"
+
+
+class Session(directory_steps.Session):
+    """A SparkSession whose tasks are calls in the driver."""
+
+    version = "0"
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.sparkContext = Context(3)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several jobs, stretches and commits also for few messages."""
+    """Several jobs, stretches and commits also for few messages; no Java."""
     monkeypatch.setattr(stretches, "RANGE_MESSAGES", 150)
     monkeypatch.setattr(stretches, "STRETCH_MESSAGES", 40)
     monkeypatch.setattr(stretches, "COMMIT_VALUES_MAX", 3)
+    monkeypatch.setattr(driver, "open_session", lambda *_: Session())
 
 
-def started(made: Graph, path: Path, listeners: Any = ()) -> GraphRun:
-    """The graph as the Spark engine runs it; the tasks of its jobs are calls in the driver."""
-    runner = functools.partial(SparkRunner, directory_steps.Session(3), made.system)
-    engine = EmbeddedEngine(
-        made, store=path, accept_topology=False, take_over=False, delivery=StretchStepper, runner=runner
-    )
-    return GraphRun(made, engine, listeners)
+def started(made: Graph, path: Path, **options: Any) -> Any:
+    return made.start(engine="spark", store=path, **options)
 
 
-def run(running: Any) -> None:
+def run(running: Any, pulls: bool = True) -> None:
     try:
         running.wait_done()
     except ProcessorStopped:
-        until(lambda: all(worker.delivery.ended for worker in running.engine.workers if not worker.delivery.inputs))
+        if pulls:
+            until(lambda: all(worker.delivery.ended for worker in running.engine.workers if not worker.delivery.inputs))
         running.drain(60)
     finally:
         running.close()
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_steps_on_executors_leave_what_the_embedded_engine_leaves(name: str, tmp_path: Path) -> None:
+BACKFILLED = (
+    "several",
+    "partitions",
+    "error queue",
+    "join",
+    "alts",
+    "batch function that fails",
+    "keyed state",
+    "chain",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "backfill"), [*((name, False) for name in GRAPHS), *((name, True) for name in BACKFILLED)]
+)
+def test_steps_on_executors_leave_what_the_embedded_engine_leaves(name: str, backfill: bool, tmp_path: Path) -> None:
     template(tmp_path / "template", GRAPHS[name]())
     for engine in ("embedded", "executors"):
         shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
     run(GRAPHS[name]().start(store=tmp_path / "embedded"))
-    run(started(GRAPHS[name](), tmp_path / "executors"))
+    if backfill:
+        run(spark_graphs.graph()().start(store=tmp_path / "executors"))
+    run(started(GRAPHS[name](), tmp_path / "executors", backfill=backfill), pulls=not backfill)
     expected, found = left(tmp_path / "embedded"), left(tmp_path / "executors")
     if name == "alts":  # which input is served first is free; what comes from each is not
         for one in (expected, found):
@@ -171,8 +194,39 @@ def test_latency_and_size_of_steps_are_counted(tmp_path: Path) -> None:
     told: list[events.Event] = []
     made = Graph("g", [Stream(spark_graphs.mended, "in", "out")], durability="process")
     filled(tmp_path / "store", 300)
-    with started(made, tmp_path / "store", (told.append,)) as running:
+    with started(made, tmp_path / "store", listeners=(told.append,)) as running:
         assert running.wait_idle(timeout=60)
         (counters,) = [worker.delivery.counters for worker in running.engine.workers]
         assert sum(counters.latency.values()) == 300
         assert sum(counters.sizes.values()) == counters.steps > 1
+
+
+def test_a_backfill_ends_although_another_program_continues_to_send(tmp_path: Path) -> None:
+    """Messages that are sent after the start are not waited for. The thread does not spin for them either."""
+    made = Graph("g", [Stream(spark_graphs.sends_more, "in", "out", side_effects=True)], durability="process")
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n, "store": str(tmp_path / "store")} for n in range(5)])
+    run(started(made, tmp_path / "store", backfill=True), pulls=False)
+    with cues.open(tmp_path / "store") as store:
+        assert [m["n"] for m in testing.messages(store, "out")][:5] == list(range(5))
+        assert store.queue("in").last_index > 5
+
+
+def test_a_backfill_waits_for_another_store_and_for_readers_of_a_bounded_queue(tmp_path: Path) -> None:
+    """A forwarder brings messages there, and another program reads them; neither is a processor of the graph."""
+    queues = {"half": cues.QueueOptions(path=str(tmp_path / "other")), "out": cues.QueueOptions(max_lag=10)}
+    streams = [Stream(spark_graphs.mended, "in", "half", id="first"), Stream(spark_graphs.plain, "half", "out")]
+    made = Graph("g", streams, queues=queues, durability="process")
+    filled(tmp_path / "store", 45)
+    with cues.open(tmp_path / "store") as store:
+        reader = store.queue("out", max_lag=10).tailer("reader")
+        reader.to_start()
+        with started(made, store, backfill=True) as running:  # type: ignore[arg-type]
+            last = running.engine.workers[-1].delivery
+            until(lambda: bool(last.gate.late))
+            assert not running.engine.done()
+            found: list[int] = []
+            while len(found) < 45:
+                found += [m["n"] for m in reader]
+            assert running.wait_done()
+    assert found == [2 * n for n in range(45)]
