@@ -42,6 +42,7 @@ from cues.engine.assembly import Assembly, assemble
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.overrides import override
+from cues.queues.base import view_of, views_of
 from cues.queues.log import read_row as read_log
 from cues.queues.processor_rows import all_keys, key_of, read_row, read_topology
 from cues.queues.queue import open_named
@@ -234,7 +235,7 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     queues: dict[str, Any] = {}
     for name in store.queues():
         queue = store.queue(name)
-        views = queue._views
+        views = views_of(queue)
         queues |= {view.id if len(views) > 1 else name: list(view.tailer()) for view in views}
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
@@ -600,7 +601,7 @@ def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     name, partition = names.log_parts(queue)
     if name not in store.queues(all=True):
         return "a queue that is not there"
-    view = store.queue(name)._view(partition)
+    view = view_of(store.queue(name), partition)
     if index < view.first_index:
         return ""
     if index > view.last_index:

@@ -24,6 +24,7 @@ from cues import Graph, QueueOptions, Stream, testing
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, Fenced
 from cues.queues import producers
+from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
@@ -131,7 +132,7 @@ def drive(name: str, path: str, break_it: str = "", **options: Any) -> None:
         with Stores(path) as stores:
             messages = FEEDS[name][: COUNT * go // 2 + 1]
             opened = stores.home.queue("in")
-            there = sum(row.next - 1 for row in opened._rows())
+            there = sum(row.next - 1 for row in opened.core.rows())
             for message in messages[there:]:
                 opened.appender().write(message)
             testing.run_until_idle(graph_at(name, path), stores.home, **options)
@@ -167,7 +168,7 @@ def take_over(name: str, path: str) -> None:
 
 
 def committed(queue: Queue) -> dict[str, list[Message]]:
-    return {view._log.id: list(view.tailer(isolation="committed")) for view in queue._views}
+    return {view.core.log.id: list(view.tailer(isolation="committed")) for view in views_of(queue)}
 
 
 def examine(name: str, path: str) -> dict[str, Any]:

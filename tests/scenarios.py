@@ -662,7 +662,7 @@ def drive(name: str, path: str) -> None:
             for queue, messages in scenario.feed.items():
                 upto = len(messages) * go // scenario.goes
                 opened = stores.queue(queue)
-                while missing := messages[min(sum(row.next - 1 for row in opened._rows()), upto) : upto]:
+                while missing := messages[min(sum(row.next - 1 for row in opened.core.rows()), upto) : upto]:
                     appender = opened.appender()
                     if len(missing) > 2:
                         appender.write_many(missing[:2])

@@ -54,7 +54,7 @@ def numbers(store: Store, queue: str) -> list[Any]:
 
 def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
     """Let a queue hold other messages under the same identity and indices, as a copy that went another way would."""
-    log = store.queue(queue)._log
+    log = store.queue(queue).core.log
 
     def empty(txn: Any) -> None:
         row = log.row(txn)

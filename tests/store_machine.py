@@ -307,7 +307,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def records(self, queue: str) -> list[int]:
         """The first indices of the record batches in the store; the next index if there are none."""
-        found = self.store.queue(queue)._log
+        found = self.store.queue(queue).core.log
         with self.store.core.view() as txn:
             keys = [bytes(key) for key, _ in txn.cursor(found.database)]
             return [KEY.unpack(key)[0] for key in keys if len(key) == 8] or [found.row(txn).next]

@@ -56,7 +56,7 @@ def everything(root: Path) -> dict[str, Any]:
     for name in ("s", "o"):
         with cues.open(root / name) as store:
             assert not store.check() and not check_others(store)
-            logs = {queue: store.queue(queue)._row() for queue in store.queues(all=True)}
+            logs = {queue: store.queue(queue).core.row() for queue in store.queues(all=True)}
             found[name] = (testing.contents(store), logs, store.id)
             if name == "s":
                 found["state"] = testing.state(store, "g.counted")

@@ -30,6 +30,7 @@ from cues.errors import Fenced, InvalidArgument, QueueInUse, TopologyChanged
 from cues.groups import Member, Relative, describe, seek
 from cues.groups.places import Start
 from cues.queues import producers, spans
+from cues.queues.base import read_as
 from cues.queues.queue import Queue
 from cues.queues.retention import readers
 from cues.records.identity import split
@@ -40,7 +41,7 @@ from cues.txn import ProducerID, Publisher, ReadCommitted, append_stamped, build
 def write(queue: Queue, *messages: tuple[bytes, int, int]) -> None:
     """Append messages with these identities, each numbered by its index."""
     for producer, clock, flags in messages:
-        number = queue._row().next
+        number = queue.core.row().next
         queue.appender().write({"n": number, "q/uuid": build_uuid(producer, clock, flags)})
 
 
@@ -180,10 +181,10 @@ def test_random_logs_are_read_as_the_sequencer_reads_them(block: int, store: cue
     expected = oracle(queue)
     assert seen == expected and read["named"] == expected
     assert numbers(queue.tailer(isolation="committed").read_many(10**6)) == expected
-    log = queue._read_as("committed")._log
+    log = read_as(queue, "committed").core.log
     with store.core.view() as txn:
         row = log.row(txn)
-        for index in range(1, queue._row().next):  # each index has a place, and each place an index
+        for index in range(1, queue.core.row().next):  # each index has a place, and each place an index
             assert log.index_of(txn, log.place_of(txn, index)) == index
         for start in range(row.first, row.next):  # a read that begins anywhere continues in the same way
             raws = log.read(txn, row, start, 10**6, rng.choice((1, 500, 10**6)))
@@ -199,7 +200,7 @@ def test_ill_formed_logs_are_read_as_the_sequencer_reads_them(store: cues.Store)
         for _ in range(rng.randrange(3, 9)):
             flags = rng.choice((CONTINUE, CONTINUE, CONTINUE, ACK, OUTSIDE))
             clocks = sorted(rng.sample(range(1, 9), rng.choice((1, 1, 2, 3)) if flags != ACK else 1))
-            first = queue._row().next
+            first = queue.core.row().next
             queue.appender().write_many(
                 [{"n": first + n, "q/uuid": build_uuid(A, clock * 160, flags)} for n, clock in enumerate(clocks)]
             )
@@ -228,7 +229,7 @@ def test_alts_and_merged_tailers_read_committed_messages(store: cues.Store) -> N
         one.append_ack_intents(intents)
     again = parts.tailer("reader", isolation="committed")
     assert sorted(numbers(again)) == [n for n in range(30) if n % 3]
-    assert again.positions == {number: view._row().next for number, view in enumerate(views)}
+    assert again.positions == {number: view.core.row().next for number, view in enumerate(views)}
 
 
 def test_a_position_of_a_seek_is_an_index_and_a_transaction_is_read_whole(store: cues.Store) -> None:
@@ -283,7 +284,7 @@ def test_retention_never_takes_a_message_from_a_committed_reader(block: int, sto
         if rng.random() < 0.3:
             read += numbers(queue.tailer("reader", isolation="committed").read_many(rng.choice((1, 2, 30))))
             with store.core.view() as txn:
-                assert all(queue.first_index <= holder.next for holder in readers(txn, queue._log))
+                assert all(queue.first_index <= holder.next for holder in readers(txn, queue.core.log))
     read += numbers(queue.tailer("reader", isolation="committed"))
     assert read == oracle(shadow)
     with store.core.view() as txn:
@@ -325,7 +326,7 @@ def test_a_large_transaction_is_read_in_parts_from_any_place(store: cues.Store) 
     while some := queue.tailer("reader", isolation="committed").read_many(700):
         read += numbers(some)
     assert [n for n in read if n > 0] == list(range(1, 9000))
-    log = queue._read_as("committed")._log
+    log = read_as(queue, "committed").core.log
     with store.core.view() as txn:
         row = log.row(txn)
         ends = {batch.next for batch in log.batches(log.read(txn, row, row.next - 3, 3))}

@@ -55,7 +55,7 @@ def made(path: Path, durability: str = "disk") -> Path:
 def everything(path: Path) -> dict[str, Any]:
     with Store(path) as store:
         found = testing.contents(store)
-        rows = {queue: store.queue(queue)._row() for queue in store.queues()}
+        rows = {queue: store.queue(queue).core.row() for queue in store.queues()}
         batches = {}
         for queue in store.queues():
             tailer = store.queue(queue).tailer(meta=True)
@@ -112,7 +112,7 @@ def test_removed_queues_are_gone_and_come_back_as_others(tmp_path: Path) -> None
     assert after["positions"] == before["positions"] and after["state"] == before["state"]
     with Store(path) as store:
         again = store.queue("empty")
-        assert again.options.retention is None and again._row().identity != before["rows"]["empty"].identity
+        assert again.options.retention is None and again.core.row().identity != before["rows"]["empty"].identity
         assert again.appender().write({"n": 1}) == 1
         assert again.tailer("gone with it").read() == {"n": 1}
         assert [name for name, _ in store.core.entries() if b"old" in name] == []

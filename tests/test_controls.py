@@ -151,7 +151,7 @@ def test_what_was_read_is_purged_while_its_writer_is_down(
 
     def decide(self: Stepper, txn: Any, snapshot: Any, attempt: Any, positions: Any, *rest: Any) -> Decision:
         if attempt is not None and any(
-            index < store.queue(queue)._log.row(txn).first for queue, index in attempt.indices.items()
+            index < store.queue(queue).core.log.row(txn).first for queue, index in attempt.indices.items()
         ):
             for tailer, index in snapshot.start.items():
                 positions[tailer] = Position(positions[tailer].identity, index, NO_SEAL)

@@ -33,7 +33,7 @@ def same(message: Message) -> Message:
 
 
 def identity(store: Store, queue: str) -> bytes:
-    return store.queue(queue)._row().identity
+    return store.queue(queue).core.row().identity
 
 
 # --- shapes -------------------------------------------------------------------------------------

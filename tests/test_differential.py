@@ -223,7 +223,7 @@ class Naive:
         for turn in turns:
             if stage.kind == "filter" and not turn[0][3]["n"] % stage.modulus:
                 continue
-            ranges = [(f"g.{stage.id}.{queue.id}", queue._row().identity, at, at + 1) for _, queue, at, _ in turn]
+            ranges = [(f"g.{stage.id}.{queue.id}", queue.core.row().identity, at, at + 1) for _, queue, at, _ in turn]
             yield {name: message for name, _, _, message in turn}, delivery_hash(f"g.{stage.id}", 0, ranges)
 
     def checked(self, result: Any, state: Message) -> list[tuple[str, Message]]:

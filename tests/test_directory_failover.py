@@ -294,7 +294,7 @@ def test_a_directory_of_an_earlier_version_continues_with_its_store_only(files: 
     plain = Graph("g", [Source("in"), Stream(same, "in", "out")], durability="process")
     with cues.open(tmp_path / "a", durability="process") as store:
         store.queue("in").appender().write_many([{"n": n} for n in range(5)])
-        identity = store.queue("in")._row().identity
+        identity = store.queue("in").core.row().identity
     directory = QueueDirectory(files, "in", cues.QueueOptions(), identity)
     directory.own("g")
     old = Ledger(files, "g.in.feed", "old")

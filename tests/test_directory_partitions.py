@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import cues
 from cues import Graph, QueueOptions, Source, Stream, codec, testing
 from cues.errors import CuesError, Diverged, GraphError, InvalidArgument, QueueNotFound, QueueOptionsError
+from cues.queues.base import views_of
 from cues.queues.partitioners import partition_for
 from cues.spark.cluster import inspection
 from cues.spark.cluster.data import Writer
@@ -149,8 +150,8 @@ def test_a_unit_gives_the_messages_and_hashes_of_the_embedded_engine(files: Faul
         source = store.queue("src", partitions=3, key="user", metadata={"t"})
         source.appender().write_many(given)
         testing.run_until_idle(graph, store)
-        identity = source._row().identity
-        embedded = [list(view.tailer(meta=False)) for view in store.queue("counts")._views]
+        identity = source.core.row().identity
+        embedded = [list(view.tailer(meta=False)) for view in views_of(store.queue("counts"))]
     QueueDirectory(files, "src", by_user(3), identity)
     driver = DriverRun(files, graph, 2, lambda: 41).feed("src", given, lambda: 30).claim().run()
     for one, other in zip(logs(driver, "counts"), embedded):
@@ -516,8 +517,8 @@ def test_a_driver_with_an_empty_store_continues_all_partitions_also_those_that_w
     assert first.pull(source, 30)  # these are only in the store that is lost
     first.close()
     second = HostRun(files, fed(4), tmp_path / "b")
-    assert [log.next for log in second.queues["src"].logs] == [view._row().next for view in
-                                                               second.assembly.queues["src"]._views]  # fmt: skip
+    assert [log.next for log in second.queues["src"].logs] == [view.core.row().next for view in
+                                                               views_of(second.assembly.queues["src"])]  # fmt: skip
     second.claim().run()
     for queue in ("src", "out"):
         held = [message for log in logs(second, queue) for message in log]

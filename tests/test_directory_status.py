@@ -142,7 +142,7 @@ def test_messages_of_a_source_that_are_not_copied(files: FaultyFiles, tmp_path: 
     with cues.open(store, durability="process") as opened:
         queue = opened.queue("in")
         queue.appender().write_many(numbers(10))
-        identity = queue._row().identity.hex()
+        identity = queue.core.row().identity.hex()
     run = DriverRun(files, graph()).claim()
     ledger = Ledger(files, "g.sources.feed", "driver")
     assert ledger.claim(None, {"in": (identity, 4)})

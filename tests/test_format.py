@@ -76,7 +76,7 @@ def test_a_store_of_version_1_is_read(old: Path) -> None:
         priced = store.queue("priced").tailer(meta=True)
         second = priced.read_many(5)[1]
         assert {k: v for k, v in second.items() if k != "q/meta"} == {"n": 2, "price": 4}
-        identity = orders._row().identity
+        identity = orders.core.row().identity
         digest = delivery_hash("golden.price", 0, [("golden.price.orders", identity, 1, 6)])
         assert second["q/meta"]["q/hash"] == digest
         assert second["q/meta"]["from"] == "web"

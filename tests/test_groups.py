@@ -1001,7 +1001,7 @@ def test_messages_that_were_read_before_a_damaged_batch_arrive(tmp_path: Path) -
         queue = store.queue("orders", partitions=2)
         for number in range(2):
             queue.partition(number).appender().write_many([{"n": number}])
-        log = queue.partition(1)._log
+        log = queue.partition(1).core.log
         store.core.commit(lambda txn: txn.put((1).to_bytes(8, "big"), b"damaged" * 9, db=log.database))
         with Member(store, "orders", "g") as member:
             found, errors = [], 0
@@ -1173,7 +1173,7 @@ def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None
         assert int.from_bytes(raw[16:24], "big") == 1
         assert int.from_bytes(raw[24:32], "big") == ann.positions()["orders", 3] == 2
         with store.core.view() as txn:
-            log = store.queue("orders").partition(3)._log
+            log = store.queue("orders").partition(3).core.log
             assert raw[32:40] == log.seal_before(txn, log.row(txn), 2) != bytes(8)
         assert raw[40:43] == b"\1\0\3"
         assert raw[43:50] == b"annhere"

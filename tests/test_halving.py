@@ -426,7 +426,7 @@ def random_run(seed: int, crashes: bool) -> None:
             good = [n for n in range(count) if n not in rule.alone]
             assert counts == {key: sum(n % 3 == key for n in good) for key in range(3)}
         else:
-            naive = Naive(rule, store.queue("in")._row().identity)
+            naive = Naive(rule, store.queue("in").core.row().identity)
             for low in range(0, count, size):
                 naive.run(list(range(low, min(count, low + size))))
             for queue in ("odd", "even"):

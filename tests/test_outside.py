@@ -111,7 +111,7 @@ def test_the_row_is_there_if_and_only_if_the_messages_are(tmp_path: Path) -> Non
         def write(txn: object, fails: bool) -> None:
             from cues.records import batch
 
-            queue._append_pages(txn, batch.build([{"x": 1}], 1000))
+            queue.core.append_pages(txn, batch.build([{"x": 1}], 1000))
             external_writers.put(txn, "loader", row)
             if fails:
                 raise RuntimeError("before the commit")

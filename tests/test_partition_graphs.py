@@ -22,6 +22,7 @@ from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
 from cues.base import events, names
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, GraphError, ProcessorStopped, QueueOptionsError
+from cues.queues.base import views_of
 from cues.queues.partitioners import partition_for
 from cues.storage import transaction
 
@@ -67,7 +68,7 @@ def random_messages(rng: random.Random, count: int, keys: int) -> list[Message]:
 
 def judge(messages: list[Message], queue: cues.Queue) -> None:
     """Every message once, each key's in its order, and its state what a state of that key alone would be."""
-    found = [m for view in queue._views for m in view.tailer()]
+    found = [m for view in views_of(queue) for m in view.tailer()]
     assert by_key(found) == by_key(messages)
     for message in found:
         assert message["unit"] == partition_for(message["user"], 4)
@@ -551,7 +552,7 @@ def test_functions_that_place_messages_abroad_are_the_graphs_and_change_nothing(
         report = testing.run_until_idle(made(), store)
         assert not [event.text for event in report.events if "changed" in event.text]
     with cues.open(tmp_path / "abroad") as store:
-        for number, view in enumerate(store.queue("out")._views):
+        for number, view in enumerate(views_of(store.queue("out"))):
             found = [m["n"] for m in view.tailer()]
             assert found == [n for n in range(80) if partition_for(str(n)[-1], 3) == number]
 
@@ -599,7 +600,7 @@ def test_a_batch_function_writes_more_than_it_took_to_any_partition(tmp_path: Pa
         failed = [m["n"] for e in store.queue("errors").tailer() for m in e["err.proc/messages"]["orders"]]
         assert (5 in failed) is wrong and len(failed) <= 3
         expected = [m for m in messages if m["n"] not in failed]
-        for number, view in enumerate(store.queue("out")._views):
+        for number, view in enumerate(views_of(store.queue("out"))):
             assert all(partition_for(m["user"], 4) == number for m in view.tailer())
         assert by_key(list(store.queue("out").tailer())) == by_key(
             [{"user": f"{m['user']}-{part}", "n": m["n"]} for m in expected for part in range(5)]

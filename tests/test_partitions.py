@@ -18,6 +18,7 @@ import cues
 from cues import faults
 from cues.base import clock, names
 from cues.errors import Closed, InvalidArgument, QueueNotFound, QueueOptionsError
+from cues.queues.base import views_of
 from cues.queues.partitioners import partition_for
 from cues.queues.placement import Place
 from cues.records.log_row import unpack_row
@@ -178,7 +179,7 @@ def test_indices_count_and_purge_of_the_whole(store: cues.Store) -> None:
         queue.purge(before=3)
     assert queue.delete() == 10
     assert len(queue) == 0
-    nexts = [row.next for row in queue._rows()]
+    nexts = [row.next for row in queue.core.rows()]
     assert sum(nexts) == 110 + 4
     assert [queue.partition(i).appender().write({"n": 0}) for i in range(4)] == nexts
 
@@ -372,7 +373,7 @@ def compare_with_oracle(tmp_path: Path, name: str | None, rounds: int) -> None:
                         assert oracle.after(tailer.positions) == []
                     elif where == "index":
                         number = rng.randrange(queue.partitions)
-                        row = queue.partition(number)._row()
+                        row = queue.partition(number).core.row()
                         goal = rng.randint(row.first, row.next)
                         tailer.to_index({number: goal})
                         assert tailer.positions[number] == goal
@@ -386,7 +387,7 @@ def compare_with_oracle(tmp_path: Path, name: str | None, rounds: int) -> None:
                 elif action == "other" and name:
                     positions = tailer.positions
                     tailer = queue.tailer(name)
-                    firsts = [row.first for row in queue._rows()]
+                    firsts = [row.first for row in queue.core.rows()]
                     for number, index in tailer.positions.items():
                         assert max(index, firsts[number]) == max(positions[number], firsts[number])
             tailer.to_start()
@@ -454,7 +455,7 @@ def test_writers_in_threads_a_growing_queue_and_a_reader_that_follows(store: cue
         thread.join()
     for writer in range(writers):
         assert [m["n"] for m in found if m["writer"] == writer] == list(range(count))
-    assert all(len(view) for view in queue._views)
+    assert all(len(view) for view in views_of(queue))
 
 
 def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Path) -> None:
@@ -467,7 +468,7 @@ def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Pat
         assert len(store.queue("q").tailer("reader").read_many(1000)) == 93
         queue = store.queue("q")
         full = next(i for i in range(1, 5) if len(queue.partition(i)))
-        log = queue.partition(full)._log
+        log = queue.partition(full).core.log
 
         def damage(txn: Any) -> None:
             row = log.row(txn)

@@ -24,6 +24,7 @@ from cues.engine.assembly import assemble
 from cues.errors import Diverged, GraphError
 from cues.graphs import draw
 from cues.queues import producers
+from cues.queues.base import view_of, views_of
 from cues.spark import engine as spark
 from cues.steps import ownership
 
@@ -342,7 +343,7 @@ def test_a_failed_step_in_partitions_that_came_since_the_start(tmp_path: Path) -
     assert stepper.step() == "committed"
     assembly.close()
     with cues.open(tmp_path / "other") as other:
-        logs = [list(view.tailer(isolation="committed")) for view in other.queue("out")._views]
+        logs = [list(view.tailer(isolation="committed")) for view in views_of(other.queue("out"))]
     assert len(logs) == 4 and sorted(message["n"] for log in logs for message in log) == list(range(8))
 
 
@@ -355,7 +356,7 @@ def test_a_queue_that_gets_partitions_while_its_messages_are_pending(tmp_path: P
             testing.run_until_idle(graph(tmp_path))
         finally:
             faults.disarm()
-        assert list(out._view(0).tailer(isolation="committed")) == [{"n": n} for n in range(4)]
+        assert list(view_of(out, 0).tailer(isolation="committed")) == [{"n": n} for n in range(4)]
 
 
 def test_a_seek_while_it_runs(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_write_of_many_is_all_or_none_and_names_the_message(store: cues.Store)
         assert "messages[" not in str(caught.value)
         if isinstance(caught.value, CodecError):
             assert caught.value.path == "x[1]", "inside the message, not inside the batch"
-    assert (len(queue), queue._row().next) == (0, 1)
+    assert (len(queue), queue.core.row().next) == (0, 1)
 
 
 def test_a_dict_in_place_of_a_list_is_refused(store: cues.Store) -> None:
@@ -208,18 +208,18 @@ def test_a_reader_that_looks_between_a_purge_and_its_commit_looks_again(tmp_path
 def test_deleting_empties_and_keeps_identity_and_indices(store: cues.Store) -> None:
     queue = store.queue("q", retention=50_000)
     queue.appender().write_many([{"n": n, "x": "x" * 300} for n in range(30_000)])
-    identity = queue._row().identity
+    identity = queue.core.row().identity
     reader = queue.tailer("r")
     reader.read_many(5)
     assert queue.delete() == 30_000
     assert queue.delete() == 0
     assert (len(queue), queue.first_index) == (0, 30_001)
-    assert queue._row().identity == identity
+    assert queue.core.row().identity == identity
     assert reader.read() is None
     assert queue.appender().write({"n": "new"}) == 30_001
     assert reader.read() == {"n": "new"}
     with store.core.view() as txn:
-        assert txn.stat(queue._log.database)["entries"] == 1, "space was given back"
+        assert txn.stat(queue.core.log.database)["entries"] == 1, "space was given back"
 
 
 def test_retention_by_count_keeps_that_many_and_less_than_a_batch_more(fast_store: cues.Store) -> None:
@@ -464,7 +464,7 @@ def test_one_that_raises_in_a_shared_transaction_is_undone_alone(tmp_path: Path)
         def work(txn: Any, n: int) -> int:
             from cues.records import batch
 
-            index = queue._append_pages(txn, batch.build([{"n": n}], 1000))
+            index = queue.core.append_pages(txn, batch.build([{"n": n}], 1000))
             if n % 4 == 2:
                 raise RuntimeError(f"refused {n}")
             return index
@@ -645,7 +645,7 @@ def test_a_purge_that_dies_inside_leaves_a_whole_queue(tmp_path: Path, checked: 
         queue = store.queue("q")
         assert queue.purge(before=2400) == 0
         with store.core.view() as txn:
-            assert txn.stat(queue._log.database)["entries"] == 101, "the space that was left came back"
+            assert txn.stat(queue.core.log.database)["entries"] == 101, "the space that was left came back"
 
 
 def test_ages_and_sizes_are_read_as_people_write_them() -> None:
@@ -675,7 +675,7 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
                 appender.write_many([{"x": bytes(size)} for _ in range(draw.randrange(1, 5))])
             if queue.last_index and draw.random() < 0.3:
                 queue.purge(before=draw.randrange(1, queue.last_index + 2))
-            log = queue._log
+            log = queue.core.log
             with store.core.view() as txn:
                 row = log.row(txn)
                 batches = log.batches(log.read(txn, row, row.first, row.next))

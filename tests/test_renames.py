@@ -43,7 +43,7 @@ def test_a_renamed_stream_continues_with_its_state_and_hashes(store: Store) -> N
     assert [event.text for event in report.events if "was g.old" in event.text]
     assert testing.state(store, "g.new") == {"sum": 6}
     hashes = [message["hash"] for message in testing.messages(store, "out")]
-    identity = store.queue("a")._row().identity
+    identity = store.queue("a").core.row().identity
     assert hashes == [testing.delivery_hash("g.old", 0, [("g.old.a", identity, n, n + 1)]) for n in (1, 2, 3)]
     feed(store, a=[4])
     run(store, Stream(total, "a", "out", id="new", renamed_from="old"))  # the option may stay

@@ -102,7 +102,7 @@ def test_copied_records_are_the_same_bytes(old: Path, tmp_path: Path) -> None:
     raws = []
     for path in (old, tmp_path / "new"):
         with Store(path, readonly=True) as store:
-            log = store.queue("orders")._log
+            log = store.queue("orders").core.log
             with store.core.view() as txn:
                 row = log.row(txn)
                 raws.append((row.identity, row.first, row.next, row.time_ns, log.read(txn, row, 1, 1000)))

@@ -24,6 +24,7 @@ from cues import Graph, Source, Stream, testing
 from cues.base import events
 from cues.engine.assembly import assemble
 from cues.errors import GraphError, InvalidArgument, ProcessorStopped, Unsupported
+from cues.queues.base import views_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +71,9 @@ def left(path: Path) -> dict[str, Any]:
     with cues.open(path) as store:
         found = testing.contents(store)
         hashes: dict[str, list[Any]] = {}
-        for queue, view in [(view._log.id, view) for name in store.queues() for view in store.queue(name)._views]:
+        for queue, view in [
+            (view.core.log.id, view) for name in store.queues() for view in views_of(store.queue(name))
+        ]:
             tailer = view.tailer()
             hashes[queue] = []
             for message in tailer:

@@ -17,6 +17,7 @@ import cues
 from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, MessagesPurged, QueueOptionsError
 from cues.forwarding import external_writers
+from cues.queues.base import views_of
 from cues.queues.partitioners import partition_for
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
@@ -88,9 +89,9 @@ def random_queue(path: Path, rng: random.Random, at: list[int]) -> None:
             at[0] += rng.choice([0, 0, 1, 1000, 10**9, 10**13])
             count = rng.choice([1, 2, 30, 400])
             queue.partition(rng.choice(used)).appender().write_many([{"n": n} for n in range(count)])
-        for view in queue._views:
+        for view in views_of(queue):
             if rng.random() < 0.3:
-                view.purge(before=rng.randint(1, view._row().next))
+                view.purge(before=rng.randint(1, view.core.row().next))
 
 
 def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> None:
@@ -104,8 +105,8 @@ def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> N
             queue = store.queue("in")
             tailer = queue.tailer(meta=False)
             expected = [(tailer.envelope.partition, tailer.last_read_index) for _ in tailer]  # type: ignore[union-attr]
-            logs = [view._log for view in queue._views]
-            start, end = tuple(r.first for r in queue._rows()), tuple(r.next for r in queue._rows())
+            logs = [view.core.log for view in views_of(queue)]
+            start, end = tuple(r.first for r in queue.core.rows()), tuple(r.next for r in queue.core.rows())
             with store.core.view() as txn:
                 for _ in range(8):
                     count = rng.randint(0, len(expected) + 2)
@@ -238,7 +239,7 @@ def test_a_batch_never_straddles_the_place_of_the_writer_on_any_partition(tmp_pa
     stream = QueueStream(SCHEMA, said, 2)
     stale = stream.initialOffset()  # the writer has written nothing yet
     with cues.open(tmp_path / "s", readonly=True) as store:
-        end = tuple(row.next for row in store.queue("in")._rows())
+        end = tuple(row.next for row in store.queue("in").core.rows())
     place = (end[0], 40, 1)
     committed(tmp_path / "o", stream.pinned.identity, place)
     assert Offset.of(stream.initialOffset()) == Offset(stream.pinned.identity, place, place)
@@ -274,8 +275,10 @@ def test_sql_over_all_partitions_and_a_copy_in_the_merged_order(spark: SparkSess
     table.select("n").write.format("cues").mode("append").save(f"{tmp_path / 'o'}#wide")
     table.select("value").write.format("cues").mode("append").save(f"{tmp_path / 'o'}#wide")
     with cues.open(tmp_path / "o", readonly=True) as store:
-        for view in store.queue("wide")._views:
-            here = [n for n in merged(tmp_path / "s") if partition_for(cues.codec.pack(n), 5) == view._log.partition]
+        for view in views_of(store.queue("wide")):
+            here = [
+                n for n in merged(tmp_path / "s") if partition_for(cues.codec.pack(n), 5) == view.core.log.partition
+            ]
             assert [m["n"] for m in view.tailer()] == here * 2
 
 
@@ -329,7 +332,7 @@ def judge(root: Path, count: int) -> None:
     """Every message once, and each key's partition in the order of the source's."""
     with cues.open(root / "o") as store:
         assert store.check() == []
-        found = [message["n"] for view in store.queue("out")._views for message in view.tailer()]
+        found = [message["n"] for view in views_of(store.queue("out")) for message in view.tailer()]
     assert sorted(found) == list(range(count))
     series: dict[tuple[int, int], list[int]] = defaultdict(list)
     for n in found:
@@ -364,7 +367,7 @@ def test_exactly_once_from_partitions_to_partitions(spark: SparkSession, tmp_pat
         assert store.check() == []
         assert sorted(m["n"] for m in store.queue("out").tailer()) == list(range(700))
         row = external_writers.rows(store)["copy"]
-        assert row.next == [view._row().next for view in store.queue("out")._views]
+        assert row.next == [view.core.row().next for view in views_of(store.queue("out"))]
         assert len(row.position[1][0][1]) == 4
 
     shutil.rmtree(tmp_path / "checkpoint")

@@ -35,6 +35,7 @@ from cues.errors import (
     TopologyChanged,
     Unsupported,
 )
+from cues.queues.base import views_of
 from cues.storage.locks import process_state
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def copy_of(template_path: Path, place: Path) -> None:
             if "." not in queue:
                 folder = place / "queues" / folder_of(queue) / "_cues"
                 folder.mkdir(parents=True)
-                identity = store.queue(queue)._row().identity.hex()
+                identity = store.queue(queue).core.row().identity.hex()
                 (folder / "queue.json").write_text(json.dumps({"identity": identity, "queue": queue}))
 
 
@@ -232,7 +233,7 @@ def test_partitions_hold_what_the_embedded_engine_leaves_and_grow_while_the_grap
     run(made(), tmp_path / "spark", spark)
     with cues.open(tmp_path / "embedded") as store:
         for queue in ("in", "out", "counts"):
-            expected = {view._log.partition: list(view.tailer(meta=False)) for view in store.queue(queue)._views}
+            expected = {view.core.log.partition: list(view.tailer(meta=False)) for view in views_of(store.queue(queue))}
             held = by_partition(tmp_path / "spark", queue)
             assert held.keys() == {p for p, messages in expected.items() if messages}
             for partition, messages in held.items():

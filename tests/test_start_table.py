@@ -230,7 +230,8 @@ def test_a_purge_between_the_start_and_the_first_step_makes_the_rest_a_new_step(
     starts = [(1, 3), (5, 7)]
     for (given, hash), (a, b) in zip(calls, starts):
         ranges = [
-            (tailer, queue._row().identity, start, start + 4) for (tailer, queue), start in zip(tailers.items(), (a, b))
+            (tailer, queue.core.row().identity, start, start + 4)
+            for (tailer, queue), start in zip(tailers.items(), (a, b))
         ]
         assert hash == delivery_hash("g.pairs", 0, ranges)
         assert given == list(range(a - 1, a + 3))
@@ -290,7 +291,7 @@ def test_another_queue_under_the_same_name_is_refused(store: Store) -> None:
     sink = Sink(Seen(), "a", id="s")
     feed(store, a=range(3))
     run(store, sink)
-    row = store.queue("a")._row()
+    row = store.queue("a").core.row()
     put(store, names.row_key("a", 0), pack_row(row._replace(identity=b"another!")))
     text = refused(store, sink)
     assert row.identity.hex() in text and b"another!".hex() in text
@@ -301,7 +302,7 @@ def test_a_queue_that_ends_before_the_position_is_refused(store: Store) -> None:
     sink = Sink(Seen(), "a", id="s")
     feed(store, a=range(3))
     run(store, sink)
-    row = store.queue("a")._row()
+    row = store.queue("a").core.row()
     put(store, names.row_key("a", 0), pack_row(LogRow(row.identity, 1, 2, row.time_ns, row.version)))
     assert "ends before 2" in refused(store, sink)
 

@@ -369,7 +369,7 @@ try:
             except cues.errors.BatchDamaged as error:
                 assert error.last >= error.first >= 1
                 damaged.append((error.first, error.last))
-                tailer.to_index(min(error.last + 1, store.queue("q")._row().next))
+                tailer.to_index(min(error.last + 1, store.queue("q").core.row().next))
                 if len(damaged) > 2000: break
                 continue
             if message is None:

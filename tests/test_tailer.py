@@ -272,7 +272,7 @@ def test_a_named_read_that_cannot_move_its_position_loses_nothing(
 
 def damage(queue: cues.Queue, index: int) -> tuple[int, int]:
     """Flip a bit in the record that holds ``index``; returns its first and last message."""
-    log = queue._log
+    log = queue.core.log
     with queue.store.core.view() as txn:
         [(first, value, _)] = log.read(txn, log.row(txn), index, 1)
         last = log._next_first(txn, first) - 1
@@ -313,7 +313,7 @@ def test_a_damaged_batch_raises_and_its_neighbours_are_read(store: cues.Store, n
 def test_a_record_that_is_missing_raises_and_can_be_passed(store: cues.Store, name: str | None) -> None:
     """A tailer that stood before a hole saw the record before it for ever, and went round without end."""
     queue = filled(store, 1000)
-    log = queue._log
+    log = queue.core.log
     with store.core.view() as txn:
         [(first, _, _)] = log.read(txn, log.row(txn), 500, 1)
         last = log._next_first(txn, first) - 1
@@ -332,7 +332,7 @@ def test_a_record_that_is_missing_raises_and_can_be_passed(store: cues.Store, na
 def test_a_damaged_piece_of_a_large_message(store: cues.Store, what: str) -> None:
     queue = store.queue("q")
     queue.appender().write_many([{"n": 1}, {"n": 2, "x": b"x" * 30_000}, {"n": 3}])
-    database = queue._log.database
+    database = queue.core.log.database
 
     def change(txn: Any) -> None:
         keys = [key for key, _ in txn.cursor(database) if len(key) == 12]

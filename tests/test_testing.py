@@ -213,7 +213,7 @@ def test_attempts_that_do_not_hold_are_found(tmp_path: Path) -> None:
         store.queue("a").appender().write_many([{"n": n} for n in range(3)])
         testing.run_until_idle(Graph("g", [Stream(lambda m: m, "a", "out", id="s")]), store)
         assert testing.check_attempts(store) == []
-        log = store.queue("g.s")._log
+        log = store.queue("g.s").core.log
         pages = tries.TryRecords("g.s").step(tries.Taking(("g.s.a",), (4,), (5,)), b"x" * 16, {"out": 1}, False)
         store.core.commit(lambda txn: log.append(txn, pages))
         assert len(testing.check_attempts(store)) == 2
@@ -229,7 +229,7 @@ def test_attempts_that_name_what_is_not_there_are_found(tmp_path: Path) -> None:
             Graph("g", [Stream(lambda m: m, "a", "out", id="s", side_effects=True, step_s=None)]), store
         )
         assert testing.check_attempts(store) == []
-        log = store.queue("g.s")._log
+        log = store.queue("g.s").core.log
         (attempt,) = [record for record in testing.messages(store, "g.s") if "attempt" in record["q/type"]]
         forged = {**attempt, "q.try/message-index": {"out": 9, "nowhere": 1}}
         pages = batch.build([forged], batch.OWN_BYTES_MAX, reserved=True)

@@ -247,11 +247,11 @@ def test_the_hash_is_that_of_the_ranges(store: Store) -> None:
             hashes.append([part._index for part in visits._parts])  # type: ignore[attr-defined]
             if again:
                 raise ZeroDivisionError
-    identities = {name: store.queue(name)._row().identity for name in ("orders", "visits")}
+    identities = {name: store.queue(name).core.row().identity for name in ("orders", "visits")}
     ranges = [("billing.orders", identities["orders"], 1, 5)]
     for partition, index in enumerate(hashes[-1]):
         if index > 1:
-            log = store.queue("visits").partition(partition)._log.id
+            log = store.queue("visits").partition(partition).core.log.id
             ranges.append((f"audit.{log}", identities["visits"], 1, index))
     assert t.hash == delivery_hash("", 0, ranges) and hashes[0] == hashes[1]
     tailer = store.queue("notes").tailer(meta=True)
@@ -307,7 +307,9 @@ def test_origins_are_those_at_the_time_of_writing(store: Store) -> None:
         visits.read()
         t.write("notes", {})
     found = [m["q/meta"].get("q/queue") for m in store.queue("notes").tailer(meta=True)]
-    log = next(log for log in (store.queue("visits").partition(n)._log.id for n in range(4)) if len(store.queue(log)))
+    log = next(
+        log for log in (store.queue("visits").partition(n).core.log.id for n in range(4)) if len(store.queue(log))
+    )
     first = {"orders": {"q/t": 1}}
     assert found == [None, first, first, {"orders": {"q/t": 2}, log: {"q/t": 1}}]
 

@@ -287,7 +287,7 @@ def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path:
         new.publish(7)
         old.publish(9)
         with other.core.view() as txn:
-            ((reader, mark),) = marks.of_log(txn, out._log)
+            ((reader, mark),) = marks.of_log(txn, out.core.log)
         assert (reader.name, mark.epoch, mark.next) == ("g.save", 2, 7)
 
 
@@ -305,7 +305,7 @@ def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> N
 
 def marked(store: cues.Store, queue: str) -> list[str]:
     with store.core.view() as txn:
-        return [reader.name for reader, _ in marks.of_log(txn, store.queue(queue)._log)]
+        return [reader.name for reader, _ in marks.of_log(txn, store.queue(queue).core.log)]
 
 
 def reader_of(tmp_path: Path, fn: Callable[[Message], None] = lambda m: None) -> Graph:
@@ -347,7 +347,7 @@ def test_a_seek_back_does_not_raise_a_mark_that_lags(tmp_path: Path) -> None:
         low_water.lower_mark(other, "out", marks.ForeignReader(home.id, "g.s", 1), 3)
         ownership.seek(home, "g.s", {"g.s.out": 6})
         with other.core.view() as txn:
-            ((_, mark),) = marks.of_log(txn, other.queue("out")._log)
+            ((_, mark),) = marks.of_log(txn, other.queue("out").core.log)
         assert mark.next == 3
 
 
@@ -364,7 +364,7 @@ def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: P
     put_back(tmp_path / "g", kept)
     testing.run_until_idle(made, steps_max=0)
     with cues.open(tmp_path / "other") as other, other.core.view() as txn:
-        ((_, mark),) = marks.of_log(txn, other.queue("out")._log)
+        ((_, mark),) = marks.of_log(txn, other.queue("out").core.log)
     with cues.open(tmp_path / "g") as home:
         assert mark.next == testing.contents(home)["positions"]["g.s.out"]
 
@@ -407,7 +407,7 @@ def test_holding_further_back_lowers_a_mark_that_is_held_already(tmp_path: Path)
         mark.release()
         mark.hold(1)
         with other.core.view() as txn:
-            assert [found for _, found in marks.of_log(txn, out._log)] == [marks.Mark(1, 1, True)]
+            assert [found for _, found in marks.of_log(txn, out.core.log)] == [marks.Mark(1, 1, True)]
 
 
 def test_a_processor_of_a_store_that_is_gone_can_be_forgotten(tmp_path: Path) -> None:
@@ -439,13 +439,13 @@ def test_a_name_that_two_stores_have_gives_up_neither(tmp_path: Path) -> None:
     with cues.open(place) as other:
         out = other.queue("out")
         with other.core.view() as txn:
-            (lost,) = [reader for reader in backpressure.readers(txn, out._log) if reader.home == ids[0]]
+            (lost,) = [reader for reader in backpressure.readers(txn, out.core.log) if reader.home == ids[0]]
     hint = shlex.split(backpressure._hint(lost, "out", place))
     assert hint[0] == "cues" and terminal.cues(*hint[1:], "--yes").code == 0
     with cues.open(place) as other:
         out = other.queue("out")
         with other.core.view() as txn:
-            assert [reader.home for reader in backpressure.readers(txn, out._log)] == [ids[1]]
+            assert [reader.home for reader in backpressure.readers(txn, out.core.log)] == [ids[1]]
 
 
 # --- positions ------------------------------------------------------------------------------------

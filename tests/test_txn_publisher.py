@@ -52,9 +52,9 @@ def written(queue: Queue) -> list[tuple[int, bytes, int, int, dict[str, Any]]]:
     """The content of a queue: index, producer, clock, flags, message."""
     found = []
     with queue.store.core.view() as txn:
-        row = queue._log.row(txn)
-        raws = queue._log.read(txn, row, row.first, row.next - row.first, 1 << 40)
-    for batch in queue._log.batches(raws):
+        row = queue.core.log.row(txn)
+        raws = queue.core.log.read(txn, row, row.first, row.next - row.first, 1 << 40)
+    for batch in queue.core.log.batches(raws):
         for offset, message in enumerate(batch.messages()):
             stamps = batch.stamps
             identity = parse_uuid(stamps.uuid(offset)) if stamps else (b"", 0, 0)
@@ -64,8 +64,8 @@ def written(queue: Queue) -> list[tuple[int, bytes, int, int, dict[str, Any]]]:
 
 def batches(queue: Queue) -> list[Batch]:
     with queue.store.core.view() as txn:
-        row = queue._log.row(txn)
-        return queue._log.batches(queue._log.read(txn, row, row.first, row.next - row.first, 1 << 40))
+        row = queue.core.log.row(txn)
+        return queue.core.log.batches(queue.core.log.read(txn, row, row.first, row.next - row.first, 1 << 40))
 
 
 def test_committed_messages_have_one_identity_a_record_batch(tmp_path: Path) -> None:
@@ -641,7 +641,7 @@ def test_a_transaction_over_partitions_of_two_stores_and_an_import_into_one(tmp_
             m["page"] for one in in_a() for m in one.tailer()
         )  # the merged reader passes acknowledgements by, too
         queue.appender().write_many([{"page": n, "q/uuid": build_uuid(P, 160 + n, OUTSIDE)} for n in range(20)])
-        keys = {key for one in in_a() for key, _ in producers.rows(a, one._log.id)}
+        keys = {key for one in in_a() for key, _ in producers.rows(a, one.core.log.id)}
         assert int.from_bytes(P, "big") in keys
         with pytest.raises(InvalidArgument, match="on one log"):
             append_stamped(queue, [])

@@ -262,7 +262,9 @@ def test_a_ring_in_vain_wakes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return looks[-1]
 
         queue = store.queue("q")
-        sleeper = threading.Thread(target=wakeup.wait, args=([(store.core.doorbells, queue._log.mask)], ready, None))
+        sleeper = threading.Thread(
+            target=wakeup.wait, args=([(store.core.doorbells, queue.core.log.mask)], ready, None)
+        )
         sleeper.start()
         wait_until_listening(store)
         store.queue("other").close()

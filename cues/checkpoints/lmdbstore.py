@@ -181,7 +181,7 @@ class LMDBCheckpoint:
             self.store.sync()
         faults.point("checkpoint.after")
         # 4. Ring.
-        self.store.core.ring(wakeup.union(queue._log.mask for queue, _ in writes.appends))
+        self.store.core.ring(wakeup.union(queue.core.log.mask for queue, _ in writes.appends))
 
     def _raise_fence(self, txn: StoreTransaction, expected: int | None, lease: str) -> int:
         stored = _fence_of(txn.get(self._key))
@@ -197,7 +197,7 @@ class LMDBCheckpoint:
         if stored != fence:
             raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, stored)
         for queue, pages in writes.appends:
-            queue._append_pages(txn, pages)
+            queue.core.append_pages(txn, pages)
         self._table.write(txn)
         faults.point("checkpoint.inside")
 

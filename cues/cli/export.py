@@ -59,7 +59,7 @@ def export(
     with target.open() as opened, slowly() as say:
         queue = targets.open_queue(target, opened)
         refuse_partitioned(queue, target)
-        index = None if begin is None else place.now_on(queue._log, begin, "--from")
+        index = None if begin is None else place.now_on(queue.core.log, begin, "--from")
 
         def progress(done: int, size: int) -> None:
             say(f"{queue.id}: {done:,} messages", queue=queue.id, messages=done, bytes=size)

@@ -22,6 +22,7 @@ from cues.graphs.graphfile import shown
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.running import Running
 from cues.queues.backpressure import WARN_S
+from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
@@ -69,7 +70,7 @@ class Before:
 
 def _end(queue: Queue) -> int:
     """The number of messages that were ever on a queue, on all its partitions."""
-    return sum(row.next - 1 for row in queue._rows())
+    return sum(row.next - 1 for row in queue.core.rows())
 
 
 def _positions(store: Store) -> dict[str, int]:
@@ -170,7 +171,7 @@ class Summary:
 
     def _error_logs(self, queue: str) -> list[ErrorLog]:
         rows = ErrorRows(self._running.store)
-        return [ErrorLog(rows, view._log) for view in self._running.queues[queue]._views]
+        return [ErrorLog(rows, view.core.log) for view in views_of(self._running.queues[queue])]
 
     def _unresolved_records(self) -> dict[str, int]:
         """The number of unresolved records on each error queue that no processor of the graph has taken."""

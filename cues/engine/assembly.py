@@ -37,6 +37,7 @@ from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
 from cues.graphs.processor import Node
 from cues.queues import marks, processor_rows
+from cues.queues.base import read_as, view_of
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topology
 from cues.queues.queue import Queue
@@ -207,8 +208,8 @@ def claimants_of(queues: Mapping[str, Queue], nodes: Sequence[Node]) -> list[Cla
     """The units, with the logs that they read."""
 
     def logs(node: Node) -> dict[str, Log]:
-        views = {node.tailer(port.queue): queues[port.queue]._view(node.partition) for port in node.reads}
-        return {tailer: view._read_as(node.options.isolation)._log for tailer, view in views.items()}
+        views = {node.tailer(port.queue): view_of(queues[port.queue], node.partition) for port in node.reads}
+        return {tailer: read_as(view, node.options.isolation).core.log for tailer, view in views.items()}
 
     return [Claimant(node.id, node.stored_kind, logs(node), node.first_id) for node in nodes]
 
@@ -216,7 +217,7 @@ def claimants_of(queues: Mapping[str, Queue], nodes: Sequence[Node]) -> list[Cla
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> None:
     """Warn of queues that are empty and that no processor writes, if their name is nearly that of a written one."""
     for queue, near in plan.misspelt.items():
-        if all(row.next == 1 for row in queues[queue]._rows()):
+        if all(row.next == 1 for row in queues[queue].core.rows()):
             readers = ", ".join(node.id for node in plan.running if queue in {port.queue for port in node.reads})
             emit(events.Event(readers, f"reads {unwritten(queue, near)}", logging.WARNING))
 
@@ -260,7 +261,7 @@ def _claim(
         rows = ownership.claim(accept_topology, above=epoch, only=claimants)
     except BaseException:
         for queue, reader in begun:
-            low_water.drop_mark(queue.store, queue._log.id, reader)
+            low_water.drop_mark(queue.store, queue.core.log.id, reader)
         raise
     _drop_marks(stores, claimants, before)
     return rows
@@ -312,7 +313,7 @@ def _marks(
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
-                log = queues[by_tailer[tailer]]._view(node.partition)._read_as(node.options.isolation)
+                log = read_as(view_of(queues[by_tailer[tailer]], node.partition), node.options.isolation)
                 mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
                 marked[node.id][tailer] = Marked(mark, node.id, place)
     return marked
@@ -331,7 +332,7 @@ def _begin_marks(
     for node in nodes:
         reader = marks.ForeignReader(home.id, node.key, 0)
         for port in node.reads:
-            queue = queues[port.queue]._view(node.partition)
+            queue = view_of(queues[port.queue], node.partition)
             if queue.store is home:
                 continue
             mark = low_water.LowWater(queue, reader)

@@ -187,9 +187,9 @@ def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emi
 
 def _drop_all(queue: Queue) -> None:
     def drop(txn: StoreTransaction) -> bool:
-        row = queue._log.row(txn)
-        queue._log.move_front(txn, row, row.next)
-        deleted, _ = queue._log.delete_before(txn, row, row.next)
+        row = queue.core.log.row(txn)
+        queue.core.log.move_front(txn, row, row.next)
+        deleted, _ = queue.core.log.delete_before(txn, row, row.next)
         return deleted > 0
 
     while queue.store.core.commit(drop):
@@ -274,7 +274,7 @@ def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Q
     queue = store.queue(name)
     before = queue.options
     options = {option: getattr(given, option) for option in given.to_dict()}
-    queue._give(given)
+    queue.core.give(given)
     known = before.to_dict()
     changed = [option for option, value in given.to_dict().items() if known.get(option) != value]
     if changed:

@@ -98,7 +98,7 @@ class Forwarder:
         self._forks = [_Fork(home, other, processor) for processor in processors]
         self._marks = marks
         self._marked_at = time.monotonic()
-        bounded = any(marked.mark.queue._bounded for marked in marks)  # writers there wait for these readers
+        bounded = any(marked.mark.queue.core.bounded for marked in marks)  # writers there wait for these readers
         self._mark_s = wakeup.SAFETY_S if bounded else MARK_S
         self._queues: dict[str, Queue] = dict(queues or {})
         self.mask = wakeup.union(fork_queue.log.mask for fork_queue in self._forks)
@@ -185,7 +185,7 @@ class Forwarder:
         fork_queue.known = (row, steps[-1].next)
         self.forwarded += sum(step.next - step.index - 1 for step in steps)
         # 5. Ring.
-        self.other.core.ring(wakeup.union(queue._log.mask for queue in queues.values()))
+        self.other.core.ring(wakeup.union(queue.core.log.mask for queue in queues.values()))
         # 6. Trim.
         if steps[-1].index - fork_queue.first > TRIM_MESSAGES:
             self._trim(fork_queue, steps[-1].index)
@@ -204,7 +204,7 @@ class Forwarder:
         ends = {} if expected is None else dict(ProducerRow.unpack(expected).ends)
         for step in steps:
             for queue, pages in step.appends:
-                start = queues[queue]._append_pages(txn, pages)
+                start = queues[queue].core.append_pages(txn, pages)
                 ends[queue] = start + sum(page.count for page in pages) - 1
         faults.point("forward.inside")
         last = steps[-1]

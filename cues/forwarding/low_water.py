@@ -26,7 +26,7 @@ class LowWater:
     def __init__(self, queue: Queue, reader: ForeignReader, holding: bool = False) -> None:
         self.queue = queue
         self.reader = reader
-        self._key = names.low_water_key(queue._log.id, reader.home, reader.name)
+        self._key = names.low_water_key(queue.core.log.id, reader.home, reader.name)
         self._holding = holding
         self._guard = threading.Lock()
         self._written = self._read()
@@ -83,14 +83,14 @@ class LowWater:
 
     def _needed_from(self, position: int) -> int:
         """Return the first index that a reader at this position still needs."""
-        if not self.queue._is_committed:
+        if not self.queue.core.is_committed:
             return position
         with self.queue.store.core.view() as txn:
-            return self.queue._log.needed_from(txn, position)
+            return self.queue.core.log.needed_from(txn, position)
 
     def _write(self, mark: Mark) -> None:
         def put(txn: StoreTransaction) -> None:
-            marks.put(txn, self.queue._log.id, self.reader, mark)
+            marks.put(txn, self.queue.core.log.id, self.reader, mark)
             faults.point("mark.inside")
 
         self.queue.store.core.commit(put)

@@ -28,7 +28,7 @@ class HeldPartition:
         """``queue`` is the handle on this partition alone."""
         self.partition = partition
         self.queue = queue
-        self.log = queue._log
+        self.log = queue.core.log
         self.claim = claim
         self.next = claim.next
         """The index after the last message that was handed out."""

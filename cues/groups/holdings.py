@@ -30,6 +30,7 @@ from cues.groups.settings import MemberSettings, OnChange
 from cues.groups.sticky import Partition, siblings
 from cues.groups.table import Begin, GroupTable, GroupView, new_id
 from cues.queues import claims
+from cues.queues.base import read_as, view_of
 from cues.queues.claims import Claim
 from cues.queues.group_rows import MemberRow
 from cues.queues.processor_rows import boot
@@ -150,13 +151,13 @@ class Holdings:
 
     def _open(self, row: MemberRow) -> None:
         isolation = self.table.isolation
-        self.queues |= {q: self.store.queue(q)._read_as(isolation) for q in row.queues if q not in self.queues}
+        self.queues |= {q: read_as(self.store.queue(q), isolation) for q in row.queues if q not in self.queues}
 
     def _begin(self, row: MemberRow, named: Collection[str]) -> Begin:
         """Return where queues begin on which the group has no position. Not in a transaction: it opens partitions."""
         known = {queue for queue, _ in self.table.look(row.queues).claims}
         logs = {
-            (queue, number): self.queues[queue]._view(number)._log
+            (queue, number): view_of(self.queues[queue], number).core.log
             for queue in row.queues
             if queue not in known and self._settings.start != "earliest"
             for number in range(self.queues[queue].partitions)
@@ -354,7 +355,7 @@ class Holdings:
         free = [p for p in wanted if others.isdisjoint((p, *siblings(p, self.row.together)))]
         if not free:
             return True
-        logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
+        logs = {partition: view_of(self.queues[partition[0]], partition[1]).core.log for partition in free}
         taken = self.table.claim(self.name, self.id, logs, self.row.together)
         self._hold(taken)
         return not taken
@@ -365,7 +366,7 @@ class Holdings:
 
     def _held(self, partition: Partition, claim: Claim) -> HeldPartition:
         queue, number = partition
-        held = HeldPartition(partition, self.queues[queue]._view(number), claim)
+        held = HeldPartition(partition, view_of(self.queues[queue], number), claim)
         if self.table.isolation == "uncommitted":
             held.on_pending = functools.partial(self._tell_of_pending, queue)
         return held

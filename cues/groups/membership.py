@@ -49,6 +49,7 @@ from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
 from cues.overrides import override
 from cues.queues import claims
+from cues.queues.base import view_of
 from cues.queues.base_tailer import Reader
 from cues.queues.committed import Isolation
 from cues.queues.group_rows import MemberRow
@@ -488,7 +489,7 @@ class Member(Reader):
     def positions(self) -> dict[Partition, int]:
         """The group's committed position (the next index to read) on every partition of this member's queues."""
         seen = self.table.look(self._queues).claims
-        logs = {(queue, number): self.holdings.queues[queue]._view(number)._log for queue, number in seen}
+        logs = {(queue, number): view_of(self.holdings.queues[queue], number).core.log for queue, number in seen}
         with self.store.core.view() as txn:
             return {partition: logs[partition].index_of(txn, claim.next) for partition, claim in seen.items()}
 
@@ -511,7 +512,7 @@ class Member(Reader):
         """
         self._no_session("seek")
         wanted = self._chosen(partitions)
-        self.table.seek({(queue, n): self.holdings.queues[queue]._view(n)._log for queue, n in wanted}, to)
+        self.table.seek({(queue, n): view_of(self.holdings.queues[queue], n).core.log for queue, n in wanted}, to)
         self.holdings.stale()
         self._keep_up()
 

@@ -23,6 +23,7 @@ from cues.groups.places import Place
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues import claims, group_rows
+from cues.queues.base import read_as, view_of
 from cues.queues.claims import Claim
 from cues.queues.committed import Isolation, log_at
 from cues.queues.group_rows import MemberRow
@@ -97,8 +98,8 @@ def seek(store: Store, group: str, to: Place, *partitions: Partition | str) -> d
     isolation = _isolation(store, group, known)
     table = GroupTable(store, group, isolation)
     named = table.named(known, partitions or known, f"The group {group}")
-    handles = {queue: store.queue(queue)._read_as(isolation) for queue, _ in named}
-    return table.seek({(queue, number): handles[queue]._view(number)._log for queue, number in named}, to)
+    handles = {queue: read_as(store.queue(queue), isolation) for queue, _ in named}
+    return table.seek({(queue, number): view_of(handles[queue], number).core.log for queue, number in named}, to)
 
 
 def forget(store: Store, group: str) -> None:

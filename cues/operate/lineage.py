@@ -26,6 +26,7 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError
 from cues.operate.shape import Shape
+from cues.queues.base import views_of
 from cues.queues.log import Log
 from cues.queues.processor_rows import key_of
 from cues.queues.queue import Queue
@@ -163,7 +164,7 @@ def step_that_wrote(store: Store, units: list[ProcessorId], hash: str) -> Step |
 
 def by_metadata(queue: Queue, log: str, index: int, since_ns: int) -> list[Descendants]:
     """The messages of a queue whose metadata name the message ``index`` of ``log``, by partition."""
-    return [_in_log(view._log, log, index, since_ns) for view in queue._views]
+    return [_in_log(view.core.log, log, index, since_ns) for view in views_of(queue)]
 
 
 def _in_log(within: Log, log: str, index: int, since_ns: int) -> Descendants:

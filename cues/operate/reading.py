@@ -24,6 +24,7 @@ from cues.operate import positions
 from cues.operate.positions import Position
 from cues.operate.refused import Refused
 from cues.overrides import override
+from cues.queues.base import views_of
 from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
@@ -126,12 +127,14 @@ class StoreReader(Reader):
 
     @override
     def ends(self) -> dict[int, tuple[int, int]]:
-        return {view._log.partition: (row.first, row.next) for view in self.queue._views for row in [view._row()]}
+        return {
+            view.core.log.partition: (row.first, row.next) for view in views_of(self.queue) for row in [view.core.row()]
+        }
 
     @override
     def go(self, place: Position, option: str) -> None:
         if not isinstance(self._tailer, MergedTailer):
-            self._tailer.to_index(positions.now_on(self.queue._log, place, option))
+            self._tailer.to_index(positions.now_on(self.queue.core.log, place, option))
         elif isinstance(place, int):
             raise Refused(
                 f"{self.queue.id} has {self.queue.partitions} partitions, and an index belongs to one.",
@@ -167,7 +170,7 @@ class StoreReader(Reader):
 
     def _last(self, count: int, condition: Condition | None) -> int:
         """The index of the first of the last ``count`` matching messages."""
-        log, row = self.queue._log, self.queue._row()
+        log, row = self.queue.core.log, self.queue.core.row()
         if condition is None or not count:
             return max(row.first, row.next - count)
         matching: deque[int] = deque(maxlen=count)

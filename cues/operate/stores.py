@@ -295,7 +295,7 @@ class StorePlace:
                     f"{queue.id} has {queue.partitions} partitions, and each has indices of its own.",
                     f"give a time; or {self.target.again(f'{queue.id}/0')} --before {before}",
                 )
-            at = before if isinstance(before, datetime) else positions.now_on(queue._log, before, "--before")
+            at = before if isinstance(before, datetime) else positions.now_on(queue.core.log, before, "--before")
             plans = [self._with_new_processors(plan) for plan in queue.plan_purge(at)]
             indices = {plan.log: plan.index for plan in plans}
             yield PlannedPurges(

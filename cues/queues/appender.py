@@ -10,7 +10,7 @@ from cues.base.closing import Closing
 from cues.errors import Closed, CuesError, SchemaError
 from cues.overrides import override
 from cues.queues import backpressure
-from cues.queues.base import BaseQueue, OptionsChanged
+from cues.queues.base import BaseQueue, OptionsChanged, view_of
 from cues.queues.delays import At, Delay, delayed
 from cues.queues.partitioners import is_watermark
 from cues.queues.placement import PartitionShare, Place
@@ -33,11 +33,11 @@ class Appender(Closing):
         self.queue = queue
         self._timeout = timeout
         self._store = queue.store
-        self._mask = queue._log.mask
+        self._mask = queue.core.log.mask
         queue.options  # noqa: B018  (loads the options in force)
         self._commit = queue.store.core.commit
         self._ring = queue.store.core.ring
-        self._plain = queue._append_plain
+        self._plain = queue.core.append_plain
         self._closed = False
 
     def write(self, message: dict[str, Any], *, deliver_at: At = None, delay: Delay = None) -> int | Place:
@@ -51,16 +51,16 @@ class Appender(Closing):
         :class:`InvalidArgument` (not a dict), :class:`StoreFull`, or :class:`QueueFull` if the queue has ``max_lag`` or
         ``max_bytes`` and had no room for ``timeout`` seconds; then nothing was written.
         """
-        if self._closed or self.queue._lifetime.closed:
+        if self._closed or self.queue.core.lifetime.closed:
             self._check()
         if deliver_at is not None or delay is not None:
             message = delayed(message, deliver_at, delay)
         queue = self.queue
-        if queue._bounded:
+        if queue.core.bounded:
             self._await_room()
-        version = queue._version
+        version = queue.core.version
         body = None if queue.is_partitioned else batch.plain(message)
-        if body is None or len(body) > queue._options.max_message_bytes:
+        if body is None or len(body) > queue.core.options.max_message_bytes:
             placed: Any = self.write_many([message])  # Any: compiled, a value known as int loses its subclass
             return placed[0]  # type: ignore[no-any-return]
         if faults.active:
@@ -82,22 +82,22 @@ class Appender(Closing):
         In a queue with several partitions, return the :class:`cues.queues.placement.Place` of each message, in the
         order given. Raises the errors of :meth:`write`; the text names the message at fault.
         """
-        if self._closed or self.queue._lifetime.closed:
+        if self._closed or self.queue.core.lifetime.closed:
             self._check()
         appended = messages if isinstance(messages, list) else list(messages)
         if deliver_at is not None or delay is not None:
             appended = [delayed(message, deliver_at, delay) for message in appended]
         queue = self.queue
         while True:
-            version, options, spread = queue._version, queue._options, queue.is_partitioned
+            version, options, spread = queue.core.version, queue.core.options, queue.is_partitioned
             if not appended:
-                next = 0 if spread else queue._row().next
+                next = 0 if spread else queue.core.row().next
                 return [] if spread else range(next, next)
-            if queue._bounded:
+            if queue.core.bounded:
                 self._await_room()
             try:
                 if spread:
-                    built = build(queue, appended, queue._shares(appended))
+                    built = build(queue, appended, queue.core.shares(appended))
                 else:
                     pages = batch.build(appended, options.max_message_bytes, strips=options._strips)
                     built = [(queue, pages, _WHOLE)]
@@ -117,7 +117,7 @@ class Appender(Closing):
             if faults.active:
                 faults.point("append.after")
             if spread:
-                self._ring(wakeup.union(view._log.mask for view, _, _ in built))
+                self._ring(wakeup.union(view.core.log.mask for view, _, _ in built))
                 return places(len(appended), built, starts)
             self._ring(self._mask)
             return range(starts[0], starts[0] + len(appended))
@@ -134,8 +134,8 @@ class Appender(Closing):
         backpressure.wait_for_room(gate, self._timeout, check)
 
     def _append(self, txn: StoreTransaction, built: Built[BaseQueue], version: int) -> list[int]:
-        starts = [view._append_pages(txn, pages) for view, pages, _ in built]
-        if self.queue._version != version:
+        starts = [view.core.append_pages(txn, pages) for view, pages, _ in built]
+        if self.queue.core.version != version:
             raise OptionsChanged
         if faults.active:
             faults.point("append.inside")
@@ -148,7 +148,7 @@ class Appender(Closing):
     def _check(self) -> None:
         if self._closed:
             raise Closed(f"The appender of {self.queue.id!r} is closed.", "make a new one with queue.appender().")
-        self.queue._check()
+        self.queue.core.check_open()
 
     @override
     def __repr__(self) -> str:
@@ -192,7 +192,7 @@ def build(
 
     ``digest`` is the delivery hash of the step that wrote the messages.
     """
-    options = queue._options
+    options = queue.core.options
     built: Built[Q] = []
     for share in shares:
         chosen = [messages[offset] for offset in share.offsets]
@@ -201,7 +201,7 @@ def build(
         except CuesError as error:
             error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
             raise
-        built.append((queue._view(share.partition), pages, share))
+        built.append((view_of(queue, share.partition), pages, share))
     return built
 
 

@@ -39,7 +39,7 @@ from cues.base.texts import quoted
 from cues.errors import QueueFull
 from cues.overrides import override
 from cues.queues import claims, group_rows, marks
-from cues.queues.base import BaseQueue
+from cues.queues.base import BaseQueue, views_of
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
@@ -143,7 +143,7 @@ def readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
 
 def room_on(txn: StoreTransaction, queue: BaseQueue, options: QueueOptions, excused: Any) -> tuple[int, list[Edge]]:
     """Return the messages for which a log has room, and the readers that are too far behind, without the excused."""
-    log = queue._log.records
+    log = queue.core.log.records
     row = log.row(txn)
     room, late = ENDLESS, []
     mean = 0.0
@@ -260,12 +260,12 @@ class Gate:
     @property
     def bounded(self) -> list[BaseQueue]:
         """The queues that have a bound now."""
-        return [queue for queue in self._queues if queue._bounded]
+        return [queue for queue in self._queues if queue.core.bounded]
 
     @property
     def interests(self) -> list[tuple[wakeup.Doorbells | None, int]]:
         """The doorbells that the readers ring."""
-        return [(view.store.core.doorbells, view._log.mask) for queue in self.bounded for view in queue._views]
+        return [(view.store.core.doorbells, view.core.log.mask) for queue in self.bounded for view in views_of(queue)]
 
     @property
     def waited_s(self) -> float:
@@ -278,7 +278,7 @@ class Gate:
         A wait that is over is forgotten by :meth:`clear`, which the writer calls when it begins.
         """
         for queue in self._queues:
-            if queue._bounded:
+            if queue.core.bounded:
                 break
         else:
             self.late = []
@@ -300,9 +300,9 @@ class Gate:
     def _look(self, bounded: Sequence[BaseQueue], excused: set[tuple[str, str]]) -> tuple[int, list[Edge]]:
         room, late = ENDLESS, []
         for queue in bounded:
-            for view in queue._views:
+            for view in views_of(queue):
                 with view.store.core.view() as txn:
-                    free, behind = room_on(txn, view, view._options, excused)
+                    free, behind = room_on(txn, view, view.core.options, excused)
                 room = min(room, free)
                 late += behind
         return room, late
@@ -405,7 +405,7 @@ def await_room(queues: Iterable[BaseQueue], own: Iterable[str] = (), timeout: fl
 
     Raises :class:`QueueFull` after ``timeout`` seconds.
     """
-    bounded = [queue for queue in queues if queue._bounded]
+    bounded = [queue for queue in queues if queue.core.bounded]
     if not bounded:
         return
     store = bounded[0].store

@@ -60,7 +60,7 @@ class BaseTailer(Reader):
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        return self._store.core.doorbells, self.queue._log.mask
+        return self._store.core.doorbells, self.queue.core.log.mask
 
     def to_start(self) -> None:
         """Move to the first message that is left, on every partition that this tailer reads."""
@@ -89,9 +89,9 @@ class BaseTailer(Reader):
         self._closed = True
         self._store.core.ring_own()
 
-    def _check(self) -> None:
+    def check_open(self) -> None:
         """Raise :class:`Closed` if the tailer, its queue or its store is closed."""
-        if self._closed or self.queue._lifetime.closed or self._store.closed:
+        if self._closed or self.queue.core.lifetime.closed or self._store.closed:
             if self._closed:
                 raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open another one with queue.tailer(...).")
-            self.queue._check()
+            self.queue.core.check_open()

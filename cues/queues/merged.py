@@ -23,7 +23,7 @@ from typing import Any
 from cues.errors import BatchDamaged, InvalidArgument
 from cues.native import mypyc_attr
 from cues.overrides import override
-from cues.queues.base import BaseQueue, check_index
+from cues.queues.base import BaseQueue, check_index, view_of
 from cues.queues.base_tailer import Place
 from cues.queues.log import Log
 from cues.queues.tailer import Direction, Tailer
@@ -129,8 +129,8 @@ class MergedTailer(Tailer):
 
     def _have_all(self) -> None:
         """Make a tailer for every partition that was added."""
-        for number in range(len(self._parts), self.queue._options.partitions):
-            part = Tailer(self.queue._view(number), self.name, self._meta)
+        for number in range(len(self._parts), self.queue.core.options.partitions):
+            part = Tailer(view_of(self.queue, number), self.name, self._meta)
             part._direction = self._direction
             self._parts.append(part)
             self._current = None

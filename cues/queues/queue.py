@@ -38,7 +38,7 @@ from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, Store
 from cues.native import mypyc_attr
 from cues.queues import spans
 from cues.queues.appender import Appender, TypedAppender
-from cues.queues.base import BaseQueue, check_index, read_record, unpack_record
+from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.base_tailer import Place
 from cues.queues.committed import Isolation
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
@@ -76,16 +76,16 @@ class Queue(BaseQueue):
         made when there was one partition continues with that one. A running graph takes in the new partitions within
         half a second, and reads them from their beginning.
         """
-        self._check()
-        self._not_a_try_log("grows")
-        if self._whole is not None:
+        self.core.check_open()
+        self.core.refuse_try_log("grows")
+        if self.core.whole is not None:
             raise InvalidArgument(
                 f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).grow({partitions!r})."
             )
         partitions = QueueOptions(partitions=partitions).partitions
         self.store.core.commit(self._grow, partitions)
         with self.store.core.view() as txn:
-            self._follow_options(txn, self._log.row(txn))
+            self.core.follow_options(txn, self.core.log.row(txn))
 
     def _grow(self, txn: StoreTransaction, partitions: int) -> None:
         record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
@@ -114,8 +114,8 @@ class Queue(BaseQueue):
 
         Raises :class:`InvalidArgument` for a try log, which only its processor writes.
         """
-        self._check()
-        self._not_a_try_log("writes")
+        self.core.check_open()
+        self.core.refuse_try_log("writes")
         if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise InvalidArgument(f"appender(timeout={timeout!r}).", "pass seconds, 0 or more, or None.")
         return Appender(self, timeout) if schema is None else TypedAppender(self, timeout, schema_of(schema))
@@ -129,8 +129,8 @@ class Queue(BaseQueue):
         after they are acknowledged, in the order of the acknowledgements (:mod:`cues.queues.committed`). The position
         of a name is for one isolation; the other raises :class:`InvalidArgument`.
         """
-        self._check()
-        queue = self._read_as(isolation)
+        self.core.check_open()
+        queue = read_as(self, isolation)
         if self.partitions > 1:
             return MergedTailer(queue, name, meta)
         return Tailer(queue, name, meta)
@@ -174,7 +174,7 @@ class Queue(BaseQueue):
         schema: Any,
         metadata: bool,
     ) -> Any:
-        self._check()
+        self.core.check_open()
         tables = import_module("cues.steps.tables")
         if self.partitions > 1 and (isinstance(start, int) or isinstance(stop, int)):
             raise InvalidArgument(
@@ -190,7 +190,7 @@ class Queue(BaseQueue):
         messages: list[dict[str, Any]] = []
         facts: dict[str, list[Any]] = {"q/partition": [], "q/index": [], "q/time": []}
         # Messages that come later are not read.
-        left = {view._log.partition: row.next for view, row in zip(self._views, self._rows())}
+        left = {view.core.log.partition: row.next for view, row in zip(views_of(self), self.core.rows())}
         for message in tailer:
             envelope = tailer.envelope
             assert envelope is not None
@@ -237,9 +237,9 @@ class Queue(BaseQueue):
 
     def plan_purge(self, before: int | datetime) -> list[PlannedPurge]:
         """Return what :meth:`purge` would drop now from each partition: messages, bytes, and readers that lose some."""
-        self._check()
-        self._not_a_try_log("trims")
-        place, logs = self._place_of(before), [view._log for view in self._views]
+        self.core.check_open()
+        self.core.refuse_try_log("trims")
+        place, logs = self._place_of(before), [view.core.log for view in views_of(self)]
         with self.store.core.view() as txn:
             rows = [(log, log.row(txn)) for log in logs]
             return [planned(txn, log, row, place(txn, log, row)) for log, row in rows]
@@ -249,9 +249,9 @@ class Queue(BaseQueue):
         return self._purge(lambda txn, log, row: row.next)
 
     def _purge(self, place: Place, refuse: bool = False) -> int:
-        self._check()
-        self._not_a_try_log("trims")
-        logs = [view._log.records for view in self._views]
+        self.core.check_open()
+        self.core.refuse_try_log("trims")
+        logs = [view.core.log.records for view in views_of(self)]
         try:
             dropped = self.store.core.commit(self._move_fronts, logs, place, refuse)
         except StoreFull as error:
@@ -347,7 +347,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
     if record.get("format", 1) != 1 or record.get("schema") is not None:
         newer = "install a newer version (pip install -U cues-streams)."
         raise _refused(id, "schema", f"The queue {id!r} was written by a newer Cues.", newer)
-    queue = Queue(store, id, QueueOptions.from_dict(record["options"]), record["version"])
+    queue = Queue(QueueCore(store, id, QueueOptions.from_dict(record["options"]), record["version"]))
     if options:
         _change(queue, options)
     return queue
@@ -503,11 +503,11 @@ def refuse_replacing(queue: str, old: QueueOptions, new: QueueOptions, grow: str
 
 
 def _change(queue: Queue, options: Mapping[str, Any]) -> None:
-    queue._not_a_try_log("changes")
+    queue.core.refuse_try_log("changes")
     old = queue.options
     new = old._changed(options)
     refuse_replacing(queue.id, old, new, f"call store.queue({queue.id!r}).grow({new.partitions})")
-    queue._give(new)
+    queue.core.give(new)
     if new.to_dict() == old.to_dict():
         return
     if queue.store.readonly:
@@ -521,4 +521,4 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
 
     queue.store.core.commit(change)
     with queue.store.core.view() as txn:
-        queue._follow_options(txn, queue._log.row(txn))
+        queue.core.follow_options(txn, queue.core.log.row(txn))

@@ -70,7 +70,7 @@ class ReadUncommitted:
         check_one_log(queue)
         self.queue = queue
         self.journal = journal_of(queue)
-        row = queue._row()
+        row = queue.core.row()
         self.index = row.first if begin is None else check_index(begin, row.next, f"begin={begin!r}")
         """The index that is read next."""
         self._end = end
@@ -101,12 +101,12 @@ class ReadUncommitted:
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this reader."""
-        return self.queue.store.core.doorbells, self.queue._log.mask
+        return self.queue.store.core.doorbells, self.queue.core.log.mask
 
     def _fill(self) -> bool:
         """Read ahead; False if there is nothing."""
-        self.queue._check()
-        log, start = self.queue._log, self.index
+        self.queue.core.check_open()
+        log, start = self.queue.core.log, self.index
         count = AHEAD_MESSAGES if self._end is None else min(AHEAD_MESSAGES, self._end - start)
         if count <= 0:
             return False

@@ -42,23 +42,23 @@ def roll_back(txn: StoreTransaction, queue: BaseQueue, producer: int, fences: bo
 
     ``fences``: the producer may be alive; it then gets :class:`Fenced`.
     """
-    written = producers.read(txn, queue._log.id, producer)
+    written = producers.read(txn, queue.core.log.id, producer)
     if written is None or not written.begin:
         return False
     stamps = Stamps(producer, _ACK, ticks(written.acked, 1))
-    queue._append_pages(txn, batch.build((), batch.OWN_BYTES_MAX, encoded=[_EMPTY], stamps=stamps))
+    queue.core.append_pages(txn, batch.build((), batch.OWN_BYTES_MAX, encoded=[_EMPTY], stamps=stamps))
     if fences:
-        spans.put_open(txn, queue._log.id, producer, spans.Open(written.begin, 0, spans.ROLLED_BACK))
+        spans.put_open(txn, queue.core.log.id, producer, spans.Open(written.begin, 0, spans.ROLLED_BACK))
     return True
 
 
 def expire(txn: StoreTransaction, queue: BaseQueue) -> int:
     """Roll back the transactions of a log whose deadline has passed; return their number."""
-    gone = list(spans.expired(txn, queue._log.id, clock.now_ns()))
+    gone = list(spans.expired(txn, queue.core.log.id, clock.now_ns()))
     for producer in gone:
         roll_back(txn, queue, producer, fences=True)
         told = "%s: the pending messages of publisher %012x were rolled back: its transaction_timeout_s has passed"
-        about = {**logs.of_log(queue._log.id), "producer": f"{producer:012x}"}
+        about = {**logs.of_log(queue.core.log.id), "producer": f"{producer:012x}"}
         queue.store.core.afterwards.append(functools.partial(log.warning, told, queue.id, producer, **about))
     if gone:
         faults.point("expire.inside")
@@ -68,20 +68,20 @@ def expire(txn: StoreTransaction, queue: BaseQueue) -> int:
 def look(queue: BaseQueue) -> None:
     """Roll back expired transactions, as a reader at the end of the log; at most every :data:`LOOK_S`."""
     now = time.monotonic()
-    if now < queue._look_at or queue.store.readonly:
+    if now < queue.core.look_at or queue.store.readonly:
         return
-    queue._look_at = now + LOOK_S
+    queue.core.look_at = now + LOOK_S
     with queue.store.core.view() as txn:
-        gone = any(spans.expired(txn, queue._log.id, clock.now_ns()))
+        gone = any(spans.expired(txn, queue.core.log.id, clock.now_ns()))
     if gone:
         with contextlib.suppress(CuesError):  # a reader does not fail because it cannot write; another one will
             queue.store.core.commit(expire, queue)
-            queue.store.core.ring(queue._log.mask)
+            queue.store.core.ring(queue.core.log.mask)
 
 
 def fence(txn: StoreTransaction, queue: BaseQueue, producer: int, begin: int) -> None:
     """Raise :class:`Fenced` if the transaction that the producer began at ``begin`` was rolled back by another."""
-    open = spans.read_open(txn, queue._log.id, producer)
+    open = spans.read_open(txn, queue.core.log.id, producer)
     if open is not None and open.begin == begin and open.size == spans.ROLLED_BACK:
         raise Fenced(
             f"The transaction of publisher {producer:012x} in {queue.id!r}, pending from {begin} on, was rolled back:"
@@ -94,6 +94,6 @@ def fence(txn: StoreTransaction, queue: BaseQueue, producer: int, begin: int) ->
 
 def decide(txn: StoreTransaction, queue: BaseQueue, producer: int) -> None:
     """Remove the deadline of a pending transaction: from now on its owner's checkpoint decides."""
-    open = spans.read_open(txn, queue._log.id, producer)
+    open = spans.read_open(txn, queue.core.log.id, producer)
     if open is not None and open.size != spans.ROLLED_BACK:
-        spans.put_open(txn, queue._log.id, producer, open._replace(deadline_ns=0))
+        spans.put_open(txn, queue.core.log.id, producer, open._replace(deadline_ns=0))

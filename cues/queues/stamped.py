@@ -82,7 +82,7 @@ def append_all(
         faults.point("stamped.before")
         if store.core.commit(_write, pages, read, pages=size + len(read)):
             break
-    store.core.ring(wakeup.union(queue._log.mask for queue, _ in pages))
+    store.core.ring(wakeup.union(queue.core.log.mask for queue, _ in pages))
     return appended
 
 
@@ -115,7 +115,7 @@ def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
     """Encode a message without its ``q/uuid``; one with metadata stays a dict. Raises as an append does."""
     if isinstance(message, dict) and names.UUID in message:
         message = {key: value for key, value in message.items() if key != names.UUID}
-    options = queue._options
+    options = queue.core.options
     return batch.pack_one(message, options.max_message_bytes, options._strips)
 
 
@@ -129,7 +129,7 @@ def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps |
         if kind is bytes:
             pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=own)
         else:
-            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=queue._options._strips, stamps=own)
+            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=queue.core.options._strips, stamps=own)
         start += len(run)
     return pages
 
@@ -142,8 +142,8 @@ def check_target(queue: BaseQueue | str) -> None:
             "give the mapping queues as partitions: store.matching('…/*'), or a list of store.queue(…).",
         )
     check_one_log(queue)
-    queue._check()
-    queue._not_a_try_log("writes")
+    queue.core.check_open()
+    queue.core.refuse_try_log("writes")
 
 
 def check_one_log(queue: BaseQueue) -> None:
@@ -162,7 +162,7 @@ def check_one_log(queue: BaseQueue) -> None:
 
 def _read(store: BaseStore, encoded: Sequence[_EncodedPairs]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
-    keys = {(bound.queue._log.id, identity[0]) for bound in encoded for identity in bound.identities if identity}
+    keys = {(bound.queue.core.log.id, identity[0]) for bound in encoded for identity in bound.identities if identity}
     with store.core.view() as txn:
         return {key: producers.read(txn, *key) for key in keys}
 
@@ -178,7 +178,7 @@ def _decide(
     pages_by_queue: list[tuple[BaseQueue, list[Page]]] = []
     appended = 0
     for bound in encoded:
-        log = bound.queue._log.id
+        log = bound.queue.core.log.id
         kept = [
             place
             for place, (identity, before) in enumerate(zip(bound.identities, bound.before))
@@ -212,6 +212,6 @@ def _write(
     if any(producers.read(txn, *key) != written for key, written in read.items()):
         return False  # messages of the same producers were appended meanwhile: decide again
     for queue, of_queue in pages:
-        queue._append_pages(txn, of_queue)
+        queue.core.append_pages(txn, of_queue)
     faults.point("stamped.inside")
     return True

@@ -82,7 +82,7 @@ class Tailer(BaseTailer):
         self.name = name
         self.on_pending: Callable[[str], None] | None = None
         """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
-        self._log = queue._log
+        self._log = queue.core.log
         self._meta = meta
         self._direction: Direction = "forward"
         self._busy = threading.Lock()
@@ -99,10 +99,10 @@ class Tailer(BaseTailer):
         self._last: tuple[Batch, int] | None = None
         self._read: Tailer | None = None
         """With several partitions, the tailer of the message read last."""
-        self._row_key = names.reader_key(queue.name, queue._log.partition, name) if name is not None else b""
+        self._row_key = names.reader_key(queue.name, queue.core.log.partition, name) if name is not None else b""
         with self._store.core.view() as txn:
             row = self._log.row(txn)
-            self._kept = queue._follow_options(txn, row)._kept
+            self._kept = queue.core.follow_options(txn, row)._kept
             self._stored = txn.get(self._row_key) if name is not None else None
             records = self._log.records_row(txn).identity
             self._compare(txn, row)
@@ -182,7 +182,7 @@ class Tailer(BaseTailer):
         return self._record_index()
 
     def _record_index(self) -> int:
-        if not self.queue._is_committed:
+        if not self.queue.core.is_committed:
             return self._index
         with self._store.core.view() as txn:
             return self._log.index_of(txn, self._index)
@@ -241,7 +241,7 @@ class Tailer(BaseTailer):
 
     def _use(self) -> AbstractContextManager[Any]:
         """The lock for one call, for use in a ``with``: no signal handler runs between taking it and the block."""
-        self._check()
+        self.check_open()
         if self._busy.locked():
             raise ConcurrentUse(
                 f"The tailer of {self.queue.id!r} is used by another thread right now.",
@@ -259,7 +259,7 @@ class Tailer(BaseTailer):
         return self._index
 
     def _next_if_open(self) -> list[dict[str, Any]]:
-        self._check()
+        self.check_open()
         return self._next(1)
 
     def _next(self, n: int) -> list[dict[str, Any]]:
@@ -354,9 +354,9 @@ class Tailer(BaseTailer):
             else:
                 self._index = max(self._index, row.first)
                 raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
-            self._kept = self.queue._follow_options(txn, row)._kept
+            self._kept = self.queue.core.follow_options(txn, row)._kept
         if not raws:
-            if self.queue._is_committed and self._direction == "forward":
+            if self.queue.core.is_committed and self._direction == "forward":
                 rollback.look(self.queue)
             return False
         batch = self._batch

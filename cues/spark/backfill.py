@@ -15,6 +15,7 @@ from cues.engine.threads import Worker
 from cues.errors import GraphError
 from cues.graphs.processor import Node
 from cues.overrides import override
+from cues.queues.base import views_of
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow
 from cues.records.log_row import LogRow
@@ -73,10 +74,10 @@ class BackfillEngine(SparkEngine):
         nodes = [node for node in self.plan.running if node.inputs]
         written = {port.queue for node in nodes for port in node.writes} | {node.errors for node in nodes}
         self.ends = {
-            view._log.id: view._row().next
+            view.core.log.id: view.core.row().next
             for name, queue in self.queues.items()
             if name not in written
-            for view in queue._views
+            for view in views_of(queue)
         }
         """The ends, at the start, of the logs that only others write to. The next run takes later messages."""
         super()._start_threads()

@@ -26,6 +26,7 @@ from cues.base import clock
 from cues.base.texts import quoted
 from cues.errors import CuesError, Diverged, Unsupported
 from cues.overrides import override
+from cues.queues.base import read_as, views_of
 from cues.queues.committed import Isolation
 from cues.queues.queue import Queue
 from cues.queues.store import Store
@@ -174,7 +175,7 @@ class Pinned(ReadableQueue):
                 _HINT,
             )
         with Store(self.place.store, readonly=True) as store:
-            queue = store.queue(self.place.queue)._read_as(self.isolation)
+            queue = read_as(store.queue(self.place.queue), self.isolation)
             identity = _identity(queue)
             if identity != self.identity:
                 raise Diverged(
@@ -212,7 +213,7 @@ class Pinned(ReadableQueue):
     @override
     def rows(self, start: Indices, end: Indices, plan: None, lost: Lost) -> Iterator[MessageRows]:
         with self.opened() as queue:
-            logs = [view._log for view in queue._views]
+            logs = [view.core.log for view in views_of(queue)]
             count = len(end)
             if len(logs) < count:
                 raise self.behind(f"The queue {queue.id} has {len(logs)} partitions, and {count} were planned.")
@@ -226,7 +227,7 @@ class Pinned(ReadableQueue):
     def _logs(self) -> Iterator[tuple[list[Log], StoreTransaction]]:
         """The logs of the partitions, in a read transaction."""
         with self.opened() as queue:
-            logs = [view._log for view in queue._views]
+            logs = [view.core.log for view in views_of(queue)]
             with queue.store.core.view() as txn:
                 yield logs, txn
 
@@ -297,9 +298,9 @@ def this_machine() -> str:
 def pin(place: QueueAddress, isolation: Isolation = "uncommitted") -> tuple[Pinned, Indices]:
     """Find a queue, on the driver. Also return the next index of each partition, at one moment."""
     with Store(place.store, readonly=True) as store:
-        queue = store.queue(place.queue)._read_as(isolation)
+        queue = read_as(store.queue(place.queue), isolation)
         identity = _identity(queue)
-        logs = [view._log for view in queue._views]
+        logs = [view.core.log for view in views_of(queue)]
         with store.core.view() as txn:
             nexts = tuple(log.row(txn).next for log in logs)
     return Pinned(place, socket.gethostname(), this_machine(), identity, len(nexts) > 1, isolation), nexts
@@ -307,7 +308,7 @@ def pin(place: QueueAddress, isolation: Isolation = "uncommitted") -> tuple[Pinn
 
 def _identity(queue: Queue) -> bytes:
     """The identity of a queue or of one partition. Partitions share that of the queue, but not their offsets."""
-    identity, partition = queue._row().identity, queue._log.partition
+    identity, partition = queue.core.row().identity, queue.core.log.partition
     return partition_identity(identity, partition) if partition else identity
 
 

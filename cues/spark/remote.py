@@ -99,7 +99,7 @@ def inputs_of(part: Stretch) -> list[Input]:
     for piece in part.pieces:
         input = Input(piece.binding, piece.tailer, _store(piece.site).queue(piece.queue))
         input.identity = piece.identity
-        if input.queue._row().identity != piece.identity:
+        if input.queue.core.row().identity != piece.identity:
             raise Diverged(
                 f"The queue {piece.queue!r} of {piece.site.path} is another one here than in the driver.",
                 "use a store that driver and executors share.",

@@ -25,6 +25,7 @@ from typing import Final
 
 from cues.base import clock
 from cues.overrides import override
+from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.records.batch import Page
 from cues.spark.chunk import NO_HASH, CommitRun, run_stretch
@@ -75,7 +76,7 @@ class Staging:
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
         # Views are opened here. Opened inside the transaction, a log would wait for the end of that transaction.
-        self.staged = [(queue._views, output) for queue, output in staged]
+        self.staged = [(views_of(queue), output) for queue, output in staged]
 
     def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
         for views, output in self.staged:
@@ -155,7 +156,7 @@ class StretchStepper(Stepper):
 
     def left(self, input: Input, end: int | None) -> int:
         """The number of messages before ``end`` that an input has not taken yet."""
-        row = input.queue._row()
+        row = input.queue.core.row()
         return (row.next if end is None else min(end, row.next)) - max(input.index, row.first)
 
     def _range(self) -> Taken | None:
@@ -175,7 +176,7 @@ class StretchStepper(Stepper):
         if self._linger_ns and not self._count(chosen, min(size, most)):
             return None
         self._lingering.pop(chosen[0].tailer, None)
-        starts = [max(input.index, input.queue._row().first) for input in chosen]
+        starts = [max(input.index, input.queue.core.row().first) for input in chosen]
         return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)
 
     @property

@@ -37,6 +37,7 @@ from cues.forwarding import external_writers
 from cues.forwarding.external_writers import SourceRow
 from cues.overrides import override
 from cues.queues import backpressure
+from cues.queues.base import views_of
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import PARTITIONS_MAX, Missing
 from cues.queues.placement import Placer
@@ -128,7 +129,7 @@ class _Writing:
         place = self.options.place
         with Store(place.store) as store:
             queue = store.queue(place.queue)
-            views = queue._views  # opened inside the transaction, a log would wait for its end
+            views = views_of(queue)  # opened inside the transaction, a log would wait for its end
             values = sum(output.values for output in staged)
             backpressure.await_room([queue])
             faults.point("append.before")
@@ -137,7 +138,7 @@ class _Writing:
             if written:
                 mask = 0
                 for view in views:
-                    mask |= view._log.mask
+                    mask |= view.core.log.mask
                 store.core.ring(mask)
         _drop(staged)
 
@@ -150,7 +151,7 @@ class _Writing:
             row = external_writers.read(txn, id)
             kept = None if row is None else row.position
             verdict = part.decide(kept)
-            if row is not None and row.queue != queue._log.id:
+            if row is not None and row.queue != queue.core.log.id:
                 verdict = "refuse"
             if verdict == "replayed":
                 return False
@@ -158,16 +159,16 @@ class _Writing:
                 self._refuse(id, row, part, queue)
         for output in staged:
             for partition, pages in output.pages():
-                views[partition]._append_pages(txn, pages)
+                views[partition].core.append_pages(txn, pages)
         if id is not None and part is not None:
-            next = write_place(tuple(view._log.row(txn).next for view in views))
-            external_writers.put(txn, id, SourceRow(queue._log.id, next, part.position()))
+            next = write_place(tuple(view.core.log.row(txn).next for view in views))
+            external_writers.put(txn, id, SourceRow(queue.core.log.id, next, part.position()))
         faults.point("append.inside")
         return True
 
     def _require_partitions(self, txn: StoreTransaction, queue: Queue) -> None:
         """Refuse rows that were placed on fewer partitions than there are now: a key would be on two partitions."""
-        now, placed = queue._follow_options(txn, queue._log.row(txn)).partitions, self._queue_options.partitions
+        now, placed = queue.core.follow_options(txn, queue.core.log.row(txn)).partitions, self._queue_options.partitions
         if queue.is_partitioned and now != placed:
             raise QueueOptionsError(
                 f"The queue {queue.id!r} has {now} partitions by now, and the rows were placed on {placed}; nothing"
@@ -185,8 +186,8 @@ class _Writing:
                 " store is another one, or the writer is new to this query."
             )
             hint = "use a new checkpoint, or option('adopt', 'true') to begin with this batch."
-        elif row.queue != queue._log.id:
-            message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {queue._log.id!r}."
+        elif row.queue != queue.core.log.id:
+            message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {queue.core.log.id!r}."
             hint = "use another id."
         else:
             message = (

@@ -49,18 +49,18 @@ class BuiltWrites:
     @property
     def mask(self) -> int:
         """The mask of the logs, to wake their readers after the commit."""
-        return wakeup.union(queue._log.mask for queue, _ in self.appends)
+        return wakeup.union(queue.core.log.mask for queue, _ in self.appends)
 
     def append(self, txn: StoreTransaction) -> dict[str, range]:
         """Append inside a transaction; return the indices on each log, by its id. Raises :class:`OptionsChanged`."""
         indices: dict[str, range] = {}
         for queue, pages in self.appends:
-            start = queue._append_pages(txn, pages)
+            start = queue.core.append_pages(txn, pages)
             stop = start + sum(page.count for page in pages)
             # A queue and one of its partitions may both have been named: their messages are in a row.
-            before = indices.get(queue._log.id)
-            indices[queue._log.id] = range(before.start if before else start, stop)
-        if any(queue._version != version for queue, version in self.versions):
+            before = indices.get(queue.core.log.id)
+            indices[queue.core.log.id] = range(before.start if before else start, stop)
+        if any(queue.core.version != version for queue, version in self.versions):
             raise OptionsChanged
         return indices
 
@@ -89,8 +89,8 @@ class CollectedWrites:
         and for a try log.
         """
         queue = own_queue(self._store, queue, self._owner, self._hint)
-        queue._check()
-        queue._not_a_try_log("writes")
+        queue.core.check_open()
+        queue.core.refuse_try_log("writes")
         return queue
 
     def add(
@@ -116,7 +116,7 @@ class CollectedWrites:
     @staticmethod
     def _appender(queue: Queue) -> tuple[ProcessAppender, int]:
         queue.options  # noqa: B018  (loads the options in force)
-        return ProcessAppender(queue), queue._version
+        return ProcessAppender(queue), queue.core.version
 
     def await_room(self, own: Iterable[str]) -> None:
         """Wait until the queues have room (``max_lag``, ``max_bytes``); ``own``: the readers that the commit moves."""
@@ -131,7 +131,7 @@ class CollectedWrites:
         pages = 0
         for appender, _ in self._appenders.values():
             queue = appender.queue
-            strips = queue._options._strips
+            strips = queue.core.options._strips
             for log, items, origins in divided(queue, Output(*appender.written()), 0):
                 assert origins is not None
                 origin = came.select(origins) if came and not strips else None

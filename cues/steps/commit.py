@@ -175,9 +175,9 @@ class Committer(PartBuilder):
             indices = part.indices
             indices.clear()  # of a try that did not commit
             for queue, pages in part.appends:
-                index = queue._append_pages(txn, pages)
-                rings |= queue._log.mask  # also of partitions that were added since the start
-                indices.setdefault(queue._log.id, index)  # the index of the first, if two bindings have one queue
+                index = queue.core.append_pages(txn, pages)
+                rings |= queue.core.log.mask  # also of partitions that were added since the start
+                indices.setdefault(queue.core.log.id, index)  # the index of the first, if two bindings have one queue
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None, part.pending)
         self._written = rings
         if faults.active:
@@ -195,7 +195,7 @@ class Committer(PartBuilder):
             faults.point("commit.inside")
 
     def _write_tries(self, txn: StoreTransaction, pages: list[Page]) -> None:
-        log = self.try_log._log
+        log = self.try_log.core.log
         start, _ = log.append(txn, pages)
         if start - self._tries_from > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
             row = log.row(txn)

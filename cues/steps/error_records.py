@@ -35,6 +35,7 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CuesError, QueueNotFound
 from cues.forwarding import other_stores
 from cues.overrides import override
+from cues.queues.base import views_of
 from cues.queues.processor_rows import all_keys, key_of
 from cues.queues.queue import open_queue
 from cues.records import sealed
@@ -387,9 +388,9 @@ class ErrorLogs(Closing):
             for name in store.queues():
                 if only and name != queue:
                     continue
-                for view in open_queue(store, name)._views:
-                    log = ErrorLog(self.rows, view._log)
-                    if only and only not in (name, view._log.id):
+                for view in views_of(open_queue(store, name)):
+                    log = ErrorLog(self.rows, view.core.log)
+                    if only and only not in (name, view.core.log.id):
                         continue
                     if only or name in declared or log.ends_with_an_error:
                         self.logs.append(log)

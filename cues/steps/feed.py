@@ -114,7 +114,7 @@ class Feed:
         self._count = self._skip = 0
         """The number of bare messages so far, and of those that are to be skipped."""
         output = source.output
-        self._packer = Packer(lambda: output._options)
+        self._packer = Packer(lambda: output.core.options)
         self._schema: Schema | None = None
         self._loop: EventLoop | None = None
         self._table: StateTable | None = None
@@ -312,7 +312,7 @@ class Feed:
     def check(self, message: Any) -> None:
         """Raise the error of a message that cannot be written. In any thread: it has a packer of its own."""
         output = self._source.output
-        Packer(lambda: output._options).renew().pack(self._checked(message))
+        Packer(lambda: output.core.options).renew().pack(self._checked(message))
 
     def _checked(self, message: Any) -> Any:
         schema = self._schema
@@ -577,7 +577,7 @@ class SourceStepper(Stepper):
                 log,
                 outgoing.build(
                     items,
-                    queue._options._strips,
+                    queue.core.options._strips,
                     digest,
                     Provenance(len(items), {}, context) if context is not None else None,
                 ),

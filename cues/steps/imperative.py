@@ -67,7 +67,7 @@ class ProcessTailer(Tailer):
         super().__init__(queue)
         self.tailer = id
         """The tailer id, ``graph.processor.queue``."""
-        self.log: Log = queue._log
+        self.log: Log = queue.core.log
         self._committed = Position(self._identity, self._index, NO_SEAL)
         self._step = self._index
         self.trouble = StoreTrouble()
@@ -134,7 +134,7 @@ class ProcessAppender:
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
-        self._packer = Packer(lambda: queue._options)
+        self._packer = Packer(lambda: queue.core.options)
         self._call: list[bytes] = []
         self._items: list[bytes] = []
         self._origins: list[int] = []

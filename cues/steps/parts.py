@@ -19,6 +19,7 @@ from cues import codec
 from cues.errors import CuesError
 from cues.forwarding import fork
 from cues.native import mypyc_attr
+from cues.queues.base import view_of
 from cues.queues.queue import Queue
 from cues.records import batch as batches
 from cues.records.batch import Page
@@ -110,7 +111,7 @@ class PartBuilder(StepperBase):
                 output = output.between(start, stop)
                 if not output.items:
                     continue
-            strips = queue._options._strips
+            strips = queue.core.options._strips
             if provenance is None and not strips and taken.traced:
                 provenance = taken.carried()
             for log, items, origins in divided(queue, output, start):
@@ -156,7 +157,7 @@ class PartBuilder(StepperBase):
             return appends
         home = [(queue, pages) for queue, pages in appends if queue.store.id == self.store.id]
         for other, fork_queue in self.forks.items():
-            bound = [(queue._log.id, pages) for queue, pages in appends if queue.store.id == other]
+            bound = [(queue.core.log.id, pages) for queue, pages in appends if queue.store.id == other]
             if bound:
                 home.append((fork_queue, fork.pack(bound, digest)))
         return home
@@ -188,8 +189,8 @@ def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[
     origins = output.origins if output.origins is not None else list(range(start, start + len(items)))
     shares = outgoing.placed(items)
     if shares is None:  # the append chooses; or the queue had one partition when the calls returned
-        shares = dict(queue._shares([codec.unpack_known(item) for item in items]))
+        shares = dict(queue.core.shares([codec.unpack_known(item) for item in items]))
     return [
-        (queue._view(partition), [items[offset] for offset in offsets], [origins[offset] for offset in offsets])
+        (view_of(queue, partition), [items[offset] for offset in offsets], [origins[offset] for offset in offsets])
         for partition, offsets in shares.items()
     ]

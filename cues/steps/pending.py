@@ -51,6 +51,7 @@ from cues.errors import CuesError, Diverged, Fenced, StoreNotFound
 from cues.forwarding import other_stores
 from cues.overrides import override
 from cues.queues import producers, rollback, stamped
+from cues.queues.base import view_of, views_of
 from cues.queues.queue import open_queue
 from cues.records import sealed
 from cues.records import stamps as stamping
@@ -166,16 +167,16 @@ class Settling:
     def roll_back(self, log: Queue, producer: int) -> None:
         """Drop the pending messages of a producer in a log, if there are any."""
         with log.store.core.view() as txn:
-            written = producers.read(txn, log._log.id, producer)
+            written = producers.read(txn, log.core.log.id, producer)
         if written is not None and written.begin:
             log.store.core.commit(rollback.roll_back, log, producer)
-            log.store.core.ring(log._log.mask)
+            log.store.core.ring(log.core.log.mask)
             if log.store.durability != "disk":
                 log.store.sync()  # no later call may sync it
 
     def _logs(self) -> dict[Target, Queue]:
         """All present logs: a queue may get more partitions."""
-        return {(view.store.id, view._log.id): view for queue in self._queues for view in queue._views}
+        return {(view.store.id, view.core.log.id): view for queue in self._queues for view in views_of(queue)}
 
     def _log(self, target: Target, opened: contextlib.ExitStack) -> Queue:
         store, id = target
@@ -185,12 +186,12 @@ class Settling:
             queue, partition = names.log_parts(id)
             if queue not in other.queues():
                 raise self._diverged(f"queue {queue!r} of {other.path} is missing")
-            return open_queue(other, queue)._view(partition)
+            return view_of(open_queue(other, queue), partition)
         return known
 
     def _compare(self, log: Queue, due: Due) -> None:
         with log.store.core.view() as txn:
-            written = producers.read(txn, log._log.id, due.producer)
+            written = producers.read(txn, log.core.log.id, due.producer)
         where = f"queue {log.id!r} of {log.store.path}"
         if written is None or written.last < due.last:
             raise self._diverged(f"{where} lacks committed messages")
@@ -207,7 +208,7 @@ class Settling:
 
 def _one(log: Queue) -> Queue:
     """The handle on one log, also of a queue that had one partition and got more since."""
-    return log._view(log._log.partition)
+    return view_of(log, log.core.log.partition)
 
 
 def finish(
@@ -333,7 +334,7 @@ class PendingStepper(Stepper):
         written: list[tuple[Queue, Due]] = []
         for id, store in {log.store.id: log.store for _, log, _ in away}.items():
             written += self._write(store, [entry for entry in away if entry[1].store.id == id])
-        self._next = self._due | {(log.store.id, log._log.id): due for log, due in written}
+        self._next = self._due | {(log.store.id, log.core.log.id): due for log, due in written}
         try:
             # 4. Commit.
             super()._commit_parts(parts, row)
@@ -368,11 +369,11 @@ class PendingStepper(Stepper):
         self._sync(store)
         rings = 0
         for _, log, _ in away:
-            rings |= log._log.mask
+            rings |= log.core.log.mask
         store.core.ring(rings)
         if faults.active:
             faults.point("pending.written")
-        logs = {log._log.id: log for _, log, _ in away}
+        logs = {log.core.log.id: log for _, log, _ in away}
         return [(logs[id], Due(self._producer, clock, self._clock.tick())) for id, clock in last.items()]
 
     def _write_pending(self, txn: StoreTransaction, away: list[tuple[Part, Queue, list[Page]]]) -> dict[str, int]:
@@ -382,9 +383,9 @@ class PendingStepper(Stepper):
         for part, log, pages in away:
             count = sum(page.count for page in pages)
             first = self._clock.advance(count)
-            index = log._append_pages(txn, [_clocked(page, first) for page in pages])
-            part.pending.setdefault(f"{log.store.id.hex()}/{log._log.id}", index)
-            last[log._log.id] = stamping.ticks(first, count)[-1]
+            index = log.core.append_pages(txn, [_clocked(page, first) for page in pages])
+            part.pending.setdefault(f"{log.store.id.hex()}/{log.core.log.id}", index)
+            last[log.core.log.id] = stamping.ticks(first, count)[-1]
         if faults.active:
             faults.point("pending.inside")
         return last

@@ -59,7 +59,7 @@ class Recovery(Committer):
             if self._error_rate is not None and self.whole is self:
                 self._window = ErrorWindow.read(txn, self.node.key, self._error_rate)
             tail = self._tail(txn)
-        snapshot, attempt = tries.last(self.try_log._log.batches(tail))
+        snapshot, attempt = tries.last(self.try_log.core.log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
         for reader in self._readers:
@@ -142,7 +142,7 @@ class Recovery(Committer):
 
     def _tail(self, txn: StoreTransaction) -> list[Any]:
         """Return the last records of the try log: enough for a snapshot and an attempt in two records."""
-        log = self.try_log._log
+        log = self.try_log.core.log
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
@@ -206,7 +206,7 @@ class Recovery(Committer):
         for input in self.inputs:
             if input.tailer not in ends:
                 continue
-            row = input.queue._row()
+            row = input.queue.core.row()
             lost = min(row.first, ends[input.tailer]) - snapshot.start[input.tailer]
             if lost > 0:
                 whole = False

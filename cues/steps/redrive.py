@@ -289,7 +289,7 @@ class Settling(Beside):
         for part in parts:
             new = []
             if part.failure is not None and self.errors is not None and self.errors.store.id == self.store.id:
-                new = [part.indices[self.errors._log.id]]
+                new = [part.indices[self.errors.core.log.id]]
             for tailer, start, end in zip(part.taking.tailers, part.taking.starts, part.taking.ends):
                 for at in range(start, end):
                     done += self._settle(txn, redriven_key(tailer, at), part, new)
@@ -417,7 +417,7 @@ class RedriveLane(CountedLane):
         elif (outcome := redriver.step()) == "idle":
             self.refuse(redriver.rows, "the messages do not fit the inputs that the processor has now")
             for input in redriver.inputs:
-                input.go(input.queue._row().next)
+                input.go(input.queue.core.row().next)
         self.stepper = redriver
         return outcome != "blocked"
 

@@ -271,7 +271,7 @@ class Stepper(Recovery):
 
     def _tell_of_starving(self) -> None:
         """Tell the writers of a join's inputs that it waits for messages on one, and not they for it."""
-        if self._together is None or len(self.inputs) < 2 or not any(input.queue._bounded for input in self.inputs):
+        if self._together is None or len(self.inputs) < 2 or not any(input.queue.core.bounded for input in self.inputs):
             return
         empty = [input.queue.id for input in self.inputs if not input.fill(1)]
         if empty and len(empty) < len(self.inputs):

@@ -27,6 +27,7 @@ from cues.graphs.error_rate import ErrorRate
 from cues.graphs.processor import Node
 from cues.native import mypyc_attr
 from cues.queues.backpressure import ENDLESS, Gate
+from cues.queues.base import read_as, view_of
 from cues.queues.options import seconds_of
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
@@ -96,7 +97,7 @@ class StepperBase:
             return given[id] if id in given else store.queue(id)
 
         def log_of(id: str) -> Queue:
-            return queue_of(id)._view(node.input_partition)._read_as(node.options.isolation)
+            return read_as(view_of(queue_of(id), node.input_partition), node.options.isolation)
 
         self.node = node
         self.counters: events.Counters = events.Counters() if shares is None else shares.counters
@@ -182,7 +183,7 @@ class StepperBase:
         self.bucket: Bucket | None = None if shares is None else shares.bucket
         """The calls that ``rate=`` allows, also for redriven messages and timers."""
         if shares is None and node.options.calls_per_s is not None:
-            self.bucket = Bucket(node.options.calls_per_s, self._units, self.try_log._row().time_ns)
+            self.bucket = Bucket(node.options.calls_per_s, self._units, self.try_log.core.row().time_ns)
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
         self.watch: Callable[[int, int, int], None] | None = None
@@ -204,7 +205,7 @@ class StepperBase:
                 pause,
                 emit,
                 self.counters,
-                lambda b: self.outputs[b]._options,
+                lambda b: self.outputs[b].core.options,
                 self.imperative,
             )
             if node.kind != "source"
@@ -222,10 +223,10 @@ class StepperBase:
         self.rings = self._written = 0
         for queue in (*written, *self.forks.values(), self.try_log):
             if queue.store.id == store.id:
-                self.rings |= queue._log.mask
+                self.rings |= queue.core.log.mask
         for reader in self._readers:
-            if reader.queue._bounded and reader.queue.store.id == store.id:
-                self.rings |= reader.queue._log.mask  # its writers may wait for this reader
+            if reader.queue.core.bounded and reader.queue.store.id == store.id:
+                self.rings |= reader.queue.core.log.mask  # its writers may wait for this reader
         self._made()
 
     def _made(self) -> None:
@@ -234,7 +235,7 @@ class StepperBase:
     def _units(self) -> int:
         """Return the number of units of the processor now."""
         queue = self.inputs[0].queue
-        return (queue if queue._whole is None else queue._whole).options.partitions
+        return (queue if queue.core.whole is None else queue.core.whole).options.partitions
 
     def _key_of_row(self) -> bytes:
         return names.processor_key(self.node.id)
@@ -244,7 +245,7 @@ class StepperBase:
 
     def _error_log(self, queue: Queue) -> Queue:
         """Return the log for error messages. They have no key, so all those of a unit are on one partition."""
-        return queue._view(self.node.partition % queue.options.partitions)
+        return view_of(queue, self.node.partition % queue.options.partitions)
 
     # --- the row ---
 

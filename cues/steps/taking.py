@@ -204,7 +204,7 @@ class Input:
         self.binding = binding
         self.tailer = tailer
         self.queue = queue
-        self.log: Log = queue._log
+        self.log: Log = queue.core.log
         self.on_pending: Callable[[str], None] | None = None
         """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
         self.kept: frozenset[str] = frozenset()
@@ -286,12 +286,12 @@ class Input:
         if self.index < row.first:  # purged before it was taken
             self.go(row.first)
         self._end = row.next
-        self.kept = self.queue._follow_options(txn, row)._kept
+        self.kept = self.queue.core.follow_options(txn, row)._kept
         return self.log.read(txn, row, self._loaded, count - self.ahead)
 
     def open(self, raws: list[Raw]) -> None:
         """Read ahead the messages of records that were copied out."""
-        if not raws and self.queue._is_committed:
+        if not raws and self.queue.core.is_committed:
             rollback.look(self.queue)
         for opened in self.log.batches(raws):
             if self.on_pending is not None and opened.head.stamps_at and is_pending(opened.value):

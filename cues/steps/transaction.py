@@ -41,7 +41,7 @@ from cues import faults
 from cues.base.names import ProcessorKey
 from cues.errors import Closed, ConcurrentUse, InvalidArgument, TailerMoved
 from cues.overrides import override
-from cues.queues.base import OptionsChanged
+from cues.queues.base import OptionsChanged, read_as
 from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
@@ -85,9 +85,9 @@ class _Lent:
                 moved.append((part, start))
         return moved
 
-    def _check(self) -> None:
-        self._transaction._check()
-        super()._check()  # type: ignore[misc]
+    def check_open(self) -> None:
+        self._transaction.check_open()
+        super().check_open()  # type: ignore[misc]
 
 
 class TransactionTailer(_Lent, Tailer):
@@ -130,14 +130,14 @@ class BlockTransaction(Transaction):
     def tailer(
         self, queue: str | Queue, name: str, *, meta: bool = False, isolation: Isolation = "uncommitted"
     ) -> Tailer:
-        self._check()
+        self.check_open()
         if not isinstance(name, str):
             raise InvalidArgument(
                 f"tailer(…, {name!r}): a tailer of a transaction has a name, under which its position is stored.",
                 "pass a name, or use queue.tailer(), whose position is not stored.",
             )
-        source = own_queue(self._store, queue, "the transaction", _HINT)._read_as(isolation)
-        source._check()
+        source = read_as(own_queue(self._store, queue, "the transaction", _HINT), isolation)
+        source.core.check_open()
         key = source.id, name
         tailer = self._tailers.get(key)
         if tailer is None:
@@ -151,7 +151,7 @@ class BlockTransaction(Transaction):
                     "read each partition through one tailer.",
                 )
             self._tailers[key] = tailer
-        elif tailer.queue._is_committed != source._is_committed:
+        elif tailer.queue.core.is_committed != source.core.is_committed:
             raise InvalidArgument(
                 f"The transaction has a tailer {name!r} of {source.id!r} with another isolation than {isolation!r}.",
                 "pass the same isolation in both calls.",
@@ -160,13 +160,13 @@ class BlockTransaction(Transaction):
 
     @override
     def write_many(self, queue: str | Queue, messages: Iterable[dict[str, Any]]) -> None:
-        self._check()
+        self.check_open()
         messages = list(messages)  # first: a generator may read from the tailers
         self._writes.add(queue, messages, self._origin(), self._heavy)
 
     @override
     def abort(self) -> None:
-        self._check()
+        self.check_open()
         self._end("aborted")
 
     # --- the block ---
@@ -217,7 +217,7 @@ class BlockTransaction(Transaction):
             return
         ended = "rolled back"
         try:
-            self._check()
+            self.check_open()
             ended = "not known to be committed"
             self._commit()
             ended = "committed"
@@ -296,7 +296,7 @@ class BlockTransaction(Transaction):
 
     # --- state ---
 
-    def _check(self) -> None:
+    def check_open(self) -> None:
         if self._state != "open":
             raise self._ended()
         if threading.get_ident() != self._thread:

@@ -40,6 +40,7 @@ from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.groups.operate import list_groups
 from cues.queues import marks, processor_rows
+from cues.queues.base import views_of
 from cues.queues.committed import log_at
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
@@ -143,7 +144,7 @@ def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
 def of_queue(store: Store, name: str) -> QueueMetrics:
     """Measure one queue, or one partition of it (``orders/3``)."""
     queue = store.queue(name)
-    logs = tuple(_of_log(store, view._log, view.id, queue.options) for view in queue._views)
+    logs = tuple(_of_log(store, view.core.log, view.id, queue.options) for view in views_of(queue))
     if len(logs) == 1:
         return logs[0]
     return QueueMetrics(
@@ -267,11 +268,11 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
     """The readers of this store's queues whose positions are in other stores."""
     readers = []
     for name in store.queues():
-        for view in store.queue(name)._views:
+        for view in views_of(store.queue(name)):
             with store.core.view() as txn:
-                known = marks.of_log(txn, view._log)
+                known = marks.of_log(txn, view.core.log)
             readers += [
-                ReaderMetrics(who.name, who.home.hex(), view._log.id, mark.next)
+                ReaderMetrics(who.name, who.home.hex(), view.core.log.id, mark.next)
                 for who, mark in known
                 if not who.name.startswith(marks.CONSUMER)
             ]

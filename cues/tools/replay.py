@@ -39,7 +39,7 @@ from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
-from cues.queues.base import unpack_record
+from cues.queues.base import unpack_record, views_of
 from cues.queues.log import KEY, Log, read_row
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import read_topology
@@ -188,7 +188,7 @@ def _planned(
             "give the store that the graph ran on, with --store.",
             path=old.path,
         )
-    logs = {queue: [view._log for view in old.queue(queue)._views] for queue in sorted(wanted & present)}
+    logs = {queue: [view.core.log for view in views_of(old.queue(queue))] for queue in sorted(wanted & present)}
     states = {node.key: StateTable(old, node.key).database() for node in sources}
     with old.core.view() as txn:
         for node in sources:

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 from cues.errors import InvalidArgument, QueueNotFound, StoreNotFound, WaitTimeout
 from cues.queues import producers
-from cues.queues.base import journal_of
+from cues.queues.base import journal_of, view_of
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.sequencer import AckIntent, Checkpoint
@@ -77,7 +77,7 @@ def _journal(queue: Queue, index: Any) -> str:
     """Check one entry of ``indices``; return its journal."""
     if not isinstance(queue, Queue):
         raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "pass {store.queue('orders'): index}.")
-    queue._check()
+    queue.core.check_open()
     if not isinstance(index, int) or isinstance(index, bool) or index < 1:
         raise InvalidArgument(
             f"wait_read_through: {index!r} is not the index of a message of {queue.id!r}.",
@@ -91,7 +91,7 @@ def _journal(queue: Queue, index: Any) -> str:
             f" and {index!r} has no partition.",
             "pass the result of write(), or {queue.partition(i): index}.",
         )
-    return journal_of(queue._view(index.partition))
+    return journal_of(view_of(queue, index.partition))
 
 
 def _acknowledged(intent: AckIntent) -> bool:
@@ -106,7 +106,7 @@ def _acknowledged(intent: AckIntent) -> bool:
         except StoreNotFound:
             return False
         with queue.store.core.view() as txn:
-            written = producers.read(txn, queue._log.id, producer)
+            written = producers.read(txn, queue.core.log.id, producer)
     return written is not None and written.acked >= clock
 
 

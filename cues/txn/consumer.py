@@ -56,7 +56,7 @@ from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.overrides import override
-from cues.queues.base import journal_of
+from cues.queues.base import journal_of, views_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
@@ -207,7 +207,7 @@ class Consumer(Closing):
             for source in sources
             if source not in own
         ]
-        journals = [journal_of(view) for source in wanted for view in source.queue._views]
+        journals = [journal_of(view) for source in wanted for view in views_of(source.queue)]
         journals += [source.journal for source in own]
         if not journals or len(set(journals)) < len(journals):
             raise InvalidArgument(

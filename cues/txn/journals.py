@@ -279,7 +279,7 @@ def take_out(
     outside of transactions. Ends at the index that was the end of the queue when the call began.
     """
     check_one_log(queue)
-    end = queue._row().next
+    end = queue.core.row().next
     reader: Iterable[Envelope]
     if committed:
         reader = ReadCommitted(queue, begin=begin, end=end, message_type=None)
@@ -311,6 +311,6 @@ def _identity(envelope: Envelope, producer: ProducerID, committed: bool) -> uuid
 
 def _of_log(queue: Queue) -> ProducerID:
     """Make a producer id from the log's identity and partition, for messages without one. It never changes."""
-    raw = bytearray(checksum(queue._row().identity + queue._log.partition.to_bytes(4, "big"))[:6])
+    raw = bytearray(checksum(queue.core.row().identity + queue.core.log.partition.to_bytes(4, "big"))[:6])
     raw[0] |= 0x01
     return ProducerID(bytes(raw))

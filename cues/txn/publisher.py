@@ -172,7 +172,7 @@ class Publisher:
         body = stamped.encode(queue, self._type.fields(message))
         journal = name if flags == CONTINUE else ""
         append = Append(writer, queue, flags, body, journal)
-        if queue._bounded and journal not in self._spans:  # a transaction that has begun on the queue goes on
+        if queue.core.bounded and journal not in self._spans:  # a transaction that has begun on the queue goes on
             await_room([queue], timeout=timeout)
         if flags == CONTINUE and not writer.registered:
             self.before_pending(queue.store)
@@ -363,7 +363,7 @@ class Publisher:
         stamped.check_target(queue)
         number = int.from_bytes(producer, "big")
         dropped = queue.store.core.commit(rollback.roll_back, queue, number, producer != self.id)
-        queue.store.core.ring(queue._log.mask)
+        queue.store.core.ring(queue.core.log.mask)
         return bool(dropped)
 
     def _find(self, journal: str, path: str, opened: list[Store]) -> Queue:

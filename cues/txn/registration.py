@@ -37,6 +37,7 @@ from cues.base.names import ProcessorKey
 from cues.errors import CuesError, StoreNotFound, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.queues import consumer_rows, marks, rollback
+from cues.queues.base import view_of
 from cues.queues.consumer_rows import ConsumerRow, PublisherRow
 from cues.queues.marks import CONSUMER, ForeignReader, Mark
 from cues.queues.queue import Queue, open_queue
@@ -83,7 +84,7 @@ class Registration:
         self._fence = 0
         stores = {id(source.queue.store.core.environment): source.queue.store for source in sources}
         self._homes = [store for store in stores.values() if not store.readonly]
-        self._whole = {queue.store.id.hex() + "/" + queue._log.id for queue in _wholes(sources)}
+        self._whole = {queue.store.id.hex() + "/" + queue.core.log.id for queue in _wholes(sources)}
         self._outputs: set[bytes] = set()
         self._written: dict[int, list[_Place]] = {}
         """The places as last written, by index of the store."""
@@ -199,7 +200,7 @@ class Registration:
     def _place_of(self, source: ConsumerSource, offsets: Mapping[str, int], needed: Mapping[str, int]) -> _Place:
         begin, journal = source.begin, source.journal
         whole = journal in self._whole
-        return _Place(source.queue._log.id, offsets.get(journal, begin), needed.get(journal, begin), whole)
+        return _Place(source.queue.core.log.id, offsets.get(journal, begin), needed.get(journal, begin), whole)
 
     def _write(self, home: BaseStore, places: list[_Place]) -> None:
         """Write the marks and the row, unless a later instance has written its own."""
@@ -267,17 +268,17 @@ def drop_pending(store: BaseStore, consumer: bytes, below: int | None = None) ->
     dropped = 0
     for log, producer in due:
         queue, partition = names.log_parts(log)
-        view = open_queue(store, queue)._view(partition)
+        view = view_of(open_queue(store, queue), partition)
         alive = consumer_rows.holder(store, consumer_rows.publisher_lock(producer)) is not None
         dropped += bool(store.core.commit(rollback.roll_back, view, producer, alive))
-        store.core.ring(view._log.mask)
+        store.core.ring(view.core.log.mask)
     if own:
         store.core.commit(consumer_rows.sweep, store)
     return dropped
 
 
 def _wholes(sources: Iterable[ReadFrom]) -> list[Queue]:
-    return [source.queue for source in sources if source.queue._whole is None]
+    return [source.queue for source in sources if source.queue.core.whole is None]
 
 
 def _is_in(source: ConsumerSource, store: BaseStore) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol
 from cues.base import clock
 from cues.base.checks import is_count
 from cues.errors import Diverged, InvalidArgument
-from cues.queues.base import check_index, journal_of
+from cues.queues.base import check_index, journal_of, view_of, views_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
@@ -71,13 +71,13 @@ class ReadFrom:
 
     def index(self, txn: StoreTransaction, queue: Queue) -> int:
         """Return the index at which a partition of the queue is read first."""
-        row = queue._log.row(txn)
+        row = queue.core.log.row(txn)
         if self.start == "first":
             return row.first
         if self.start == "last":
             return row.next
         if isinstance(self.start, datetime):
-            return queue._log.index_at(txn, row, clock.to_ns(self.start))
+            return queue.core.log.index_at(txn, row, clock.to_ns(self.start))
         return check_index(self.start, row.next, f"start={self.start!r} of {queue.id!r}")
 
 
@@ -220,7 +220,7 @@ class Sources:
         self.begun: dict[str, int] = {}
         """The positions that are due to ``start=``, not to the offsets or to the first message."""
         for wanted in sources:
-            views = wanted.queue._views
+            views = views_of(wanted.queue)
             known = any(journal_of(view) in offsets for view in views)
             for view in views:
                 begin = offsets.get(journal_of(view))
@@ -228,7 +228,7 @@ class Sources:
                     with view.store.core.view() as txn:
                         begin = self.begun[journal_of(view)] = wanted.index(txn, view)
                 self._add(wanted, view, begin)
-            self._partitions.append(len(views) if wanted.queue._whole is None else 0)
+            self._partitions.append(len(views) if wanted.queue.core.whole is None else 0)
 
     @property
     def grow(self) -> bool:
@@ -238,7 +238,7 @@ class Sources:
     @property
     def interests(self) -> list[tuple[Doorbells | None, int]]:
         """Doorbells and masks of the logs, for :func:`cues.storage.wakeup.wait`."""
-        return [(source.queue.store.core.doorbells, source.queue._log.mask) for source in self.by_journal.values()]
+        return [(source.queue.store.core.doorbells, source.queue.core.log.mask) for source in self.by_journal.values()]
 
     def stores(self) -> Iterator[BaseStore]:
         """Iterate over the stores of the sources, each once."""
@@ -255,7 +255,7 @@ class Sources:
             return self.own[journal].replay(begin, end)
         queue = self.by_journal[journal].queue
         # A queue with one log may have grown since: its reader needs the handle on the partition.
-        return self._open_reader(self._wanted[journal], queue._view(queue._log.partition), begin, end)
+        return self._open_reader(self._wanted[journal], view_of(queue, queue.core.log.partition), begin, end)
 
     def next(self) -> Envelope | None:
         """Return the next message of any log; None if all are at their ends."""
@@ -276,7 +276,7 @@ class Sources:
         return bool(self._ready) or self._look()
 
     def _add(self, wanted: ReadFrom, view: Queue, begin: int | None) -> None:
-        row = view._row()
+        row = view.core.row()
         if begin is not None and begin > row.next:
             raise Diverged(
                 f"The checkpoint is at {begin} of queue {view.id!r}, but the queue ends at {row.next}:"
@@ -304,13 +304,13 @@ class Sources:
     def _look_at_empty(self) -> None:
         waiting: dict[int, list[ConsumerSource]] = {}
         for source in self._empty:
-            source.queue._check()
+            source.queue.core.check_open()
             waiting.setdefault(id(source.queue.store), []).append(source)
         self._empty = []
         for sources in waiting.values():
             with sources[0].queue.store.core.view() as txn:
                 for source in sources:
-                    has_messages = source.queue._log.row(txn).next > source.at
+                    has_messages = source.queue.core.log.row(txn).next > source.at
                     (self._ready if has_messages else self._empty).append(source)
 
     def _follow(self) -> bool:
@@ -322,9 +322,9 @@ class Sources:
                 continue
             queue = wanted.queue
             with queue.store.core.view() as txn:
-                partitions = queue._follow_options(txn, queue._log.row(txn)).partitions
+                partitions = queue.core.follow_options(txn, queue.core.log.row(txn)).partitions
             for partition in range(known, partitions):
-                self._add(wanted, queue._view(partition), None)
+                self._add(wanted, view_of(queue, partition), None)
                 self._partitions[number] = partition + 1
                 grown = True
         return grown

@@ -338,7 +338,7 @@ class StoreWriter:
         begun = self.store.core.commit(self._write, runs, pages=size + 2 * len(runs))
         self._publisher.begins.update(begun)
         faults.point("publish.after")
-        self.store.core.ring(wakeup.union(run.queue._log.mask for run in runs))
+        self.store.core.ring(wakeup.union(run.queue.core.log.mask for run in runs))
 
     def _write(self, txn: StoreTransaction, runs: list[_Run]) -> dict[str, int]:
         known, begun = self._publisher.begins, dict[str, int]()
@@ -346,14 +346,14 @@ class StoreWriter:
             rollback.expire(txn, queue)
         for run in runs:
             if not run.stamped:
-                run.index = run.queue._append_pages(txn, run.pages)
+                run.index = run.queue.core.append_pages(txn, run.pages)
                 continue
             journal = run.appends[0].journal
             begin = known.get(journal) or begun.get(journal)
             if begin:
                 rollback.fence(txn, run.queue, self.producer, begin)
             run.first = self._publisher.advance(len(run.appends))
-            run.index = run.queue._append_pages(txn, run.at(run.first))
+            run.index = run.queue.core.append_pages(txn, run.at(run.first))
             if journal and not begin and self._begin(txn, run):
                 begun[journal] = run.index
         faults.point("publish.inside")
@@ -362,13 +362,13 @@ class StoreWriter:
     def _begin(self, txn: StoreTransaction, run: _Run) -> bool:
         """Note the deadline of a transaction that a run has begun in a log; False if an older one is pending there."""
         consumer_rows.note(txn, self.store, self.producer, self._publisher.row)
-        open = spans.read_open(txn, run.queue._log.id, self.producer)
+        open = spans.read_open(txn, run.queue.core.log.id, self.producer)
         if open is None or open.begin != run.index:
             return False
         timeout_s = self._publisher.transaction_timeout_s
         if timeout_s is not None:
             due_ns = clock.now_ns() + int(timeout_s * 1e9)
-            spans.put_open(txn, run.queue._log.id, self.producer, open._replace(deadline_ns=due_ns))
+            spans.put_open(txn, run.queue.core.log.id, self.producer, open._replace(deadline_ns=due_ns))
         return True
 
     def _fail(self, appends: list[Append], error: BaseException) -> None:

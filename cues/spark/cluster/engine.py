@@ -184,7 +184,7 @@ class _FeederThread(_Turns):
     @override
     def sleep(self) -> None:
         self.running.pause(FEED_GAP_S)
-        logs = [view._log for view in self.feeder.logs().values()]
+        logs = [view.core.log for view in self.feeder.logs().values()]
         interests = [(log.store.core.doorbells, log.mask) for log in logs]
         wakeup.wait(interests, lambda: self.running.halted or self.ready(), None)
 
@@ -374,7 +374,7 @@ class ClusterEngine:
         for name, options in plan.queues.items():
             identity = None
             if name in self._fed:  # the store decides, and not the graph
-                identity = fed[name]._row().identity
+                identity = fed[name].core.row().identity
                 options = options._changed({"partitions": fed[name].options.partitions})
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
         for name, directory in driver.queues.items():  # none changes before all are checked

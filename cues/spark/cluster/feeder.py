@@ -34,6 +34,7 @@ from cues import codec
 from cues.base import clock, events, names
 from cues.base.names import ProcessorId
 from cues.errors import Diverged, Unsupported
+from cues.queues.base import views_of
 from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row
 from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
@@ -105,7 +106,7 @@ class Feeder:
 
     def _restore(self, last: LedgerRecord | None) -> bool:
         """Do that, after the record ``last``. Return True if the store continues there now."""
-        if any(view._row().time_ns for view in self.logs().values()):  # it has or had messages
+        if any(view.core.row().time_ns for view in self.logs().values()):  # it has or had messages
             return False
         known = self._known(last)
         for name in self.queues.keys() - set(self._written):
@@ -118,7 +119,7 @@ class Feeder:
             return False
         for name, queue in self.queues.items():
             queue.grow(max([queue.partitions, *(n + 1 for of, n in map(names.log_parts, known) if of == name)]))
-        rows = {id: view._row() for id, view in self.logs().items()}
+        rows = {id: view.core.row() for id, view in self.logs().items()}
         fresh = {name: secrets.token_bytes(8) for name in self.queues}
         sources = last.sources if last is not None else {}
         self._refuse_without_state(sources)
@@ -174,9 +175,9 @@ class Feeder:
     def logs(self) -> dict[str, Queue]:
         """The handles on all partitions that there are now, by log id."""
         return {
-            names.log_id(name, view._log.partition): view
+            names.log_id(name, view.core.log.partition): view
             for name, queue in self.queues.items()
-            for view in queue._views
+            for view in views_of(queue)
         }
 
     def claim(self) -> None:
@@ -198,7 +199,7 @@ class Feeder:
         # A claim is no copy: if the last one did not end at a cut, this record does not either.
         self.ledger.store = self._store.id.hex() if self._continues(last, known) else None
         logs = self.logs()
-        positions = {id: (view._row().identity.hex(), 1) for id, view in logs.items()} | known
+        positions = {id: (view.core.row().identity.hex(), 1) for id, view in logs.items()} | known
         if not restored:
             for id, position in positions.items():
                 self._compare(id, logs.get(id), *position, last)
@@ -207,9 +208,9 @@ class Feeder:
     def _compare(self, id: str, queue: Queue | None, identity: str, next: int, last: LedgerRecord | None) -> None:
         """Raise :class:`Diverged` if a log does not continue after the messages that were copied before ``next``."""
         whole = self.queues[names.log_parts(id)[0]]
-        row = whole._row() if queue is None else queue._row()
+        row = whole.core.row() if queue is None else queue.core.row()
         with whole.store.core.view() as txn:
-            seal = NO_SEAL if queue is None else queue._log.seal_before(txn, row, next)
+            seal = NO_SEAL if queue is None else queue.core.log.seal_before(txn, row, next)
         expected = last.seals.get(id) if last is not None else None
         problem = None
         if queue is None:
@@ -241,7 +242,7 @@ class Feeder:
 
     def ready(self) -> bool:
         """Return True if there are messages to copy, or a source has moved without one."""
-        if any(view._row().next > self._next(id) for id, view in self.logs().items()):
+        if any(view.core.row().next > self._next(id) for id, view in self.logs().items()):
             return True
         with self._store.core.view() as txn:
             return self._moved(self._sources_in(txn), self.ledger.now.sources)
@@ -286,7 +287,7 @@ class Feeder:
             if files:
                 new.setdefault(self.driver.queues[logs[id].name], []).extend(files)
         now = self.ledger.now
-        positions = {id: (logs[id]._row().identity.hex(), end) for id, end in cut.ends.items()}
+        positions = {id: (logs[id].core.row().identity.hex(), end) for id, end in cut.ends.items()}
         publish(
             self.ledger,
             new,
@@ -309,12 +310,12 @@ class Feeder:
         logs = self.logs()
         for id, view in logs.items():
             if view.store is not self._store:
-                ends[id] = view._row().next
+                ends[id] = view.core.row().next
         with self._store.core.view() as txn:
             for id, view in logs.items():
                 if view.store is self._store:
-                    row = view._log.row(txn)
-                    ends[id], seal = row.next, view._log.seal_before(txn, row, row.next)
+                    row = view.core.log.row(txn)
+                    ends[id], seal = row.next, view.core.log.seal_before(txn, row, row.next)
                     seals |= {id: seal.hex()} if seal != NO_SEAL else {}
             sources = self._sources_in(txn)
         before = self._cuts[-1].ends if self._cuts else {id: self._next(id) for id in ends}
@@ -328,7 +329,7 @@ class Feeder:
     def _copy(self, id: str, queue: Queue, end: int) -> list[DataFile] | None:
         """Write the messages of a log up to ``end`` into files. None if the graph was halted meanwhile."""
         directory, files = self.driver.queues[queue.name], []
-        same, partition = queue.name not in self._written, queue._log.partition
+        same, partition = queue.name not in self._written, queue.core.log.partition
         if same:
             directory.grow_to(partition + 1)
         next = self._next(id)
@@ -353,7 +354,7 @@ class Feeder:
         """Refuse, before anything is taken, messages that a shared directory cannot keep. A start reads their heads."""
         known = self._known(self.ledger.read())
         for id, view in self.logs().items():
-            next, end = known.get(id, ("", 1))[1], view._row().next
+            next, end = known.get(id, ("", 1))[1], view.core.row().next
             while next < end:
                 next = self._batches(view, next, end)[2]
 
@@ -369,12 +370,12 @@ class Feeder:
         Refuses acknowledgements, and messages that are not due: the stages of a directory do not hold messages.
         """
         with queue.store.core.view() as txn:
-            row = queue._log.row(txn)
+            row = queue.core.log.row(txn)
             next = first = min(max(start, row.first), end)
             count = min(end - first, FEED_MESSAGES)
-            raws = queue._log.read(txn, row, first, count, FEED_BYTES)
+            raws = queue.core.log.read(txn, row, first, count, FEED_BYTES)
         batches = []
-        for batch in queue._log.batches(raws):
+        for batch in queue.core.log.batches(raws):
             low, high = max(first, batch.first), min(batch.next, first + count)
             if high <= low:
                 continue

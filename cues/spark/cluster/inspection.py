@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from cues.base import clock, names
 from cues.errors import CodecError, CuesError, InvalidArgument, QueueNotFound
-from cues.queues.base import check_index
+from cues.queues.base import check_index, view_of
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
 from cues.spark.cluster.batches import Batches
@@ -298,7 +298,7 @@ def feeder_lag(place: Place, last: ProcessorRecord, log: str) -> int | None:
         noted = parsed(files, "the note of the store", raw or b"{}")
         if noted["host"] == socket.gethostname() and os.path.exists(os.path.join(noted["store"], "data.mdb")):
             with Store(noted["store"], readonly=True) as store:
-                row = store.queue(queue)._view(partition)._row()
+                row = view_of(store.queue(queue), partition).core.row()
                 if row.identity.hex() == identity:
                     return row.next - next
     return None
