@@ -231,7 +231,7 @@ def test_partitions_that_the_graph_and_the_directory_see_otherwise_are_refused_b
         return directory
 
     assert open_queue(partitions=3, key="user").options.partitions == 3
-    assert open_queue().options._placing == ("user", "murmur2")  # what is not given stays
+    assert open_queue().options.placing == ("user", "murmur2")  # what is not given stays
     with pytest.raises(QueueOptionsError, match="has 3 partitions, not 4") as refused:
         open_queue(partitions=4, key="user")
     assert f"run cues grow {files.place}#q 4" in refused.value.hint

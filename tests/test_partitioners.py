@@ -186,7 +186,7 @@ def test_functions_are_stored_by_name(tmp_path: Any) -> None:
     with cues.open(tmp_path / "store") as store:
         options = store.queue("q").options
         assert options.key == Missing("cues.queues.partitioners:key_bytes")
-        assert options._placing == ("cues.queues.partitioners:key_bytes", "builtins:len")
+        assert options.placing == ("cues.queues.partitioners:key_bytes", "builtins:len")
         assert name_of(options.key) == name_of(key_bytes)
         with pytest.raises(InvalidArgument, match="partitioners:key_bytes"):
             options.key({})  # type: ignore[operator]
@@ -194,10 +194,10 @@ def test_functions_are_stored_by_name(tmp_path: Any) -> None:
 
 
 def test_options_say_what_places() -> None:
-    assert cues.QueueOptions(key="user")._placing == ("user", "murmur2")
-    assert cues.QueueOptions()._placing == (None, "sticky")
+    assert cues.QueueOptions(key="user").placing == ("user", "murmur2")
+    assert cues.QueueOptions().placing == (None, "sticky")
     for name in NAMES:
-        assert cues.QueueOptions(key="user", partitioner=name)._placing == ("user", name)
+        assert cues.QueueOptions(key="user", partitioner=name).placing == ("user", name)
     assert cues.QueueOptions().to_dict() == {}
 
 

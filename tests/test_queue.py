@@ -293,7 +293,7 @@ def test_options_stay_and_change_where_they_can(store: cues.Store) -> None:
     queue = store.queue("q", retention=100, metadata={"t"})
     assert store.queue("q").options == queue.options
     changed = store.queue("q", metadata=True, max_message_bytes=50)
-    assert changed.options._kept == {"t", "time"}
+    assert changed.options.kept == {"t", "time"}
     assert (changed.options.retention, changed.options.max_message_bytes) == (cues.Retention(count=100), 50)
     assert queue.options == changed.options, "an older handle follows"
     assert store.queue("q", retention=None).options.retention is None

@@ -14,6 +14,7 @@ import pytest
 import cues
 from cues import Graph, QueueOptions, Stream
 from cues.errors import InvalidArgument
+from cues.queues.options import changed
 from cues.queues.schema import infer
 
 
@@ -71,7 +72,7 @@ def test_a_schema_is_names_and_types(given: Any, expected: dict[str, str] | None
     plain = options.to_dict()["schema"]
     assert plain == expected or expected is None
     assert QueueOptions.from_dict(options.to_dict()) == options == QueueOptions(schema=options.schema)
-    assert options._changed({"retention": 5}).schema == options.schema
+    assert changed(options, {"retention": 5}).schema == options.schema
 
 
 def test_names_of_spark_sql_mean_the_same() -> None:

@@ -27,6 +27,7 @@ from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound
 from cues.forwarding import forwarder, low_water, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.queues import backpressure, marks
+from cues.queues.options import kept_in_store
 from cues.steps import ownership
 from cues.storage import format_record
 
@@ -632,7 +633,7 @@ def test_what_a_graph_does_not_say_of_a_shared_queue_stays(tmp_path: Path) -> No
     testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out"), more=there, id="a"))
     report = testing.run_until_idle(graph(tmp_path, Sink(lambda m: None, "out", id="s"), id="b"))
     with cues.open(tmp_path / "other") as other:
-        assert other.queue("out").options == there["out"]._inside
+        assert other.queue("out").options == kept_in_store(there["out"])
     assert not [event for event in report.events if "changed for all" in event.text]
     longer = {"out": QueueOptions(path=tmp_path / "other", retention=200)}
     report = testing.run_until_idle(graph(tmp_path, Sink(lambda m: None, "out", id="s"), more=longer, id="b"))

@@ -72,7 +72,7 @@ class Writes:
         options = queue.options
         appended = list(messages)
         if appended:
-            self.appends.append((queue, batch.build(appended, options.max_message_bytes, strips=options._strips)))
+            self.appends.append((queue, batch.build(appended, options.max_message_bytes, strips=options.strips)))
 
 
 Work = Callable[[Writes], Any]

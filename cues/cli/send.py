@@ -26,6 +26,7 @@ from cues.graphs.graphfile import shown
 from cues.operate import target as targets
 from cues.queues.appender import Appender
 from cues.queues.delays import delayed
+from cues.queues.options import kept_in_store, to_open
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.store import Store, open_or_make
@@ -197,7 +198,7 @@ def _queue(target: targets.Target, store: Store, create: bool) -> Queue:
         name = target.name or plan.source or ""
         if name in plan.queues:
             asked = graph.queues.get(name) or graph.queues.get("*")
-            return store.queue(name, **(asked._inside._asked if asked else {}))
+            return store.queue(name, **(to_open(kept_in_store(asked)) if asked else {}))
         if not name or not create:
             named = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
             targets.queue_of(target, named)

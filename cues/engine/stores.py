@@ -26,7 +26,7 @@ from cues.forwarding import fork, other_stores
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
-from cues.queues.options import QueueOptions
+from cues.queues.options import QueueOptions, changed, kept_in_store, to_open
 from cues.queues.queue import Queue, create_queue
 from cues.queues.store import Store, open_or_make
 from cues.storage.transaction import StoreTransaction
@@ -218,7 +218,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, by_supervisor:
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {store: {} for store in (home, *stores.others.values())}
     for name, options in plan.queues.items():
-        wanted[stores.store_of(name)][name] = options._inside
+        wanted[stores.store_of(name)][name] = kept_in_store(options)
     for store, queues in wanted.items():
         _have(store, queues)
     for other in stores.others.values():
@@ -228,12 +228,12 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, by_supervisor:
         # Options of the graph apply from now on. Without options the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
         if given and by_supervisor:
-            given = given._changed({"partitions": 1})
+            given = changed(given, {"partitions": 1})
         store = stores.store_of(name)
         if store is home:
-            opened[name] = home.queue(name, **(given._inside._asked if given else {}))
+            opened[name] = home.queue(name, **(to_open(kept_in_store(given)) if given else {}))
         else:
-            opened[name] = _shared_queue(store, name, given._inside if given else QueueOptions(), emit)
+            opened[name] = _shared_queue(store, name, kept_in_store(given) if given else QueueOptions(), emit)
     return opened
 
 

@@ -191,7 +191,7 @@ def _port(plan: Plan, port: Port) -> str:
 
 
 def _placing(plan: Plan, queue: str) -> str:
-    key, way = plan.queues[queue]._placing
+    key, way = plan.queues[queue].placing
     return f"by {key}" if key is not None and way == "murmur2" else f"by {key} ({way})" if key is not None else f"{way}"
 
 

@@ -212,9 +212,9 @@ def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
     if not node.reads:
         return 1
     first, *others = (port.queue for port in node.reads)
-    count, (_, way) = queues[first].partitions, queues[first]._placing
+    count, (_, way) = queues[first].partitions, queues[first].placing
     for other in others:
-        other_count, (_, other_way) = queues[other].partitions, queues[other]._placing
+        other_count, (_, other_way) = queues[other].partitions, queues[other].placing
         if count == other_count and (way == other_way or count == 1):
             continue
         raise GraphError(

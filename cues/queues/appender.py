@@ -99,7 +99,7 @@ class Appender(Closing):
                 if spread:
                     built = build(queue, appended, queue.core.shares(appended))
                 else:
-                    pages = batch.build(appended, options.max_message_bytes, strips=options._strips)
+                    pages = batch.build(appended, options.max_message_bytes, strips=options.strips)
                     built = [(queue, pages, _WHOLE)]
             except CuesError as error:
                 if queue.options is not options:
@@ -197,7 +197,7 @@ def build(
     for share in shares:
         chosen = [messages[offset] for offset in share.offsets]
         try:
-            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options._strips)
+            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options.strips)
         except CuesError as error:
             error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
             raise

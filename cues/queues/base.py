@@ -16,7 +16,7 @@ from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.overrides import override
 from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
-from cues.queues.options import FUNCTIONS, QueueOptions
+from cues.queues.options import FUNCTIONS, QueueOptions, changed
 from cues.queues.partitioners import Missing, name_of
 from cues.queues.placement import PartitionShare, Placer
 from cues.queues.retention import let_go
@@ -145,7 +145,7 @@ class QueueCore:
             for name, function in self._functions.items()
             if name_of(getattr(options, name)) == name_of(function)
         }
-        return options._changed(known) if known else options
+        return changed(options, known) if known else options
 
     def append_pages(self, txn: StoreTransaction, pages: list[batch.Page]) -> int:
         """Append inside a transaction and apply retention; return the first index."""

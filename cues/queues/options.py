@@ -190,7 +190,7 @@ class QueueOptions:
         object.__setattr__(self, name, value)
 
     @property
-    def _kept(self) -> frozenset[str]:
+    def kept(self) -> frozenset[str]:
         """The fields that the queue adds to the metadata of its messages."""
         return self.metadata if isinstance(self.metadata, frozenset) else frozenset()
 
@@ -200,35 +200,15 @@ class QueueOptions:
         return self.max_lag is not None or self.max_bytes is not None
 
     @property
-    def _strips(self) -> bool:
+    def strips(self) -> bool:
         """True if the queue drops the metadata that messages come with."""
         return self.metadata is False
 
     @property
-    def _placing(self) -> tuple[str | None, str | None]:
+    def placing(self) -> tuple[str | None, str | None]:
         """The names of key and partitioner. Queues with the same names place equal keys alike."""
         default = "sticky" if self.key is None else "murmur2"
         return partitioners.name_of(self.key), partitioners.name_of(self.partitioner) or default
-
-    @property
-    def _inside(self) -> QueueOptions:
-        """The options as the queue's own store keeps them: without the path, and without the schema."""
-        return replace(self, path=None, schema=None)
-
-    @property
-    def _asked(self) -> dict[str, Any]:
-        """The arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
-        changed = self.to_dict()
-        return {name: value for name, value in vars(self).items() if name not in _PLACING or name in changed}
-
-    def _changed(self, options: Mapping[str, Any]) -> QueueOptions:
-        """Return a copy with the given options changed; raise for an unknown name."""
-        check_names(options)
-        return QueueOptions(**{**self.__dict__, **options})
-
-    def _placing_to_dict(self) -> dict[str, Any]:
-        """Return partitions, key and partitioner as plain data, without those that have their defaults."""
-        return {name: value for name, value in self.to_dict().items() if name in _PLACING}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as plain data."""
@@ -258,6 +238,28 @@ class QueueOptions:
                 options[name] = Missing(options[name]["function"])
         check_names(options)
         return QueueOptions(**options)
+
+
+def changed(options: QueueOptions, changes: Mapping[str, Any]) -> QueueOptions:
+    """Return a copy with the given options changed; raise for an unknown name."""
+    check_names(changes)
+    return QueueOptions(**{**options.__dict__, **changes})
+
+
+def kept_in_store(options: QueueOptions) -> QueueOptions:
+    """Return the options as the queue's own store keeps them: without the path, and without the schema."""
+    return replace(options, path=None, schema=None)
+
+
+def to_open(options: QueueOptions) -> dict[str, Any]:
+    """Return the arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
+    stated = options.to_dict()
+    return {name: value for name, value in vars(options).items() if name not in _PLACING or name in stated}
+
+
+def placing_to_dict(options: QueueOptions) -> dict[str, Any]:
+    """Return partitions, key and partitioner as plain data, without those that have their defaults."""
+    return {name: value for name, value in options.to_dict().items() if name in _PLACING}
 
 
 def check_names(options: Iterable[str]) -> None:

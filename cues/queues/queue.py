@@ -43,7 +43,7 @@ from cues.queues.base_tailer import Place
 from cues.queues.committed import Isolation
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
-from cues.queues.options import FUNCTIONS, QueueOptions, check_names
+from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
 from cues.queues.processor_rows import key_of
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import Tailer
@@ -490,8 +490,8 @@ def refuse_replacing(queue: str, old: QueueOptions, new: QueueOptions, grow: str
             f" {new.partitions}; an option does not add partitions, because that changes the partition of keys.",
             f"{grow}; its documentation tells the effect on the order of keys.",
         )
-    if new._placing != old._placing and old.partitions > 1:
-        for name, was, now in zip(FUNCTIONS, old._placing, new._placing):
+    if new.placing != old.placing and old.partitions > 1:
+        for name, was, now in zip(FUNCTIONS, old.placing, new.placing):
             if was != now:
                 raise _refused(
                     queue,
@@ -505,7 +505,7 @@ def refuse_replacing(queue: str, old: QueueOptions, new: QueueOptions, grow: str
 def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     queue.core.refuse_try_log("changes")
     old = queue.options
-    new = old._changed(options)
+    new = changed(old, options)
     refuse_replacing(queue.id, old, new, f"call store.queue({queue.id!r}).grow({new.partitions})")
     queue.core.give(new)
     if new.to_dict() == old.to_dict():

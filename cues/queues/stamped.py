@@ -116,7 +116,7 @@ def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
     if isinstance(message, dict) and names.UUID in message:
         message = {key: value for key, value in message.items() if key != names.UUID}
     options = queue.core.options
-    return batch.pack_one(message, options.max_message_bytes, options._strips)
+    return batch.pack_one(message, options.max_message_bytes, options.strips)
 
 
 def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps | None) -> list[Page]:
@@ -129,7 +129,7 @@ def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps |
         if kind is bytes:
             pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=own)
         else:
-            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=queue.core.options._strips, stamps=own)
+            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=queue.core.options.strips, stamps=own)
         start += len(run)
     return pages
 

@@ -102,7 +102,7 @@ class Tailer(BaseTailer):
         self._row_key = names.reader_key(queue.name, queue.core.log.partition, name) if name is not None else b""
         with self._store.core.view() as txn:
             row = self._log.row(txn)
-            self._kept = queue.core.follow_options(txn, row)._kept
+            self._kept = queue.core.follow_options(txn, row).kept
             self._stored = txn.get(self._row_key) if name is not None else None
             records = self._log.records_row(txn).identity
             self._compare(txn, row)
@@ -354,7 +354,7 @@ class Tailer(BaseTailer):
             else:
                 self._index = max(self._index, row.first)
                 raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
-            self._kept = self.queue.core.follow_options(txn, row)._kept
+            self._kept = self.queue.core.follow_options(txn, row).kept
         if not raws:
             if self.queue.core.is_committed and self._direction == "forward":
                 rollback.look(self.queue)

@@ -146,7 +146,7 @@ def _pages(
         output = whole if cut.stop - cut.start == taken.count else whole.between(cut.start, cut.stop)
         if not output.items:
             continue
-        strips = options[binding]._strips
+        strips = options[binding].strips
         came = None
         if traced and not strips:
             came = taken.provenance()
@@ -161,7 +161,7 @@ def _pages(
 def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
     """The pages of an output, each with its partition."""
     if options.partitions == 1:
-        yield from ((0, page) for page in outgoing.build(items, options._strips, NO_HASH, came))
+        yield from ((0, page) for page in outgoing.build(items, options.strips, NO_HASH, came))
         return
     shares = outgoing.placed(items)
     if shares is None:
@@ -171,4 +171,4 @@ def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) 
     for partition, offsets in shares.items():
         chosen = [items[offset] for offset in offsets]
         selected = None if came is None else came.select(offsets)
-        yield from ((partition, page) for page in outgoing.build(chosen, options._strips, NO_HASH, selected))
+        yield from ((partition, page) for page in outgoing.build(chosen, options.strips, NO_HASH, selected))

@@ -107,7 +107,7 @@ class _Writing:
 
     def _built(self, messages: list[dict[str, Any]], encoded: list[bytes] | None) -> list[batch.Page]:
         options = self._queue_options
-        return batch.build(messages, options.max_message_bytes, encoded=encoded, strips=options._strips)
+        return batch.build(messages, options.max_message_bytes, encoded=encoded, strips=options.strips)
 
     def _of_values(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[bytes] | None]:
         """Messages that are encoded already, and their bytes. None instead of the bytes if a message has reserved keys.

@@ -131,7 +131,7 @@ class CollectedWrites:
         pages = 0
         for appender, _ in self._appenders.values():
             queue = appender.queue
-            strips = queue.core.options._strips
+            strips = queue.core.options.strips
             for log, items, origins in divided(queue, Output(*appender.written()), 0):
                 assert origins is not None
                 origin = came.select(origins) if came and not strips else None

@@ -577,7 +577,7 @@ class SourceStepper(Stepper):
                 log,
                 outgoing.build(
                     items,
-                    queue.core.options._strips,
+                    queue.core.options.strips,
                     digest,
                     Provenance(len(items), {}, context) if context is not None else None,
                 ),

@@ -80,8 +80,8 @@ class Packer:
                 pass
         options = self.options
         assert options is not None
-        body = batches.pack_one(message, options.max_message_bytes, options._strips)
-        if came and not options._strips:
+        body = batches.pack_one(message, options.max_message_bytes, options.strips)
+        if came and not options.strips:
             self._build_one(message, came)
         if isinstance(body, bytes) and self._router is None:
             return body
@@ -94,7 +94,7 @@ class Packer:
     def check(self, packed: bytes, came: Provenance) -> None:
         """Raise the error that a packed message with this provenance would raise at its commit."""
         options = self.options
-        if options is not None and not options._strips:
+        if options is not None and not options.strips:
             self._build_one(codec.unpack_known(packed), came)
 
     def _build_one(self, message: dict[str, Any], came: Provenance) -> None:

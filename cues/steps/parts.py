@@ -111,7 +111,7 @@ class PartBuilder(StepperBase):
                 output = output.between(start, stop)
                 if not output.items:
                     continue
-            strips = queue.core.options._strips
+            strips = queue.core.options.strips
             if provenance is None and not strips and taken.traced:
                 provenance = taken.carried()
             for log, items, origins in divided(queue, output, start):

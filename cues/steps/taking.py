@@ -286,7 +286,7 @@ class Input:
         if self.index < row.first:  # purged before it was taken
             self.go(row.first)
         self._end = row.next
-        self.kept = self.queue.core.follow_options(txn, row)._kept
+        self.kept = self.queue.core.follow_options(txn, row).kept
         return self.log.read(txn, row, self._loaded, count - self.ahead)
 
     def open(self, raws: list[Raw]) -> None:

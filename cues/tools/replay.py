@@ -41,7 +41,7 @@ from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
 from cues.queues.base import unpack_record, views_of
 from cues.queues.log import KEY, Log, read_row
-from cues.queues.options import QueueOptions
+from cues.queues.options import QueueOptions, changed
 from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.queues.store import Store
@@ -287,7 +287,7 @@ def _begin(new: Store, note: ReplayNote) -> ReplayNote:
                     path=new.path,
                 )
         for queue, parts in note.copied.items():
-            options = QueueOptions.from_dict(note.options[queue])._changed(_UNBOUNDED)
+            options = changed(QueueOptions.from_dict(note.options[queue]), _UNBOUNDED)
             create_queue(txn, new, queue, options)
             record = unpack_record(queue, txn.get(names.queue_key(queue))) | {"identity": identities[queue]}
             txn.put(names.queue_key(queue), sealed.seal_map(record))
@@ -432,7 +432,7 @@ def _graph_of(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store) -> Gr
         strategy=graph.strategy,
         system=graph.system,
         queues={
-            name: options._changed(_UNBOUNDED)
+            name: changed(options, _UNBOUNDED)
             for name, options in graph.queues.items()
             if name in queues or name == "*"
         },

@@ -41,7 +41,7 @@ from cues import faults
 from cues.base import names
 from cues.base.texts import quoted
 from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
-from cues.queues.options import QueueOptions
+from cues.queues.options import QueueOptions, changed, placing_to_dict, to_open
 from cues.queues.queue import refuse_replacing, refuse_shrinking
 from cues.queues.schema import INFER
 from cues.spark.cluster.files import folder_of, name_of, parsed, sealed_json
@@ -258,7 +258,7 @@ class QueueDirectory:
         if self.version < 0:
             self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(self.options, columns)}])
         grow = f"run cues grow {quoted(self.files.place)}#{quoted(self.queue)} {quoted(self._asked.partitions)}"
-        refuse_replacing(self.queue, self._stored, self._stored._changed(self._asked._asked), grow)
+        refuse_replacing(self.queue, self._stored, changed(self._stored, to_open(self._asked)), grow)
         self.add_columns(columns.fields)
 
     def _with_schema(self) -> TypedColumns:
@@ -289,7 +289,7 @@ class QueueDirectory:
             "schemaString": json.dumps({"type": "struct", "fields": [*_FIELDS, *columns.to_log()]}),
             "partitionColumns": ["partition", "first"],
             "createdTime": time.time_ns() // 1_000_000,
-            "configuration": {_PLACING: json.dumps(options._placing_to_dict())},
+            "configuration": {_PLACING: json.dumps(placing_to_dict(options))},
         }
 
     # --- the log ---
@@ -318,7 +318,7 @@ class QueueDirectory:
         """Add partitions until there are at least so many, if the table is there."""
         with self.lock:
             while self.version >= 0 and len(self.logs) < partitions:
-                grown = self.options._changed({"partitions": partitions})
+                grown = changed(self.options, {"partitions": partitions})
                 self._commit([{"metaData": self._metadata(grown, self.columns)}])
 
     def load(self) -> None:
@@ -336,8 +336,8 @@ class QueueDirectory:
         """Follow the number of partitions in the metadata of the table."""
         if self.version >= 0:
             self._stored = QueueOptions.from_dict(json.loads(configuration.get(_PLACING, "{}")))
-            given = {**self._asked._asked, "partitions": self._stored.partitions}
-            self.options = self._stored._changed(given)
+            given = {**to_open(self._asked), "partitions": self._stored.partitions}
+            self.options = changed(self._stored, given)
         self.logs += [PartitionLog(self, number) for number in range(len(self.logs), self.options.partitions)]
 
     def _keep(self, live: Iterable[DataFile]) -> None:

@@ -40,6 +40,7 @@ from cues.graphs.plan import Plan, build, partitions_of
 from cues.graphs.processor import Node
 from cues.graphs.running import QueueProgress, Shared, UnitStatus
 from cues.overrides import override
+from cues.queues.options import changed
 from cues.queues.store import Store
 from cues.spark.cluster import inspection
 from cues.spark.cluster.data import messages, pieces_of
@@ -375,7 +376,7 @@ class ClusterEngine:
             identity = None
             if name in self._fed:  # the store decides, and not the graph
                 identity = fed[name].core.row().identity
-                options = options._changed({"partitions": fed[name].options.partitions})
+                options = changed(options, {"partitions": fed[name].options.partitions})
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
         for name, directory in driver.queues.items():  # none changes before all are checked
             if name in self._fed:

@@ -13,7 +13,7 @@ from cues import codec
 from cues.base import clock
 from cues.errors import TopologyChanged
 from cues.overrides import override
-from cues.queues.options import QueueOptions
+from cues.queues.options import QueueOptions, changed
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Piece, QueueWriter, Writer, read, read_rows
 from cues.spark.cluster.directory import DataFile
@@ -85,10 +85,10 @@ class Encoding:
         context = TaskContext.get()
         number = context.partitionId() if context is not None else 0
         encoder = None if self.schema is None else Encoder(self.schema)
-        packer = Packer(lambda: self.options._changed({"metadata": False})).renew()
+        packer = Packer(lambda: changed(self.options, {"metadata": False})).renew()
         where = self.files, self.queue, self.options, self.processor, self.record, self.time_us
         writer = QueueWriter(*where, self.columns, turn=self.record + number)
-        came = None if self.options._strips else self.came
+        came = None if self.options.strips else self.came
         for rows in given:
             messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
             packed = [packer.pack(message) for message in messages]

@@ -448,7 +448,7 @@ class Stage:
     def entrances(self) -> tuple[Entrance, ...]:
         return tuple(
             Entrance(
-                self._bindings[tailer], tailer, log.directory.queue, log.directory.identity, log.directory.options._kept
+                self._bindings[tailer], tailer, log.directory.queue, log.directory.identity, log.directory.options.kept
             )
             for tailer, log in self.inputs.items()
         )

@@ -424,7 +424,7 @@ class _Work:
                 origins = [count - 1] * len(values)
             marked = any(type(packed) is Packed and packed.marked for packed in values)
             came: Provenance | None = None
-            if not self.job.targets[target][1]._strips and (marked or taken.traced):
+            if not self.job.targets[target][1].strips and (marked or taken.traced):
                 came = taken.provenance()
                 if batch:
                     came = came.spread(len(values))
