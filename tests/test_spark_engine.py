@@ -40,8 +40,9 @@ from spark_cluster import until
 from spark_graphs import GRAPHS
 
 from cues.spark.place import Site
-from cues.spark.remote import SparkRunner, require_sight
+from cues.spark.remote import require_sight
 from cues.spark.shipping import ship
+from cues.spark.stretches import StretchStepper
 
 TESTS = Path(__file__).parent
 IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "open", "lease-*")
@@ -133,13 +134,13 @@ def test_the_parts_of_a_failed_batch_cost_no_jobs(
 ) -> None:
     """The executor that calls the batch calls its parts too, because each job costs more than most calls."""
     jobs: list[int] = []
-    real = SparkRunner.gather
+    real = StretchStepper._cut
 
-    def gather(self: SparkRunner, call: Any, parts: Any) -> Any:
-        jobs.append(parts[0].messages)
-        return real(self, call, parts)
+    def cut(self: StretchStepper, taken: Any) -> Any:
+        jobs.append(taken.count)
+        return real(self, taken)
 
-    monkeypatch.setattr(SparkRunner, "gather", gather)
+    monkeypatch.setattr(StretchStepper, "_cut", cut)
     batches = Stream(spark_graphs.poisoned, "in", "out", batch=True, step_s=None)
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("in").appender().write_many([{"n": n} for n in range(100)])

@@ -48,7 +48,7 @@ class SparkEngine(EmbeddedEngine):
             remote = [node for node in plan.running if why_local(node) is None]
             self.spark = open_session(self._session, graph, plan, self._given, self._master, remote, host.emit)
             require_steps(queries_of(self.spark, plan))
-            self._options["runner"] = functools.partial(SparkRunner, self.spark, plan.system)
+            self._options["runner"] = functools.partial(SparkRunner, self.spark)
             super().start(host)
             staging.sweep(self.store.directory)
             self._require_sight()

@@ -9,14 +9,12 @@ processor's state, are called in the driver. So is a frame; executors carry out 
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cues import faults
-from cues.base import events
 from cues.errors import Diverged, Unsupported
 from cues.graphs.processor import Node
 from cues.overrides import override
@@ -26,9 +24,7 @@ from cues.spark.executor import (
     Job,
     JobGroup,
     NeedsState,
-    PartReport,
     is_of_spark,
-    pack_job,
     runner_of,
 )
 from cues.spark.place import Site
@@ -37,7 +33,6 @@ from cues.steps.process import Process
 from cues.steps.runner import Runner, StepAborted
 from cues.steps.state import Layer, StateTable
 from cues.steps.taking import Input, Slice, Taken
-from cues.storage.base_store import BaseStore
 
 
 class InputRange(NamedTuple):
@@ -67,9 +62,6 @@ class StepJob(Job):
     generation: int
     options: dict[str, QueueOptions]
     """By output binding."""
-
-
-Answering = TypeVar("Answering", bound=PartReport)
 
 
 # --- in an executor -----------------------------------------------------------------------------
@@ -141,26 +133,20 @@ def _look(sites: Sequence[Site]) -> Unsupported | None:
 
 
 class SparkRunner(Runner):
-    """The driver's runner. It also sends the jobs whose tasks call the function."""
+    """The driver's runner, with the jobs of its processor. It calls a frame."""
 
-    def __init__(self, session: Any, system: Any, *arguments: Any, **keywords: Any) -> None:
+    def __init__(self, session: Any, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._session = session
-        self._context = session.sparkContext
-        self._system = system
-        self._jobs = JobGroup(self._context, self._node.id, f"cues {self._node.id} {id(self)}")
-        self._local = why_local(self._node) is not None
-        self._sites: dict[BaseStore, Site] = {}
-        self._job: tuple[tuple[int, int], bytes] | None = None
-        """Generation and epoch, and the packed job that has them."""
+        self.context = session.sparkContext
+        self.jobs = JobGroup(self.context, self._node.id, f"cues {self._node.id} {id(self)}")
 
     @override
     def close(self) -> None:
         """Give up a step under way."""
-        self._jobs.cancelled = True
+        self.jobs.cancelled = True
         super().close()
-        if not self._local:
-            self._jobs.cancel()
+        self.jobs.cancel()
 
     @override
     def _call_batch(self, taken: Taken, process: Process) -> Any:
@@ -185,68 +171,10 @@ class SparkRunner(Runner):
             messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
         except Exception as error:
             if is_of_spark(error):  # no message failed
-                raise StepAborted(self._jobs.failed(error, f"of {taken.count} messages")) from None
+                raise StepAborted(self.jobs.failed(error, f"of {taken.count} messages")) from None
             raise
         faults.point("function.after")
         return messages
-
-    @property
-    def on_executors(self) -> bool:
-        """True if executors call the function, each over a stretch of the messages."""
-        return not self._local
-
-    @property
-    def parallelism(self) -> int:
-        """Number of tasks that run at once."""
-        return int(self._context.defaultParallelism)
-
-    def gather(self, call: Callable[[Stretch], Answering], parts: list[Stretch]) -> list[Answering] | None:
-        """The executors' answers for the parts; None if one declined, and the driver has to run the step.
-
-        Raises the fatal error of an answer, :class:`ProcessorStopped` if Spark could not run the jobs, and
-        :class:`Interrupted` if this runner was closed meanwhile.
-        """
-        count = sum(part.messages for part in parts)
-        with self._jobs.step(f"{self._node.id}: {count} messages", f"of {count} messages"):
-            answers: list[Answering] = self._context.parallelize(parts, len(parts)).map(call).collect()
-        for answer in answers:
-            self._counters.retries += answer.retries
-            if answer.fatal is not None:
-                raise answer.fatal
-            if answer.declined == "state":
-                self._local = True
-                text = "uses the processor's state, which is the driver's: it runs there, one call after another"
-                self._emit(events.Event(self._node.id, text))
-                return None
-        return None if any(answer.declined for answer in answers) else answers
-
-    def cut(self, taken: Taken, edges: list[int]) -> list[Stretch]:
-        """The stretches of ``taken`` between these offsets."""
-        reads = [
-            InputRange(
-                s.binding, s.tailer, self._site(s.input.queue.store), s.input.queue.id, s.input.identity, s.start
-            )
-            for s in taken.slices
-        ]
-        return [
-            Stretch(low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
-            for low, high in itertools.pairwise(edges)
-        ]
-
-    def _site(self, store: BaseStore) -> Site:
-        if store not in self._sites:
-            self._sites[store] = Site.of(store)
-        return self._sites[store]
-
-    def packed_job(self) -> bytes:
-        process = self._process
-        under = (process._hasher.generation, process._epoch)
-        if self._job is None or self._job[0] != under:
-            generation, epoch = under
-            options = {binding: self._options_of(binding) for binding in self._bindings}
-            job = StepJob(self._node, self._system, epoch, process._store_id, generation, options)
-            self._job = under, pack_job(job)
-        return self._job[1]
 
 
 def require_sight(context: Any, stores: Iterable[Store]) -> None:

@@ -23,18 +23,21 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from cues.base import clock
+from cues.base import clock, events
 from cues.overrides import override
 from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.records.batch import Page
-from cues.spark.chunk import NO_HASH, CommitRun, run_stretch
-from cues.spark.remote import SparkRunner, take_whole
+from cues.spark.chunk import NO_HASH, ChunkResult, CommitRun, run_stretch
+from cues.spark.executor import pack_job
+from cues.spark.place import Site
+from cues.spark.remote import InputRange, SparkRunner, StepJob, Stretch, take_whole, why_local
 from cues.spark.staging import Staged, StagingArea
 from cues.steps.failure import Failure, stopped_at
 from cues.steps.parts import Part
 from cues.steps.stepper import Stepper
 from cues.steps.taking import Input, Slice, Taken
+from cues.storage.base_store import BaseStore
 
 RANGE_MESSAGES: Final = 1_000_000
 """Most messages of one job. Every job costs about 0.1 s, which is little for so many messages."""
@@ -106,15 +109,23 @@ class StretchStepper(Stepper):
     @override
     def _made(self) -> None:
         super()._made()
+        runner = self.runner
+        assert isinstance(runner, SparkRunner)
+        self._jobs, self._context = runner.jobs, runner.context
+        self.on_executors = why_local(self.node) is None
+        """True if executors call the function. A function that asks for the state of the processor changes it."""
+        if self.on_executors:
+            self._home_inputs = []  # an idle unit reads no message: executors read them
+        self._sites: dict[BaseStore, Site] = {}
+        self._job: tuple[tuple[int, int], bytes] | None = None
+        """Generation and epoch, and the packed job that has them."""
         self._given_up: dict[str, int] = {}
         """By tailer: the end of the last range that executors gave up. The driver calls the function up to there."""
 
     @override
     def _take(self) -> Taken | None:
         """A long range that executors process; or the messages of a usual step."""
-        runner = self.runner
-        assert isinstance(runner, SparkRunner)
-        taken = self._range() if runner.on_executors and self._pending is None else None
+        taken = self._range() if self.on_executors and self._pending is None else None
         return super()._take() if taken is None else taken
 
     @override
@@ -136,14 +147,10 @@ class StretchStepper(Stepper):
 
     def _make_range(self, taken: Taken) -> bool:
         """Let executors process a range, and commit it as several steps. Return False if the driver has to do it."""
-        runner = self.runner
-        assert isinstance(runner, SparkRunner)
         stage = StagingArea(self.store.directory, os.getpid())
         try:
             began = time.monotonic()
-            edges = _edges(taken.count, self._size, runner.parallelism)
-            call = functools.partial(run_stretch, runner.packed_job(), stage)
-            results = runner.gather(call, runner.cut(taken, edges))
+            results = self._run_stretches(self._cut(taken), stage)
             self._pace(time.monotonic() - began)
             if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
                 return False
@@ -153,6 +160,50 @@ class StretchStepper(Stepper):
             return True
         finally:
             stage.clear()
+
+    def _run_stretches(self, stretches: list[Stretch], stage: StagingArea) -> list[ChunkResult] | None:
+        """The results of executors; None if one gave its stretch up.
+
+        Raises the fatal error of a result, :class:`ProcessorStopped` if Spark could not run the job, and
+        :class:`Interrupted` if the runner was closed meanwhile.
+        """
+        call = functools.partial(run_stretch, self._packed_job(), stage)
+        count = sum(stretch.messages for stretch in stretches)
+        with self._jobs.step(f"{self.node.id}: {count} messages", f"of {count} messages"):
+            results: list[ChunkResult] = self._context.parallelize(stretches, len(stretches)).map(call).collect()
+        for result in results:
+            self.counters.retries += result.retries
+            if result.fatal is not None:
+                raise result.fatal
+        declined = {result.declined for result in results}
+        if "state" in declined:
+            self.on_executors = False
+            text = "uses the processor's state, which is the driver's: it runs there, one call after another"
+            self._emit(events.Event(self.node.id, text))
+        return None if any(declined) else results
+
+    def _cut(self, taken: Taken) -> list[Stretch]:
+        """The stretches of a range."""
+        reads = []
+        for piece in taken.slices:
+            queue = piece.input.queue
+            if queue.store not in self._sites:
+                self._sites[queue.store] = Site.of(queue.store)
+            site = self._sites[queue.store]
+            reads.append(InputRange(piece.binding, piece.tailer, site, queue.id, piece.input.identity, piece.start))
+        edges = _edges(taken.count, self._size, int(self._context.defaultParallelism))
+        return [
+            Stretch(low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
+            for low, high in itertools.pairwise(edges)
+        ]
+
+    def _packed_job(self) -> bytes:
+        under = self.hasher.generation, self._row.epoch
+        if self._job is None or self._job[0] != under:
+            options = {binding: queue._options for binding, queue in self.outputs.items()}
+            job = StepJob(self.node, self.given["system"], under[1], self.store.id.hex(), under[0], options)
+            self._job = under, pack_job(job)
+        return self._job[1]
 
     def left(self, input: Input, end: int | None) -> int:
         """The number of messages before ``end`` that an input has not taken yet."""
