@@ -200,7 +200,7 @@ class StretchStepper(Stepper):
     def _packed_job(self) -> bytes:
         under = self.hasher.generation, self._row.epoch
         if self._job is None or self._job[0] != under:
-            options = {binding: queue._options for binding, queue in self.outputs.items()}
+            options = {binding: queue.core.options for binding, queue in self.outputs.items()}
             job = StepJob(self.node, self.given["system"], under[1], self.store.id.hex(), under[0], options)
             self._job = under, pack_job(job)
         return self._job[1]
