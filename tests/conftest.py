@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
     config.addinivalue_line("markers", "delivers_again: the test delivers messages under other hashes, on purpose")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the bytecode of Cues and of the tests, also where the environment forbids it (as images for CI do).
+
+    Else each of the hundreds of processes that tests start compiles Cues again. What tests write and import themselves
+    is not kept there: a file that changes twice in a second would be read from its old bytecode.
+    """
+    forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = forbidden
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers, and before they are distributed

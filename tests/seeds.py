@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
+
+from sets import slow_except
 
 VARIABLE = "CUES_TEST_SEED"
 _drawn = random.Random(os.urandom(16))  # its own: hypothesis sets the state of the shared one
@@ -16,6 +19,11 @@ def new() -> int:
     return seed
 
 
-def among(seeds: range) -> list[int]:
-    """Return the seeds of a parametrized test: those given, or the one of the environment."""
-    return [int(os.environ[VARIABLE])] if os.environ.get(VARIABLE) else list(seeds)
+def among(seeds: range, fast: int | None = None) -> list[Any]:
+    """Return the seeds of a parametrized test: those given, or the one of the environment.
+
+    With ``fast``, only the first ones are in the fast set.
+    """
+    if os.environ.get(VARIABLE):
+        return [int(os.environ[VARIABLE])]
+    return slow_except(seeds[:fast], seeds)

@@ -12,13 +12,21 @@ from typing import Any
 
 import pytest
 from children import Child
+from forks import Forks
+from sets import slow_except
 
 import cues
 from cues import Graph, QueueOptions, Source, Stream, testing
 from cues.errors import StoreDamaged, StoreError, StoreNotFound
 from cues.storage import replica
-from cues.tools import backup, follower
+from cues.tools import backup, check, follower
 from cues.tools.check import check_others
+
+
+@pytest.fixture(autouse=True)
+def checks_are_forked(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a restore check each store in a forked process, not in a new interpreter (test_check.py has that)."""
+    monkeypatch.setattr(check, "walk", lambda path: forks.run("conftest:problems_of", path).value)
 
 
 def counted(message: Any, process: Any) -> Any:
@@ -162,7 +170,7 @@ def test_refusals_name_what_to_do_and_leave_nothing(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("wrong", ["", "{}", "gone"])
+@pytest.mark.parametrize("wrong", slow_except(["gone"], ["", "{}", "gone"]))
 def test_a_damaged_manifest_hinders_only_the_backups_that_need_it(root: Path, tmp_path: Path, wrong: str) -> None:
     """1 and 2 are a chain, 3 and 4 another; the manifest of 1 is damaged."""
     dest = tmp_path / "b"
@@ -215,7 +223,7 @@ def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Pa
 CHILD = """
 import sys, cues
 from pathlib import Path
-from cues.tools import backup, follower
+from cues.tools import backup, check, follower
 verb, root, dest = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 if verb == "restore":
     backup.restore(root, dest / "s")

@@ -254,7 +254,7 @@ kept.close()
 """
 
 
-@pytest.mark.parametrize("kind", slow_except(["sqlite", "file"], ["sqlite", "postgresql", "file"]))
+@pytest.mark.parametrize("kind", slow_except(["sqlite"], ["sqlite", "postgresql", "file"]))
 @pytest.mark.parametrize("site", ["checkpoint.restored:1", "checkpoint.inside:2", "checkpoint.after:2"])
 def test_kill_9_in_a_commit_leaves_it_whole_or_not_at_all(
     site: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest

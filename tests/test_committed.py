@@ -127,7 +127,7 @@ def state(store: cues.Store, queue: Queue) -> tuple[Any, ...]:
     return envelopes, committed, numbers(queue.tailer(isolation="committed")), dict(producers.rows(store, queue.id))
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", slow_except(range(2), range(6)))
 def test_messages_of_several_producers_that_share_a_record_are_read_as_if_each_had_its_own(
     block: int, store: cues.Store
 ) -> None:
@@ -154,7 +154,7 @@ def test_messages_of_several_producers_that_share_a_record_are_read_as_if_each_h
     assert not check.check(store)
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", slow_except(range(2), range(6)))
 def test_random_logs_are_read_as_the_sequencer_reads_them(block: int, store: cues.Store) -> None:
     """Several producers, repetitions, aborts and producers that are gone; every reader is restarted at random."""
     rng = random.Random(seeds.new())

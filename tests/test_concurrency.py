@@ -284,7 +284,7 @@ async def totals_async(message: Message, process: Any) -> Message:
     return totals(message, process)
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(5)))
+@pytest.mark.parametrize("seed", seeds.among(range(5), fast=1))
 @pytest.mark.parametrize("function", [totals, totals_async])
 @pytest.mark.parametrize("errors", ["errors", None])
 def test_keyed_state_is_what_one_call_at_a_time_leaves(

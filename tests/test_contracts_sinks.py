@@ -67,7 +67,7 @@ def finished_of(target: Any) -> dict[str, bytes]:
     return {name: Path(name).read_bytes() for name in target.finished()}
 
 
-@pytest.mark.parametrize("case", slow_except(["sqlite", "jsonl"], SINKS), indirect=True)
+@pytest.mark.parametrize("case", slow_except(["jsonl"], SINKS), indirect=True)
 def test_a_crash_anywhere_leaves_each_message_once(case: SinkCase, tmp_path: Path) -> None:
     """Die at every crash point × every hit, and cut the steps otherwise after the restart.
 
@@ -101,6 +101,7 @@ def test_a_crash_anywhere_leaves_each_message_once(case: SinkCase, tmp_path: Pat
             assert seen.items() <= finished_of(target).items(), (point, hit)
 
 
+@pytest.mark.parametrize("case", slow_except(["sqlite", "jsonl", "parquet"], SINKS), indirect=True)
 def test_the_control_without_the_row_doubles(case: SinkCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sinks with a row that never has a message: after some crash a message is there twice."""
     from cues.checkpoints import deliveries

@@ -21,6 +21,7 @@ from sets import slow_except
 import cues
 from cues import codec, testing
 
+FAST = ("jsonl", "tail", "rows-sqlite")
 SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "http-list", "http-pages", "http-cursor")
 
 
@@ -79,10 +80,12 @@ def crashes(case: SourceCase, path: Path, wrap: Any = lambda source: source) -> 
     return found
 
 
+@pytest.mark.parametrize("case", slow_except(FAST, SOURCES), indirect=True)
 def test_a_crash_anywhere_leaves_each_record_once(case: SourceCase, tmp_path: Path) -> None:
     assert all(found == ROWS for found in crashes(case, tmp_path))
 
 
+@pytest.mark.parametrize("case", slow_except(FAST, SOURCES), indirect=True)
 def test_the_control_with_the_position_after_the_next_record_loses(case: SourceCase, tmp_path: Path) -> None:
     """A source that reads ahead by one, and yields the position up to which it has read."""
 

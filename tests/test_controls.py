@@ -29,6 +29,7 @@ from typing import Any
 import pytest
 import test_ownership
 from forks import Forks
+from sets import slow_except
 from small import replace
 from test_ownership import COUNT, everything, feed, numbers
 
@@ -108,7 +109,7 @@ FENCES = [
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control"])
-@pytest.mark.parametrize(("broken", "point", "options"), FENCES, ids=str)
+@pytest.mark.parametrize(("broken", "point", "options"), slow_except(FENCES[3:5], FENCES, names=3), ids=str)
 @pytest.mark.interpreted
 def test_a_stopped_owner_continues(
     store: Store, forks: Forks, tmp_path: Path, broken: str, point: str, options: dict[str, Any], control: bool

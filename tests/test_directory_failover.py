@@ -488,7 +488,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*seeds.among(range(12)), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 300))]
+    "seed", [*seeds.among(range(12), fast=3), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 300))]
 )
 def test_hosts_that_die_or_sleep_at_any_access_lose_and_repeat_nothing(
     files: FaultyFiles, tmp_path: Path, small_files: None, seed: int

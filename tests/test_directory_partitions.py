@@ -23,6 +23,7 @@ from deltalake import DeltaTable, QueryBuilder
 from directory_steps import DriverRun, FaultyFiles, HostRun, Message, RandomDeaths, data_file, messages_of_log
 from pyspark.sql import types as T
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from sets import slow_except
 
 import cues
 from cues import Graph, QueueOptions, Source, Stream, codec, testing
@@ -132,7 +133,7 @@ def judge(driver: DriverRun, given: list[Message]) -> None:
     assert Counter(m["i"] for m in driver.messages("end")) == Counter(m["i"] for m in given)
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", slow_except([2], [1, 2]))
 def test_units_keep_order_and_state_of_each_key_through_stages(files: FaultyFiles, cores: int) -> None:
     given = orders(300)
     driver = DriverRun(files, parted(), cores, lambda: 37).feed("src", given, lambda: 30).claim().run()
@@ -184,7 +185,7 @@ class DeadlyPartitions(RandomDeaths):
 
 
 @pytest.mark.parametrize(
-    "seed", [*seeds.among(range(10)), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 300))]
+    "seed", [*seeds.among(range(10), fast=2), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 300))]
 )
 def test_units_that_die_or_sleep_while_queues_grow_lose_and_repeat_nothing(files: FaultyFiles, seed: int) -> None:
     DeadlyPartitions(seed, files).finish()

@@ -174,7 +174,7 @@ def test_a_death_at_any_access_leaves_all_messages_or_the_rest(files: FaultyFile
     assert ran(files, 25).messages("out") == [add_ten(message) for message in numbers(25)]
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(10)))
+@pytest.mark.parametrize("seed", seeds.among(range(10), fast=3))
 def test_purges_between_steps_and_merges(files: FaultyFiles, seed: int) -> None:
     """Another driver takes the graph over during a purge: its merges and steps go on, and nothing is twice or lost."""
     print(f"{seeds.VARIABLE}={seed}")

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sets import slow_except
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
@@ -715,7 +716,7 @@ def test_more_messages_than_a_row_group_has(files: FaultyFiles) -> None:
     assert metadata(rows.came) == metadata(came.slice(GROUP_ROWS - 1, GROUP_ROWS + 1))
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(20)))
+@pytest.mark.parametrize("seed", seeds.among(range(20), fast=6))
 def test_state_in_files_is_a_dict(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     print(f"{seeds.VARIABLE}={seed}")
     chance = random.Random(seed)
@@ -931,7 +932,7 @@ def outcome(out: list[Message], errors: list[Message], ordered: bool) -> Any:
     return dict(by_key), failed
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_except(["state", "key and filter", "alts by key", "join", "batches"], CASES))
 def test_several_tasks_do_the_same_as_one_and_as_the_embedded_engine(files: FaultyFiles, case: str) -> None:
     """A key decides the task of each message; state moves with it. Without a key the order of messages stays."""
     function, inputs, outputs, options = CASES[case]
@@ -1095,7 +1096,7 @@ class DeadlyRun(RandomDeaths):
 
 
 @pytest.mark.parametrize(
-    "seed", [*seeds.among(range(15)), *(pytest.param(n, marks=pytest.mark.long) for n in range(15, 400))]
+    "seed", [*seeds.among(range(15), fast=3), *(pytest.param(n, marks=pytest.mark.long) for n in range(15, 400))]
 )
 def test_drivers_that_die_or_sleep_at_any_access_lose_and_repeat_nothing(files: FaultyFiles, seed: int) -> None:
     DeadlyRun(seed, files).finish()

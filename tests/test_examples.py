@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from http_servers import Ledger, Reply, Seen, serving
 from kafka_broker import Broker
+from sets import slow_except
 
 from cues.processors import http
 
@@ -103,11 +104,13 @@ def test_crash_me_reports_a_result_that_is_not_exact(tmp_path: Path) -> None:
     assert "Something is wrong" in printed
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def test_bank(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("kind", "deaths"), slow_except([("sqlite", 2)], [("sqlite", 2), ("sqlite", 4), ("postgresql", 4)], names=2)
+)
+def test_bank(kind: str, deaths: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ledger = ["--ledger", request.getfixturevalue("postgres").database()] if kind == "postgresql" else []
-    printed = run(sys.executable, str(EXAMPLES / "bank.py"), "--deaths", "4", *ledger, cwd=tmp_path)
-    assert printed.count("killed after") == 4 and "  finished" in printed
+    printed = run(sys.executable, str(EXAMPLES / "bank.py"), "--deaths", str(deaths), *ledger, cwd=tmp_path)
+    assert printed.count("killed after") == deaths and "  finished" in printed
     assert printed.count("  yes  ") == 5 and "Not a cent is missing" in printed
 
 
@@ -122,7 +125,7 @@ def test_bank_reports_a_wrong_result(tmp_path: Path) -> None:
     assert "NO   the money is all there" in printed and "Something is wrong" in printed
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", slow_except(["sqlite"], ["sqlite", "postgresql"]))
 def test_import_orders(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Rows with a wrong count and an unknown article are errors; a second run with one file more adds its rows."""
     pq, sa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("sqlalchemy")

@@ -14,6 +14,7 @@ import importlib.util
 import io
 import math
 import random
+import shutil
 import sqlite3
 import statistics
 import zipfile
@@ -25,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from sets import slow_except
 
 import cues
 from cues import testing
@@ -222,16 +224,26 @@ def latest(figures: list[dict[str, Any]]) -> dict[tuple[str, Any], dict[str, Any
     return {(figure["by"], figure["value"]): figure for figure in figures}
 
 
-@pytest.fixture(scope="module")
-def january(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results, list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=slow_except([9], [9, 1]), ids=["every ninth flight", "all flights"])
+def january(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Results, list[dict[str, Any]]]:
     where = tmp_path_factory.mktemp("january")
-    return where, run(where), expected_flights(DATA)
+    data = Path(
+        shutil.copytree(
+            DATA, where / "data", ignore=lambda folder, names: [name for name in names if ".csv" not in name]
+        )
+    )
+    header, *lines = gzip.decompress((DATA / "flights.csv.gz").read_bytes()).splitlines(keepends=True)
+    (data / "flights.csv.gz").write_bytes(gzip.compress(header + b"".join(lines[:: request.param])))
+    return where, run(where, FLIGHTS_DATA=str(data)), expected_flights(data)
 
 
 def test_january_equals_an_independent_computation(january: tuple[Path, Results, list[dict[str, Any]]]) -> None:
     _, results, flights = january
-    assert len(flights) == 27_004
     expect(results, flights)
+    if len(flights) < 27_004:
+        return
     # Of the things that make the data worth a test, each is there.
     assert sum(flight["weather"] is None for flight in flights) == 52
     assert sum(flight["plane"] is None for flight in flights) == 4_479
@@ -257,7 +269,9 @@ def test_the_report_shows_the_figures_and_needs_nothing_else(
     _, results, flights = january
     page = results.page
     everything = expected_figures(flights)["all", ""]
-    assert "27,004" in page and f"{everything['mean']:.1f} min" in page and f"{everything['p90']} min" in page
+    assert (
+        f"{len(flights):,}" in page and f"{everything['mean']:.1f} min" in page and f"{everything['p90']} min" in page
+    )
     assert all(name in page for name in ("JetBlue", "Hawaiian", "Newark", "LaGuardia"))
     assert "12 rows were refused" in page
     assert not any(outside in page for outside in ("<script", "<link", "src=", "@import", "url("))
@@ -265,7 +279,7 @@ def test_the_report_shows_the_figures_and_needs_nothing_else(
 
 def test_a_second_run_finds_nothing_new(january: tuple[Path, Results, list[dict[str, Any]]]) -> None:
     where, first, flights = january
-    second = run(where)
+    second = run(where, FLIGHTS_DATA=str(where / "data"))
     assert set(second.report.steps.values()) == {0}
     assert second.queues == first.queues
     assert second.page == first.page
@@ -278,10 +292,10 @@ def test_the_order_of_arrival_does_not_matter(
     seed: int, tmp_path: Path, january: tuple[Path, Results, list[dict[str, Any]]]
 ) -> None:
     """Shuffle flights and weather, and the turns of the processors; everything comes out the same."""
-    _, first, flights = january
+    where, first, flights = january
     chance = random.Random(seed)
     for name in ("flights", "weather", "airlines", "planes"):
-        header, *lines = gzip.decompress((DATA / f"{name}.csv.gz").read_bytes()).splitlines(keepends=True)
+        header, *lines = gzip.decompress((where / "data" / f"{name}.csv.gz").read_bytes()).splitlines(keepends=True)
         chance.shuffle(lines)
         (tmp_path / f"{name}.csv").write_bytes(header + b"".join(lines))
     results = run(tmp_path / "run", seed=seed, FLIGHTS_DATA=str(tmp_path))

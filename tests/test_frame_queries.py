@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sets import slow_except
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -204,7 +205,7 @@ def put_back(files: FaultyFiles, place: Path) -> None:
     shutil.copytree(place / "older", checkpoint(files))
 
 
-@pytest.mark.parametrize("damage", [kept, deleted, put_back])
+@pytest.mark.parametrize("damage", slow_except([put_back], [kept, deleted, put_back]))
 def test_a_driver_that_dies_anywhere_and_loses_its_checkpoint_is_exact(tmp_path: Path, damage: Any) -> None:
     """It dies before and after every change of the directory: offsets, state, files, record, log, end of the batch."""
     template = FaultyFiles(str(tmp_path / "template"))

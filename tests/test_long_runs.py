@@ -18,6 +18,7 @@ from typing import Any
 import children
 import pytest
 import seeds
+from sets import slow_except
 
 import cues
 from cues import cli
@@ -115,7 +116,7 @@ POLICIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("count", sizes(150_000))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_except(["bytes beside a slow one", "read"], POLICIES))
 def test_the_file_is_bounded_while_many_times_its_size_passes(tmp_path: Path, policy: str, count: int) -> None:
     """Messages of very different sizes leave holes; they are used again, so that the file stops growing.
 
@@ -227,7 +228,7 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("look", slow_except(["status", "tail from the middle", "tries"], LOOKS))
 def test_a_look_at_a_store_does_not_walk_it(
     look: str,
     stores: dict[str, tuple[Path, int]],

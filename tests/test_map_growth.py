@@ -11,6 +11,7 @@ from typing import Any
 
 import children
 import pytest
+from sets import slow_except
 
 import cues
 from cues.errors import InvalidArgument, StoreFull
@@ -196,7 +197,7 @@ def test_processes_that_write_and_read_while_the_map_grows(tmp_path: Path, durab
 
 
 @pytest.mark.parametrize("fault", ["map.grown", "map.noted"])
-@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("durability", slow_except(["process"], DURABILITIES))
 def test_a_process_that_is_killed_while_its_map_grows(tmp_path: Path, durability: str, fault: str) -> None:
     """Others that have the store open, and later ones, have every message that was acknowledged, and go on."""
     with cues.open(tmp_path / "s", durability=durability, map_size=SMALL) as store:

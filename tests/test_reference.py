@@ -24,19 +24,23 @@ def generator() -> ModuleType:
 
 
 GENERATOR = generator()
-PAGES = GENERATOR.pages()
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return GENERATOR.pages()  # type: ignore[no-any-return]
 
 
 @pytest.mark.interpreted
-def test_the_command_writes_each_page_as_a_file(tmp_path: Path) -> None:
+def test_the_command_writes_each_page_as_a_file(pages: dict[str, str], tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(DOCS / "make_reference.py"), str(tmp_path)], check=True, timeout=60)
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert written == PAGES
+    assert written == pages
     assert written.keys() == {"index.md", *(f"{name}.md" for name in GENERATOR.MODULES)}
 
 
 @pytest.mark.interpreted
-def test_every_link_of_the_docs_into_the_reference_has_a_page_and_a_heading() -> None:
+def test_every_link_of_the_docs_into_the_reference_has_a_page_and_a_heading(pages: dict[str, str]) -> None:
     links = [
         (page.name, name, heading)
         for page in sorted(DOCS.rglob("*.md"))
@@ -44,26 +48,26 @@ def test_every_link_of_the_docs_into_the_reference_has_a_page_and_a_heading() ->
     ]
     assert len(links) > 30
     for page, name, heading in links:
-        assert name in PAGES, f"{page}: reference/{name}"
+        assert name in pages, f"{page}: reference/{name}"
         if heading:
-            headings = [text.lower() for text in re.findall(r"^#+ (.*)$", PAGES[name], re.M)]
+            headings = [text.lower() for text in re.findall(r"^#+ (.*)$", pages[name], re.M)]
             assert heading in headings, f"{page}: reference/{name}#{heading}"
 
 
 @pytest.mark.parametrize("name", GENERATOR.MODULES)
 @pytest.mark.interpreted
-def test_every_public_name_has_a_section(name: str) -> None:
+def test_every_public_name_has_a_section(pages: dict[str, str], name: str) -> None:
     module = importlib.import_module(name)
-    headings = set(re.findall(r"^## (\w+)$", PAGES[f"{name}.md"], re.M))
+    headings = set(re.findall(r"^## (\w+)$", pages[f"{name}.md"], re.M))
     for public in GENERATOR.public_names(module):
         value = getattr(module, public)
         if name == "cues" and (isinstance(value, ModuleType) or getattr(value, "__module__", "") == "cues.errors"):
-            assert f"cues.{public}" in GENERATOR.MODULES or f"`{public}`" in PAGES["cues.md"], public
+            assert f"cues.{public}" in GENERATOR.MODULES or f"`{public}`" in pages["cues.md"], public
         else:
             assert public in headings, public
 
 
 @pytest.mark.interpreted
-def test_no_page_shows_an_address_of_memory() -> None:
-    for name, text in PAGES.items():
+def test_no_page_shows_an_address_of_memory(pages: dict[str, str]) -> None:
+    for name, text in pages.items():
         assert " at 0x" not in text, name

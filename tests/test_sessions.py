@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from children import Child
+from sets import slow_except
 
 import cues
 from cues import faults, groups, testing
@@ -545,7 +546,7 @@ WORKS_ON_ALL = WORKS.replace("member.session()", 'member.session(partitions="all
 
 
 @pytest.mark.parametrize("works", [WORKS, WORKS_ON_ALL], ids=["one", "all"])
-@pytest.mark.parametrize("point", faults.GROUP_POINTS)
+@pytest.mark.parametrize("point", slow_except(["session.inside"], faults.GROUP_POINTS))
 def test_death_at_every_point(point: str, works: str, tmp_path: Path, checked: Any) -> None:
     """Killed at the first hits of every point, one process after the other on one store; then it is finished."""
     path = tmp_path / "store"

@@ -677,7 +677,7 @@ class StoreModel(RuleBasedStateMachine):
 
 
 StoreModel.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=40,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -687,6 +687,13 @@ StoreModel.TestCase.settings = settings(
 
 class TestStoreModel(StoreModel.TestCase):  # type: ignore[name-defined, misc]
     """A bounded walk at every run."""
+
+
+@pytest.mark.slow
+class TestStoreModelSlow(StoreModel.TestCase):  # type: ignore[name-defined, misc]
+    """A longer one."""
+
+    settings = settings(StoreModel.TestCase.settings, max_examples=120)
 
 
 @pytest.mark.long

@@ -287,7 +287,7 @@ def test_a_file_that_workers_cannot_import_says_why_before_anything_starts(write
 def test_a_graph_that_is_another_one_in_a_worker_is_refused_with_what_differs(write: Write, tmp_path: Path) -> None:
     graph = write(FED)
     path = tmp_path / "graph.py"
-    path.write_text(path.read_text().replace('** 2, "pid"', '** 3, "pid"'))
+    path.write_text(path.read_text().replace('** 2, "pid"', '** 3 + 0, "pid"'))
     with pytest.raises(GraphError, match=r"builds another one than this start has \(fed\.square\)"):
         graph.start(workers=2)
 
@@ -544,7 +544,7 @@ def test_a_file_that_was_changed_is_refused_by_the_worker_that_starts_again(writ
         graph.start(workers=1, listeners=(told,)) as running,
     ):
         path = tmp_path / "graph.py"
-        path.write_text(path.read_text().replace('** 2, "pid"', '** 3, "pid"'))
+        path.write_text(path.read_text().replace('** 2, "pid"', '** 3 + 0, "pid"'))
         (pid,) = running.pids.values()
         os.kill(pid, signal.SIGKILL)
         assert "start again if the file was changed" in str(told.until("builds another one").error.__cause__)  # type: ignore[attr-defined]
