@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import cues
-from cues.cli import fresh
 from cues.engine.record import WorkersRecord, note_queues
 from cues.errors import StoreError, StoreForeign
+from cues.operate import fresh
 from cues.queues import backpressure
 from cues.storage import door, leases, locks, retirement
 from cues.storage.lmdb_map import open_lmdb

@@ -112,7 +112,7 @@ def test_a_processor_that_does_not_answer_has_no_latency(graph: Path, monkeypatc
 def test_a_new_figure_is_one_entry(graph: Path) -> None:
     """It is a column of status, of top and of the page, and a gauge."""
     pytest.importorskip("prometheus_client")
-    send(graph, 2)
+    assert command("send", f"{graph}#in", "n=1").code == 0
     assert command("run", graph, "--idle-exit", 0).code == 0
     code = f"""
 import sys

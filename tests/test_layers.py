@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -102,6 +103,21 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_the_design_names_the_layers_in_their_order() -> None:
     assert " → ".join(FOLDERS[1:]) + "\n" in (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+
+
+BRANCHES = re.compile(
+    r"is_shared|running\.shared\b|isinstance\([^()]*Place\b|place\.kind (==|!=|in)|\bqueues is (not )?None|\bis_url"
+    r"|cues\.spark|DirectoryPlace|_cues/id\.json"
+)
+"""The ways in which code asks whether messages are in a store or in a directory of ``cues run --queues``."""
+
+
+def test_commands_and_the_page_do_not_ask_for_the_kind_of_place() -> None:
+    """They draw what cues/operate gives them. And the page needs nothing of the command line."""
+    for path in [*(ROOT / "cli").glob("*.py"), *(ROOT / "ui").glob("*.py")]:
+        assert not BRANCHES.search(path.read_text()), f"{path.name}: {BRANCHES.search(path.read_text())}"
+    for name, found in GRAPH.items():
+        assert name.split(".")[0] != "ui" or not any(other.startswith("cli") for other in found), name
 
 
 @pytest.mark.interpreted

@@ -27,8 +27,8 @@ from test_spark_queues import filled, owner
 
 import cues
 from cues import Graph, codec, testing
-from cues.cli import fresh
 from cues.errors import AlreadyRunning, Fenced
+from cues.operate import fresh
 from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver
@@ -301,7 +301,7 @@ def test_nothing_is_moved_or_deleted_while_a_driver_runs_the_graph(tmp_path: Pat
 
 def start_over(place: Path, graph: str = "g") -> None:
     with fresh.shared_part(str(place / "queues"), graph) as part:
-        fresh.clear(place / f"store-{graph}", True, shared=part)
+        fresh.clear(place / f"store-{graph}", print, shared=part)
 
 
 def counting(graph: str) -> Graph:
@@ -364,7 +364,7 @@ def test_seek_and_fresh_in_an_object_store(object_store: str, tmp_path: Path) ->
     assert [line["kind"] for line in printed("tries", f"{object_store}#plain")] == ["claim", "claim", "seek"]
     with fresh.shared_part(object_store, "g") as part:
         assert part is not None and "1 queue (in), records and state of 2 processors" in part.words
-        fresh.clear(tmp_path / "none", True, shared=part)
+        fresh.clear(tmp_path / "none", print, shared=part)
     assert (files.names(""), files.names("_cues")) == (["_cues"], ["g.id.json", "id.json"])
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import cues
 from cues.base import events
-from cues.cli import fresh
 from cues.errors import AlreadyRunning, WriterStuck
+from cues.operate import fresh
 from cues.storage import locks, wakeup
 from cues.storage.exclusive import alone
 

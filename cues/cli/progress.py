@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
@@ -12,17 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cues.base import events
-from cues.base.names import ProcessorId
 from cues.base.texts import duration
 from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, table
 from cues.cli.printing import err, is_terminal
 from cues.engine.status import processor_of
-from cues.graphs.running import Running, UnitStatus
+from cues.graphs.running import Running
+from cues.operate.runs import queues_of, rows_of
 from cues.overrides import override
-from cues.tools import metrics
 
-_STATES: Final = ("ended", "running", "paused", "stopped")
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
 _REPEAT_S: Final = 10.0
@@ -155,7 +152,7 @@ class Lines(Progress):
         now = time.monotonic()
         if now - self._last < _LINE_S * 0.9:
             return
-        rows = {row["processor"]: row for row in measure(running)}
+        rows = {row["processor"]: row for row in rows_of(running, queues_of(running))}
         for name, row in rows.items():
             row["rate"] = round((row["taken"] - self._before.get(name, 0)) / (now - self._last), 1)
             self._before[name] = row["taken"]
@@ -203,7 +200,7 @@ class ProgressTable(Progress):
     def tick(self, running: Running) -> None:
         super().tick(running)
         now = time.monotonic()
-        rows = measure(running)
+        rows = rows_of(running, queues_of(running))
         taken = {row["processor"]: row["taken"] for row in rows}
         self._before = [*self._before[-10:], (now, taken)]
         then, before = self._before[0]
@@ -233,37 +230,6 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
     if quiet:
         return Progress(graph)
     return ProgressTable(graph, verbose) if is_terminal("stderr") else Lines(graph, verbose)
-
-
-def measure(running: Running) -> list[dict[str, Any]]:
-    """Counters and lag of each processor."""
-    processors: dict[str, list[UnitStatus]] = {}
-    for unit in running.standings():
-        processors.setdefault(unit.processor, []).append(unit)
-    rows = []
-    for processor, units in processors.items():
-        total = functools.reduce(events.Counters.with_those_of, (unit.counters for unit in units))
-        rows.append(
-            {
-                "processor": running.plan.node(processor).name,
-                "taken": total.taken,
-                "written": total.written,
-                "failed": total.failed,
-                "calls": total.calls,
-                "in_flight": total.in_flight,
-                "call_s": None if total.call_s is None else round(total.call_s, 6),
-                "lag": sum(_lag(running, unit.id) for unit in units),
-                # For a processor over partitions, show a unit that stopped.
-                "state": max((unit.state for unit in units), key=_STATES.index),
-            }
-        )
-    return rows
-
-
-def _lag(running: Running, unit: ProcessorId) -> int:
-    if running.shared is not None:
-        return running.shared.lag(unit)
-    return sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, unit))
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:

@@ -11,20 +11,20 @@ stops every processor after its current step. The third ends the process at once
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import click
 
 from cues.base import collector, events
 from cues.base.texts import quoted
 from cues.cli import candidates, options
-from cues.cli import fresh as fresh_start
 from cues.cli import reload as reloading
 from cues.cli import ui as page
 from cues.cli.backup import local
@@ -41,6 +41,8 @@ from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
 from cues.graphs.graphfile import shown
 from cues.graphs.running import Running
+from cues.operate import fresh as fresh_start
+from cues.operate.runs import RunRequest
 from cues.operate.target import store_of
 from cues.overrides import override
 from cues.queues.options import size_of
@@ -202,27 +204,7 @@ def run(
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
-    sparks = {"--master": master, "--queues": queues, "--backfill": "" if backfill else None}
-    given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
-    backfills = "--backfill processes the messages that are on the queues"
-    one_of_two = "give one of the two options."
-    with_queues = "--backfill processes the queues of a store; with --queues steps are long anyway."
-    embedded = "--workers are processes of the embedded engine."
-    for refused, message, hint in (
-        (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
-        (backfill and queues is not None, with_queues, one_of_two),
-        (backfill and fresh, f"{backfills}; --fresh leaves no messages.", one_of_two),
-        (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
-        (
-            replicate is not None and queues is not None,
-            "--replicate copies stores, and with --queues the queues are in a directory.",
-            "copy that directory with the tools of its file system or object store.",
-        ),
-        (reload and dry_run, "--dry-run starts nothing, and --reload starts it anew.", one_of_two),
-        (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
-    ):
-        if refused:
-            raise options.WrongUsage(message, hint)
+    request = RunRequest(engine, master, queues, backfill, workers, fresh, idle_exit, replicate, reload, dry_run)
     if ui is not None:
         page.need()
     least = size_of(min_free)
@@ -236,17 +218,10 @@ def run(
     click.get_current_context().call_on_close(collector.restore)
     collector.choose(gc)
     file = graphfile.load(graph)
+    request.require()  # before --fresh deletes anything
     if dry_run:
-        if queues is not None:
-            from cues.spark.cluster.files import open_files
-
-            open_files(queues, make=False)
-        draw_plan(file.graph.plan(), engine, queues is not None, "text", output)
+        draw_plan(file.graph.plan(), request.places(file.graph.plan()), "text", output)
         return 0
-    if engine == "spark":
-        from cues.spark.session import require
-
-        require()  # before --fresh deletes anything
     server = _metrics_server(metrics)  # before --fresh deletes anything: the port may be in use
     chosen = store if options.given("store") else None
     path = store_of(file, chosen)
@@ -255,22 +230,18 @@ def run(
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
         with fresh_start.shared_part(queues, file.graph.id) as shared:
-            fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan, path), shared)
+            ask = functools.partial(options.confirm, question="Delete it?", yes=yes)
+            fresh_start.clear(path, ask, is_open, elsewhere, fresh_start.filled(plan, path), shared)
     if durability is not None:
         file.graph.durability = durability
-    more: dict[str, Any] = {"engine": engine}
-    if engine == "spark":
-        if not quiet and is_terminal("stderr"):  # a session takes longer to start than most runs of the embedded engine
-            options.note(f"{file.graph.id}: starting Spark, which takes some 10 s.")
-        more |= {"master": master, "backfill": backfill}
-        if queues is not None:
-            more["queues"] = queues
-    if workers is not None:
-        more |= {"workers": _workers(workers), "target": file.target}
+    if engine == "spark" and not quiet and is_terminal("stderr"):
+        # A session takes longer to start than most runs of the embedded engine.
+        options.note(f"{file.graph.id}: starting Spark, which takes some 10 s.")
+    engine_options = request.engine_options(file.target)
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
-    noted = record.queues_of(path, file.graph.id) if queues is None else None
+    noted = request.noted(path, file.graph.id)
     with server, progress, _logs_to(progress), contextlib.ExitStack() as pages, _Signals(watcher) as signals:
         if noted is not None:
             text = (
@@ -286,7 +257,7 @@ def run(
             take_over=take_over,
             listeners=(progress.event,),
             min_free=least,
-            **more,
+            **engine_options,
         )
         collector.settle()
         if watcher is not None:
@@ -304,7 +275,7 @@ def run(
                 running.close()
                 raise
         if ui is not None:
-            pages.enter_context(page.of_run(file.graph, queues or str(path), ui, progress.say))
+            pages.enter_context(page.of_run(file.graph, request.location(path), ui, progress.say))
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
         try:
             ending = session.watch()
@@ -335,16 +306,6 @@ def _metrics_server(address: str | None) -> MetricsServer | contextlib.nullconte
     if address is None:
         return contextlib.nullcontext()
     return MetricsServer(address)
-
-
-def _workers(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise options.WrongUsage(
-        f"--workers {text} is not a number of processes.", "give --workers a number from 1, or auto."
-    )
 
 
 class _Session:

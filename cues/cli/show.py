@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from cues.cli import candidates
@@ -11,6 +13,7 @@ from cues.cli.printing import out
 from cues.graphs import draw, graphfile
 from cues.graphs.graph import ENGINES
 from cues.graphs.plan import Plan
+from cues.operate.runs import RunRequest
 
 
 @command()
@@ -42,17 +45,11 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
             "cues show graph.py",
         )
     plan = graphfile.load(graph).graph.plan()
-    if queues is not None and engine != "spark":
-        raise WrongUsage(f"--queues {queues} is an option of Spark.", "add --engine spark.")
-    draw_plan(plan, engine, queues is not None, format, output)
+    draw_plan(plan, RunRequest(engine, queues=queues).places(plan), format, output)
 
 
-def draw_plan(plan: Plan, engine: str, shared: bool, format: str, output: CommandOutput) -> None:
-    """Print a plan, and the place of each processor on Spark. ``shared``: with the queues in a shared directory.
-
-    Raises :class:`GraphError` if the engine cannot run the plan.
-    """
-    places = _places(plan, shared) if engine == "spark" else {}
+def draw_plan(plan: Plan, places: Mapping[str, str], format: str, output: CommandOutput) -> None:
+    """Print a plan, and the ``places`` where processors are called."""
     if output.form == "json":
         rows = draw.describe(plan)
         for row in rows:
@@ -65,16 +62,3 @@ def draw_plan(plan: Plan, engine: str, shared: bool, format: str, output: Comman
             out("\nOn Spark:")
             for processor, where in places.items():
                 out(f"  {processor.partition('.')[2]}: {where}")
-
-
-def _places(plan: Plan, shared: bool) -> dict[str, str]:
-    """Return for each processor the place where Spark would call its function. Refuse those that it cannot run."""
-    from cues.spark import driver
-
-    driver.check(plan)
-    if shared:
-        from cues.spark.cluster import engine as cluster
-
-        cluster.check(plan)
-        return {node.id: cluster.place(node) for node in plan.running}
-    return {node.id: driver.place(node) for node in plan.running}

@@ -11,23 +11,19 @@ from typing import Any, Literal
 
 from cues.base import events
 from cues.base.texts import count, duration, quoted
-from cues.cli import fresh
 from cues.cli.again import errors_of, paused
 from cues.cli.output import CommandOutput, TableColumn
 from cues.cli.printing import out
 from cues.engine.pausing import list_pauses
-from cues.engine.status import processor_of
 from cues.errors import CuesError
 from cues.graphs.graphfile import shown
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.running import Running
+from cues.operate import fresh
+from cues.operate.runs import end_of, positions_of, queues_of
 from cues.queues.backpressure import WARN_S
-from cues.queues.base import views_of
-from cues.queues.queue import Queue
 from cues.queues.store import Store
-from cues.steps.error_records import ErrorLog, ErrorRows
 from cues.steps.held import Waiting, waiting
-from cues.tools import metrics
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
 """done: everything processed; idle: --idle-exit; drained, aborted: Ctrl-C once, twice; stopped: an error."""
@@ -62,23 +58,10 @@ class Before:
                 continue
             with contextlib.suppress(CuesError), Store(place, readonly=True) as store:  # the start reports the reason
                 here = [name for name in store.queues() if elsewhere.get(name, path) == place]
-                ends |= {name: _end(store.queue(name)) for name in here}
+                ends |= {name: end_of(store.queue(name)) for name in here}
                 if place == path:
-                    positions = _positions(store)
+                    positions = positions_of(store)
         return Before(ends, positions)
-
-
-def _end(queue: Queue) -> int:
-    """The number of messages that were ever on a queue, on all its partitions."""
-    return sum(row.next - 1 for row in queue.core.rows())
-
-
-def _positions(store: Store) -> dict[str, int]:
-    return {
-        f"{processor_of(processor)}.{tailer.queue}": tailer.position  # a tailer id may have a former name
-        for processor in metrics.processors(store)
-        for tailer in metrics.tailers(store, processor)
-    }
 
 
 class Summary:
@@ -88,11 +71,10 @@ class Summary:
         """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
         self._again = f"cues run {quoted(target)}" + (f" --store {quoted(store)}" if store else "")
-        self._errors = errors_of(target, store) if running.shared is None else errors_of(running.shared.place, None)
-        if running.shared is not None:
-            ends, positions = running.shared.before.ends, running.shared.before.positions
-            before = Before({**before.ends, **ends}, {**before.positions, **positions})
-        self._before = before
+        self._queues = queues_of(running)
+        named, known = self._queues.named, self._queues.before
+        self._errors = errors_of(named or target, None if named else store)
+        self._before = Before({**before.ends, **known.ends}, {**before.positions, **known.positions})
         self._started_at = time.monotonic()
         self.seconds = 0.0
         self._positions: dict[str, int] = {}
@@ -112,21 +94,14 @@ class Summary:
         """Read the figures at the end of the run."""
         self.seconds = time.monotonic() - self._started_at
         if not self._running.store.closed:
-            queues = self._running.queues
-            self._ends_after = {name: _end(queue) for name, queue in queues.items()}
-            self._positions = _positions(self._running.store)
-            self._messages = {name: len(queue) for name, queue in queues.items()}
             self.held = waiting(self._running.store)
             self.paused = list_pauses(self._running.store, self._running.plan.id)
-        if self._running.shared is not None:
-            progress = self._running.shared.now()
-            self._ends_after |= progress.ends
-            self._positions |= progress.positions
-            self._messages |= progress.messages
+        now = self._queues.now()
+        self._ends_after, self._positions, self._messages = now.ends, now.positions, now.messages
         for name, records in self._unresolved_records().items():
             earlier = max(0, records - self.new.get(name, 0))
-            self.unresolved[name] = self._failed_on(name, records)
-            self._earlier[name] = self.unresolved[name] - self._failed_on(name, records - earlier)
+            self.unresolved[name] = self._queues.failed_on(name, records)
+            self._earlier[name] = self.unresolved[name] - self._queues.failed_on(name, records - earlier)
 
     @property
     def new(self) -> dict[str, int]:
@@ -163,23 +138,12 @@ class Summary:
         """The number of messages that failed for good in this run."""
         return sum(counter.failed for counter in self._running.counters().values())
 
-    def _failed_on(self, queue: str, records: int) -> int:
-        """The number of messages in the last ``records`` records of an error queue."""
-        if self._running.store.closed or self._running.shared is not None or queue not in self._running.queues:
-            return records
-        return metrics.failed_messages(self._error_logs(queue), records)
-
-    def _error_logs(self, queue: str) -> list[ErrorLog]:
-        rows = ErrorRows(self._running.store)
-        return [ErrorLog(rows, view.core.log) for view in views_of(self._running.queues[queue])]
-
     def _unresolved_records(self) -> dict[str, int]:
         """The number of unresolved records on each error queue that no processor of the graph has taken."""
         left: dict[str, int] = {}
         for queue in sorted({node.errors for node in self._running.plan.nodes if node.errors}):
             left[queue] = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - self._taken(queue, {}))
-            if self._running.shared is None and not self._running.store.closed and left[queue] > 0:
-                left[queue] = min(left[queue], sum(log.unresolved() for log in self._error_logs(queue)))
+            left[queue] = self._queues.unresolved(queue, left[queue])
         return {queue: records for queue, records in left.items() if records > 0}
 
     def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
@@ -189,12 +153,11 @@ class Summary:
         sentence = self._sentence(ending, nothing_new)
         if output.json:
             say(sentence)
-            shared = self._running.shared
             output.say(
                 sentence,
                 graph=self._running.plan.id,
                 store=shown(self._running.store.path),
-                **({} if shared is None else {"shared": shared.place}),
+                **self._queues.facts,
                 outcome=ending,
                 nothing_new=nothing_new,
                 seconds=round(self.seconds, 3),
@@ -262,8 +225,7 @@ class Summary:
                     anew = f"Without {_and(list(targets))}, {anew}"
             return f"{_and(processed)} already processed; nothing new. {anew} starts over"
         took = duration(self.seconds)
-        shared = self._running.shared
-        place = shown(self._running.store.path) if shared is None else shared.place
+        place = self._queues.place
         inputs = _and(_counted(self.inputs))
         what = inputs or "the remaining messages"
         if ending in ("done", "idle"):

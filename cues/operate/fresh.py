@@ -18,7 +18,6 @@ from typing import Any
 
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import count, size
-from cues.cli.options import CommandFailed, confirm
 from cues.engine import record
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.forwarding import other_stores
@@ -88,13 +87,15 @@ def shared_part(place: str | None, graph: str) -> Iterator[SharedPart | None]:
 
 def clear(
     path: Path,
-    yes: bool,
+    ask: Callable[[str], object],
     is_open: bool = False,
     elsewhere: Mapping[str, Path] | None = None,
     targets: Mapping[str, Sequence[str]] | None = None,
     shared: SharedPart | None = None,
 ) -> None:
-    """Ask, and delete the store at ``path``, if there is one, and the part ``shared``.
+    """Delete the store at ``path``, if there is one, and the part ``shared``.
+
+    ``ask`` is called before with a text of what goes and what stays; an exception leaves all as it is.
 
     ``elsewhere`` are the graph's queues in other stores, which stay. ``targets`` is the result of :func:`filled`: they
     would stop a run over a new store, so nothing is deleted.
@@ -102,14 +103,14 @@ def clear(
     ``is_open``: this process itself has it open (``Graph(store=cues.open(…))``), so it must stay.
     """
     if is_open:
-        raise CommandFailed(
+        raise CuesError(
             f"The graph file opens its store {shown(path)} itself, so --fresh cannot delete it.",
             "give the graph a path, Graph(store='…'), or delete the directory.",
         )
     if targets:
         shown_targets = " and ".join(f"{where} (by {', '.join(ids)})" for where, ids in targets.items())
         ids = ", ".join(f"'{id}'" for held in targets.values() for id in held)
-        raise CommandFailed(
+        raise CuesError(
             f"{shown_targets} was filled from the store {shown(path)} and refuses a new one; nothing was deleted.",
             f"remove {' and '.join(targets)}, or the data of these sinks and their rows (delete from"
             f" cues_positions where processor in ({ids})); then use --fresh again.",
@@ -129,7 +130,7 @@ def clear(
     if elsewhere:
         queues = ", ".join(f"{name} in {shown(place)}" for name, place in elsewhere.items())
         stays = f"{queues} stay as they are: messages that are written there again are there twice. {stays}"
-    confirm(f"--fresh deletes {'; and '.join(what)}. {stays}", "Delete it?", yes)
+    ask(f"--fresh deletes {'; and '.join(what)}. {stays}")
     if shared is not None:
         shared.remove()  # first, because a directory that was fed from a store refuses another one
     if not exists:
@@ -138,7 +139,7 @@ def clear(
     try:
         register = locks.open_locks(path / "locks")
     except OSError as error:
-        raise CommandFailed(
+        raise CuesError(
             f"{shown(path)} cannot be locked ({error.strerror}).", "check the permissions of the directory."
         ) from error
     try:
