@@ -106,7 +106,7 @@ def test_the_design_names_the_layers_in_their_order() -> None:
 
 
 BRANCHES = re.compile(
-    r"is_shared|running\.shared\b|isinstance\([^()]*Place\b|place\.kind (==|!=|in)|\bqueues is (not )?None|\bis_url"
+    r"is_shared|running\.shared\b|isinstance\([^()]*StorePlace|place\.kind (==|!=|in)|\bqueues is (not )?None|\bis_url"
     r"|cues\.spark|DirectoryPlace|_cues/id\.json"
 )
 """The ways in which code asks whether messages are in a store or in a directory of ``cues run --queues``."""
