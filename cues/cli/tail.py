@@ -15,8 +15,7 @@ from cues.cli.printing import flush, out
 from cues.cli.target import takes_place
 from cues.errors import BatchDamaged
 from cues.operate import positions
-from cues.operate.place import Place
-from cues.operate.reading import Reader
+from cues.operate.place import Place, Reader
 from cues.operate.where import Where
 from cues.overrides import override
 from cues.queues.committed import Isolation

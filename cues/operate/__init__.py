@@ -3,7 +3,7 @@
     place.py            a store or a directory of ``cues run --queues``: one set of methods for both
     stores.py           a store                            directories.py      a directory
     reading.py          messages of a queue in a store     directory_reader.py the same in a directory
-    steps.py            steps in a try log                 directory_steps.py  steps in the records of a directory
+    steps.py            steps of a processor               runs.py, fresh.py   a run, and its new beginning
     target.py           what a command line names          positions.py        places on a queue in texts
     failed.py           failed messages, counted           where.py            expressions over messages
     seeking.py, processors.py    moves of positions, and processors that are deleted

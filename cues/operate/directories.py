@@ -13,14 +13,15 @@ from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import ago, count, size
 from cues.errors import QueueNotFound, Unsupported
+from cues.operate import steps
 from cues.operate.changes import Growth, PlannedPurges, refuse_partition
 from cues.operate.directory_reader import DirectoryReader
-from cues.operate.directory_steps import of_records
 from cues.operate.failed import FailedMessages
 from cues.operate.positions import Position
-from cues.operate.reading import FoundMessage, Reader
+from cues.operate.processors import tailers_to_move
+from cues.operate.reading import FoundMessage
 from cues.operate.refused import Refused
-from cues.operate.seeking import PlannedSeek, SeekRequest, chosen_tailers, subject_of, units_of
+from cues.operate.seeking import FORM, PlannedSeek, SeekRequest, subject_of, units_of
 from cues.operate.shape import ProcessorShape, Shape, merged
 from cues.operate.target import Target, queue_of
 from cues.queues.committed import Isolation
@@ -30,7 +31,7 @@ from cues.spark.cluster.files import Files, open_files
 from cues.spark.cluster.inspection import ProcessorRecord
 from cues.steps.error_records import ErrorRecord
 from cues.tools import metrics
-from cues.tools.measurement import DriverMetrics, Measurement, ProcessorMetrics, QueueMetrics, TailerMetrics
+from cues.tools.measurement import Measurement, ProcessorMetrics, QueueMetrics, TailerMetrics
 
 FEEDER: Final = "feeder"
 """The kind of a processor that copies the queue of a source into the directory."""
@@ -87,12 +88,9 @@ class DirectoryPlace:
         """
         chosen = self.queue_of() if self.target.name else None
         logs = {queue: inspection.logs_of(self.location, queue) for queue in inspection.queues_of(self.location)}
-        failures: dict[str, metrics.Failures] = {}
-        for queue, parts in logs.items():
-            backwards = inspection.backwards(self.location, parts, metrics.ERRORS_MAX)
-            metrics.count_failures(queue, backwards, failures)
+        failures = metrics.failures_of(self._failed(log) for parts in logs.values() for log in parts)
         ends = {log.id: log.next for parts in logs.values() for log in parts}
-        drivers = tuple(DriverMetrics(**vars(holder)) for holder in lease.holders(self.files))
+        drivers = tuple(lease.holders(self.files))
         running = {driver.graph for driver in drivers if driver.state == "runs"}
         units = []
         for last in inspection.processors_of(self.location):
@@ -181,7 +179,7 @@ class DirectoryPlace:
 
     # --- read ---
 
-    def reader(self, isolation: Isolation = "uncommitted") -> Reader:
+    def reader(self, isolation: Isolation = "uncommitted") -> DirectoryReader:
         """A reader of the queue that the target names."""
         if isolation == "committed":
             raise Refused(
@@ -190,7 +188,7 @@ class DirectoryPlace:
             )
         return DirectoryReader(self.location, self.queue_of())
 
-    def reader_of(self, queue: str, partition: int | None = None) -> Reader:
+    def reader_of(self, queue: str, partition: int | None = None) -> DirectoryReader:
         """A reader of a queue, or of one partition of it."""
         if queue.partition("/")[0] not in inspection.queues_of(self.location):
             raise QueueNotFound(f"The directory has no queue {queue!r}.", "go to another one.", queue=queue)
@@ -217,7 +215,7 @@ class DirectoryPlace:
         """The last steps of a unit, oldest first; None: all that are kept."""
         # A step has two records if its function has side effects. The record before the first shows its beginning.
         read = None if most is None else 2 * most + 1
-        found = of_records(inspection.records_of(self.location, unit, read))
+        found = steps.of_records(inspection.records_of(self.location, unit, read))
         return found if most is None else found[-most:] if most else []
 
     def step_that_wrote(self, processor: str, hash: str) -> None:
@@ -257,13 +255,13 @@ class DirectoryPlace:
         failed = FailedMessages(logs, lambda index: [record for record in failed.records() if record.index == index])
         yield failed
 
-    def _failed(self, log: PartitionLog, settled: bool) -> Iterator[ErrorRecord]:
-        for index, time_ns, message in inspection.backwards(self.location, [log], log.next):
-            if message.get(names.TYPE) != names.PROCESSOR_ERROR:
+    def _failed(self, log: PartitionLog, settled: bool = False) -> Iterator[ErrorRecord]:
+        """The error messages at the end of a partition, last first."""
+        for read in inspection.backwards(self.location, log):
+            if read.message.get(names.TYPE) != names.PROCESSOR_ERROR:
                 return
-            unit = ProcessorId(str((message.get(names.ERR_CONFIG) or {}).get("id")))
-            time = clock.to_datetime(time_ns)
-            yield ErrorRecord(log.id, index, time, unit, message, None, b"", None, ProcessorKey(unit))
+            unit = ProcessorId(str((read.message.get(names.ERR_CONFIG) or {}).get("id")))
+            yield ErrorRecord(log.id, read.index, read.time, unit, read.message, None, b"", None, ProcessorKey(unit))
 
     # --- change ---
 
@@ -304,7 +302,7 @@ class DirectoryPlace:
                 " --engine spark --queues DIR --fresh.",
             )
         positions, words = {}, []
-        for id in chosen_tailers(unit, request, list(last.record.positions)):
+        for id in tailers_to_move(unit, request.to, request.tailer, list(last.record.positions), FORM):
             log, before = last.queue_of(id), last.record.positions[id][1]
             alone = log if "/" in log else f"{log}/0"
             (index,) = inspection.QueueReader(self.location, alone).place_of(request.to, "--to")

@@ -2,6 +2,7 @@
 
     place_of(target)     the StorePlace or DirectoryPlace of a target
     measure(place)       queues, processors, owners (cues/tools/measurement.py)
+    message_at(reader)   one message of a queue or a partition
 
 Both have the same methods, so that a command does not ask which of the two it has. What one of them cannot do, it
 refuses by name (:class:`Refused`, :class:`Unsupported`).
@@ -13,15 +14,19 @@ import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from cues.errors import NotInstalled, StoreNotFound
+from cues.base import names
+from cues.errors import BatchDamaged, NotInstalled, QueueNotFound, StoreNotFound
+from cues.operate.reading import FoundMessage, StoreReader
 from cues.operate.stores import StorePlace
 from cues.operate.target import Target
 from cues.tools.measurement import Measurement
 
 if TYPE_CHECKING:
     from cues.operate.directories import DirectoryPlace
+    from cues.operate.directory_reader import DirectoryReader
 
 Place: TypeAlias = "StorePlace | DirectoryPlace"
+Reader: TypeAlias = "StoreReader | DirectoryReader"
 
 
 def place_of(target: Target, stores: Mapping[str, str] | None = None) -> Place:
@@ -53,3 +58,19 @@ def place_of(target: Target, stores: Mapping[str, str] | None = None) -> Place:
 def measure(place: Place) -> Measurement:
     """Measure a store or a directory."""
     return place.measure()
+
+
+def message_at(reader: Reader, index: int) -> FoundMessage:
+    """The message at an index of the only partition. Raises :class:`QueueNotFound` if it is not there."""
+    ((partition, (first, next_index)),) = reader.ends().items()
+    log = names.log_id(reader.name, partition)
+    there = f"it has {first:,} to {next_index - 1:,}" if next_index > first else "it is empty"
+    found = None
+    if first <= index < next_index:
+        reader.go_to({partition: index})
+        found = next(reader.forward(), None)
+    if isinstance(found, BatchDamaged):
+        raise found
+    if found is None or found.index != index:
+        raise QueueNotFound(f"{log} has no message {index:,}; {there}.", "go to another one.", queue=log)
+    return found

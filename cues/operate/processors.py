@@ -11,8 +11,9 @@ Planning changes nothing. A processor over partitions has a plan for each of its
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
@@ -22,9 +23,12 @@ from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
 from cues.forwarding import low_water, other_stores
 from cues.graphs.graph import Graph
+from cues.graphs.graphfile import shown
 from cues.graphs.plan import Plan
+from cues.operate import positions
+from cues.operate.refused import Refused
+from cues.operate.target import nearest
 from cues.queues import marks, processor_rows
-from cues.queues.base import index_of
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, key_of, read_row, read_topology
 from cues.queues.queue import open_queue
@@ -33,9 +37,15 @@ from cues.queues.store import Store
 from cues.steps import ownership, pauses, pending
 from cues.steps.ownership import Claimant, Ownership
 from cues.storage import wakeup
+from cues.storage.base_store import BaseStore
 from cues.storage.datafile import PAGE_BYTES, pages_of
 from cues.storage.transaction import StoreTransaction
 from cues.tools import metrics
+from cues.tools.measurement import TailerMetrics
+
+Form = tuple[str, str]
+FORM: Final = ("to", "tailer={!r}")
+"""How errors name the arguments of the library; commands have options."""
 
 
 def units_of(store: Store, processor: str) -> list[ProcessorId]:
@@ -70,20 +80,57 @@ def plan_seek(
             f"{processor} reads {len(units)} partitions, and an index belongs to one.",
             f"name the unit, such as {units[-1]!r}; or pass 'start', 'end' or a time.",
         )
-    return [
-        plan_unit(store, unit, _positions(store, unit, to, tailer), again, graph.plan() if graph else None)
-        for unit in units
-    ]
+    plan = graph.plan() if graph else None
+    return [plan_unit(store, unit, to, tailer, again, plan) for unit in units]
 
 
 def plan_unit(
-    store: Store, unit: ProcessorId, positions: dict[str, int], again: bool = False, plan: Plan | None = None
+    store: Store, unit: ProcessorId, to: Place, tailer: str | None, again: bool, plan: Plan | None, form: Form = FORM
 ) -> SeekPlan:
-    """Return the effects of new positions, by tailer id, of one unit."""
-    standing = {tailer.tailer: tailer for tailer in metrics.tailers(store, unit)}
-    inputs = tuple(SeekInput(id, standing[id].queue, standing[id].position, to) for id, to in positions.items())
+    """Return the effects of a seek of one unit. ``form`` is how errors name the arguments."""
+    standing = {each.tailer: each for each in metrics.tailers(store, unit)}
+    if not standing:
+        raise InvalidArgument(
+            f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh."
+        )
+    with other_stores.Others(store) as others:
+        opened = {other.path: other for id in other_stores.places(store) if (other := others.get(id)) is not None}
+        inputs = tuple(
+            SeekInput(id, standing[id].queue, standing[id].position, _index(store, opened, standing[id], to, form[0]))
+            for id in tailers_to_move(unit, to, tailer, list(standing), form)
+        )
     outputs = _outputs(store, unit, again, plan) if any(input.again for input in inputs) else ()
     return SeekPlan(unit, inputs, outputs, *_state_size(store, unit))
+
+
+def tailers_to_move(unit: str, to: Place, tailer: str | None, known: list[str], form: Form = FORM) -> list[str]:
+    """The ids of the tailers that a seek moves: of the one that is named (by its queue or its id), else of all."""
+    processor, inputs = processor_of(unit), [id.rpartition(".")[2] for id in known]
+    if tailer is None:
+        if len(known) > 1 and isinstance(to, int):
+            raise Refused(
+                f"{processor} has several inputs ({', '.join(inputs)}), and an index belongs to one.",
+                f"add {form[1].format(inputs[0])}",
+            )
+        return known
+    for id, queue in zip(known, inputs):
+        if tailer in (id, queue, queue.partition("/")[0]):
+            return [id]
+    raise Refused(
+        f"{processor} does not read {tailer!r}; it reads {', '.join(inputs)}.",
+        f"give {form[1].format(nearest(tailer, inputs))}",
+    )
+
+
+def _index(store: Store, opened: Mapping[str, BaseStore], tailer: TailerMetrics, to: Place, option: str) -> int:
+    other = opened.get(tailer.store) if tailer.store else store
+    if other is None:
+        raise StoreNotFound(
+            f"The store of queue {tailer.queue!r} is not at its path ({shown(tailer.store)}), or is another one.",
+            "put the store back at that path.",
+            path=tailer.store,
+        )
+    return positions.now_on(Log(other, *names.log_parts(tailer.queue)), to, option)
 
 
 def seek(
@@ -108,36 +155,6 @@ def seek(
         rows.append(ownership.seek(store, plan.processor, moves, again, bool(reset_state)))
         store.core.ring(wakeup.union(wakeup.mask_of(*names.log_parts(input.queue)) for input in plan.inputs))
     return rows
-
-
-def _positions(store: Store, unit: ProcessorId, to: Place, tailer: str | None) -> dict[str, int]:
-    standing = metrics.tailers(store, unit)
-    chosen = [t for t in standing if tailer in (None, t.tailer, t.queue, t.queue.partition("/")[0])]
-    if not chosen or (len(chosen) > 1 and isinstance(to, int)):
-        read = ", ".join(t.queue for t in standing)
-        raise InvalidArgument(
-            f"{unit} reads {read or 'no queue: it is a source, which keeps its own position'}, and"
-            f" {f'not {tailer!r}' if not chosen else 'an index belongs to one of them'}.",
-            "pass tailer= with one of its queues." if standing else "start it over with --fresh.",
-        )
-    with other_stores.Others(store) as others:
-        positions = {}
-        for t in chosen:
-            other = (
-                store
-                if not t.store
-                else next((o for id in other_stores.places(store) if (o := others.get(id)) and o.path == t.store), None)
-            )
-            if other is None:
-                raise StoreNotFound(
-                    f"The store of queue {t.queue!r} is not at its path ({t.store}).",
-                    "put the store back at that path.",
-                    path=t.store,
-                )
-            log = Log(other, *names.log_parts(t.queue))
-            with other.core.view() as txn:
-                positions[t.tailer] = index_of(txn, log, log.row(txn), to, f"to={to!r}")
-    return positions
 
 
 def _outputs(store: Store, unit: ProcessorId, again: bool, plan: Plan | None) -> tuple[SeekOutput, ...]:

@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from cues.base import names
-from cues.errors import BatchDamaged, QueueNotFound
+from cues.errors import BatchDamaged
 from cues.jsontext import iso
 from cues.operate import positions
 from cues.operate.positions import Position
 from cues.operate.refused import Refused
-from cues.overrides import override
 from cues.queues.base import views_of
 from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
@@ -61,78 +60,31 @@ class FoundMessage:
         return {names.HASH: self.hash, **identity, **self.metadata, names.QUEUE: queues}
 
 
-class Reader(Protocol):
-    """Reads one queue or one partition of it. It begins at the first message."""
-
-    @property
-    def name(self) -> str:
-        """The queue, without a partition."""
-
-    @property
-    def positions(self) -> dict[int, int]:
-        """The index that is read next, by partition."""
-
-    def ends(self) -> dict[int, tuple[int, int]]:
-        """The first index and the one after the last, by partition."""
-
-    def go(self, place: Position, option: str) -> None:
-        """Move to a place, of which errors say that ``option`` names it."""
-
-    def go_to(self, indices: Mapping[int, int]) -> None:
-        """Move to these indices, or to the nearest that are there; other partitions stay."""
-
-    def back(self, count: int | None, condition: Condition | None = None) -> None:
-        """Move to the first of the last ``count`` messages that match; None: to the first message."""
-
-    def backward(self) -> Iterator[FoundMessage | BatchDamaged]:
-        """The messages before this place, last first."""
-
-    def forward(self, follow: bool = False) -> Iterator[FoundMessage | BatchDamaged | None]:
-        """The messages from this place on, and then None. ``follow``: then new messages, as they come."""
-
-
-def message_at(reader: Reader, index: int) -> FoundMessage:
-    """The message at an index of the only partition. Raises :class:`QueueNotFound` if it is not there."""
-    ((partition, (first, next_index)),) = reader.ends().items()
-    log = names.log_id(reader.name, partition)
-    there = f"it has {first:,} to {next_index - 1:,}" if next_index > first else "it is empty"
-    found = None
-    if first <= index < next_index:
-        reader.go_to({partition: index})
-        found = next(reader.forward(), None)
-    if isinstance(found, BatchDamaged):
-        raise found
-    if found is None or found.index != index:
-        raise QueueNotFound(f"{log} has no message {index:,}; {there}.", "go to another one.", queue=log)
-    return found
-
-
-class StoreReader(Reader):
-    """Reads a queue of a store."""
+class StoreReader:
+    """Reads one queue of a store, or one partition of it. It begins at the first message."""
 
     def __init__(self, queue: Queue, isolation: Isolation = "uncommitted") -> None:
         self.queue = queue
         self._isolation = isolation
         self._tailer: Tailer | MergedTailer = queue.tailer(meta=False, isolation=isolation)
 
-    @override
     @property
     def name(self) -> str:
+        """The queue, without a partition."""
         return self.queue.name
 
-    @override
     @property
     def positions(self) -> dict[int, int]:
+        """The index that is read next, by partition."""
         return dict(self._tailer.positions)
 
-    @override
     def ends(self) -> dict[int, tuple[int, int]]:
-        return {
-            view.core.log.partition: (row.first, row.next) for view in views_of(self.queue) for row in [view.core.row()]
-        }
+        """The first index and the one after the last, by partition."""
+        views = views_of(self.queue)
+        return {view.core.log.partition: (row.first, row.next) for view in views for row in [view.core.row()]}
 
-    @override
     def go(self, place: Position, option: str) -> None:
+        """Move to a place, of which errors say that ``option`` names it."""
         if not isinstance(self._tailer, MergedTailer):
             self._tailer.to_index(positions.now_on(self.queue.core.log, place, option))
         elif isinstance(place, int):
@@ -145,15 +97,15 @@ class StoreReader(Reader):
         else:
             self._tailer.to_start() if place == "start" else self._tailer.to_end()
 
-    @override
     def go_to(self, indices: Mapping[int, int]) -> None:
+        """Move to these indices, or to the nearest that are there; other partitions stay."""
         ends = self.ends()
         within = {n: max(ends[n][0], min(ends[n][1], index)) for n, index in indices.items() if n in ends}
         for number, index in within.items():
             self._move(number, index)
 
-    @override
     def back(self, count: int | None, condition: Condition | None = None) -> None:
+        """Move to the first of the last ``count`` messages that match; None: to the first message."""
         tailer = self._tailer
         if count is None:
             return
@@ -197,14 +149,14 @@ class StoreReader(Reader):
             end = batch.first
         return matching[0] if matching else row.next
 
-    @override
     def backward(self) -> Iterator[FoundMessage | BatchDamaged]:
+        """The messages before this place, last first."""
         self._tailer.direction = "backward"
         while (found := self._read()) is not None:
             yield found
 
-    @override
     def forward(self, follow: bool = False) -> Iterator[FoundMessage | BatchDamaged | None]:
+        """The messages from this place on, and then None. ``follow``: then new messages, as they come."""
         while True:
             found = self._read()
             yield found

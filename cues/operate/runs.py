@@ -21,6 +21,7 @@ from cues.graphs.plan import Plan
 from cues.graphs.running import QueueProgress, Running, Shared, UnitStatus
 from cues.operate.refused import Refused
 from cues.overrides import override
+from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
@@ -171,7 +172,7 @@ class StoreQueues:
 
     def _logs(self, queue: str) -> list[ErrorLog]:
         rows = ErrorRows(self._running.store)
-        return [ErrorLog(rows, view._log) for view in self._running.queues[queue]._views]
+        return [ErrorLog(rows, view.core.log) for view in views_of(self._running.queues[queue])]
 
 
 class DirectoryQueues(StoreQueues):
@@ -210,7 +211,7 @@ def queues_of(running: Running) -> StoreQueues:
 
 def end_of(queue: Queue) -> int:
     """The number of messages that were ever on a queue, on all its partitions."""
-    return sum(row.next - 1 for row in queue._rows())
+    return sum(row.next - 1 for row in queue.core.rows())
 
 
 def positions_of(store: Store) -> dict[str, int]:

@@ -6,18 +6,15 @@ all of them, one after another; an index belongs to one partition.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from cues.base import names
 from cues.base.names import ProcessorId
 from cues.engine.status import processor_of
-from cues.errors import StoreNotFound, Unsupported
 from cues.graphs.graph import Graph
-from cues.graphs.graphfile import shown
 from cues.groups import operate as groups
 from cues.operate import positions, processors
 from cues.operate import target as targets
@@ -27,10 +24,10 @@ from cues.operate.target import Target
 from cues.queues.log import Log
 from cues.queues.seek_plan import SeekPlan
 from cues.queues.store import Store
-from cues.steps import ownership
-from cues.storage import wakeup
 from cues.tools import metrics
-from cues.tools.measurement import TailerMetrics
+
+FORM: Final = ("--to", "--tailer {}")
+"""The options of a command, for errors."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,20 @@ def planned(opened: Store, target: Target, request: SeekRequest, graph: Graph | 
     if group is not None:
         return _of_group(opened, group, request)
     units = units_of(target, metrics.processors(opened), request.to)
-    moves = [_Move(opened, unit, request) for unit in units]
     plan = graph.plan() if graph is not None else None
-    plans = [processors.plan_unit(opened, move.unit, move.positions, request.again, plan) for move in moves]
+    plans = [
+        processors.plan_unit(opened, unit, request.to, request.tailer, request.again, plan, FORM) for unit in units
+    ]
+    words = [", ".join(f"{i.queue} from {i.position:,} to {i.to:,}" for i in plan.inputs) for plan in plans]
 
     def apply() -> Iterator[tuple[str, dict[str, Any]]]:
-        for move in moves:
-            row = ownership.seek(opened, move.unit, move.positions, request.again, request.reset_state)
-            opened.core.ring(move.mask)
-            facts = {"positions": move.positions, "epoch": row.epoch, "generation": row.generation}
-            yield f"{move.unit} moved: {move.words}", {"processor": move.unit, **facts}
+        for plan, moved in zip(plans, words):
+            (row,) = processors.seek(opened, [plan], again=request.again, reset_state=request.reset_state)
+            places = {input.tailer: input.to for input in plan.inputs}
+            facts = {"positions": places, "epoch": row.epoch, "generation": row.generation}
+            yield f"{plan.processor} moved: {moved}", {"processor": plan.processor, **facts}
 
-    return PlannedSeek(subject_of(units), "; ".join(move.words for move in moves), apply, plans)
+    return PlannedSeek(subject_of(units), "; ".join(words), apply, plans)
 
 
 def subject_of(units: Sequence[ProcessorId]) -> str:
@@ -104,58 +103,6 @@ def units_of(target: Target, known: list[ProcessorId], to: Position) -> list[Pro
             f"{target.again(f'{name}/0')} --to {to}",
         )
     return units
-
-
-def chosen_tailers(unit: str, request: SeekRequest, known: list[str]) -> list[str]:
-    """The tailers to move, by id: the one that the request names, else all."""
-    processor, tailer = processor_of(unit), request.tailer
-    inputs = [id.rpartition(".")[2] for id in known]
-    if tailer is None:
-        if len(known) > 1 and isinstance(request.to, int):
-            raise Refused(
-                f"{processor} has several inputs ({', '.join(inputs)}), and an index belongs to one.",
-                f"add --tailer {inputs[0]}",
-            )
-        return known
-    for id, queue in zip(known, inputs):
-        if tailer in (id, queue, queue.partition("/")[0]):
-            return [id]
-    raise Refused(
-        f"{processor} does not read {tailer!r}; it reads {', '.join(inputs)}.",
-        f"give --tailer {targets.nearest(tailer, inputs)}",
-    )
-
-
-class _Move:
-    """The new positions of one unit of a processor."""
-
-    def __init__(self, opened: Store, unit: ProcessorId, request: SeekRequest) -> None:
-        standing = {tailer.tailer: tailer for tailer in metrics.tailers(opened, unit)}
-        if not standing:
-            raise Unsupported(
-                f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh."
-            )
-        chosen = chosen_tailers(unit, request, list(standing))
-        self.unit = unit
-        self.positions = {id: _index(opened, standing[id], request.to) for id in chosen}
-        self.words = ", ".join(
-            f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in self.positions.items()
-        )
-        self.mask = wakeup.union(wakeup.mask_of(*names.log_parts(tailer.queue)) for tailer in standing.values())
-        """The logs on which it may sleep: a ring lets it read its position again."""
-
-
-def _index(store: Store, standing: TailerMetrics, to: Position) -> int:
-    with contextlib.ExitStack() as closing:
-        if standing.store and standing.lag is None:
-            raise StoreNotFound(
-                f"The store of queue {standing.queue!r} is not at its path ({shown(standing.store)}), or is another"
-                " one.",
-                "put the store back at that path.",
-                path=standing.store,
-            )
-        other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store
-        return positions.now_on(Log(other, standing.queue), to, "--to")
 
 
 def _of_group(opened: Store, group: str, request: SeekRequest) -> PlannedSeek:

@@ -1,14 +1,17 @@
-"""The steps of a processor as its try log has them."""
+"""The steps of a processor, from its try log, or from its records in a directory."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import names
 from cues.jsontext import iso
 from cues.queues.tailer import Tailer
 
-OUTCOMES: Final = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write", names.ERROR_ATTEMPT: "error"}
+if TYPE_CHECKING:
+    from cues.spark.cluster.inspection import ProcessorRecord
+
+_OUTCOMES: Final = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write", names.ERROR_ATTEMPT: "error"}
 
 
 def of_log(tailer: Tailer) -> list[dict[str, Any]]:
@@ -26,7 +29,7 @@ def of_log(tailer: Tailer) -> list[dict[str, Any]]:
         elif steps:
             written = message.get(names.MESSAGE_INDEX, {}) | message.get(names.PENDING_INDEX, {})
             wrote = ", ".join(f"{queue} from {index}" for queue, index in written.items())
-            steps[-1] |= {"outcome": OUTCOMES.get(message[names.TYPE], "?"), "wrote": wrote}
+            steps[-1] |= {"outcome": _OUTCOMES.get(message[names.TYPE], "?"), "wrote": wrote}
         else:
             continue  # its snapshot was trimmed
         steps[-1]["time"] = iso(envelope.time)
@@ -44,3 +47,34 @@ def _took(snapshot: dict[str, Any]) -> str:
         f"{tailer.removeprefix(prefix)} [{start}, {ends[tailer]})"
         for tailer, start in snapshot[names.TAILER_INDICES].items()
     )
+
+
+def of_records(records: list[ProcessorRecord]) -> list[dict[str, Any]]:
+    """Claims, seeks and steps. A record with the range of a step and that of its commit are one step."""
+    steps: list[dict[str, Any]] = []
+    before: dict[str, int] = {}
+    for made in records:
+        record, after = made.record, made.positions
+        row: dict[str, Any] = {"took": "", "wrote": "", "hash": record.hash, "maps": []}
+        if record.kind in ("claim", "seek"):
+            places = "".join(f", {queue} {next}" for queue, next in after.items() if before.get(queue) != next)
+            row["outcome"] = f"{'claimed' if record.kind == 'claim' else 'moved'}, epoch {record.epoch}{places}"
+        else:
+            ranges = {queue: (before.get(queue, next), next) for queue, next in after.items()}
+            if record.taking is not None:
+                ranges = {made.queue_of(tailer): taken for tailer, taken in record.taking.ranges.items()}
+            row["took"] = ", ".join(f"{queue} [{low}, {high})" for queue, (low, high) in ranges.items() if low != high)
+            row["outcome"] = "not committed"
+        if record.kind == "step":
+            if steps and steps[-1]["outcome"] == "not committed":
+                taking = steps.pop()
+                row |= {"took": taking["took"], "maps": taking["maps"]}
+            row["wrote"] = ", ".join(f"{queue} from {files[0].first}" for queue, files in record.files.items())
+            failed = record.counts.get("failed")
+            row["outcome"] = _OUTCOMES[names.ATTEMPT if record.files else names.NIL_ATTEMPT]
+            row["outcome"] += f", {failed:,} failed" if failed else ""
+        row["maps"].append({"processor": made.processor, "record": record.number} | made.fields)
+        row["time"] = made.fields["time"].replace("+00:00", "Z")
+        steps.append(row)
+        before = after
+    return steps[1:] if records and records[0].record.number else steps

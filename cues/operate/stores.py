@@ -23,7 +23,7 @@ from cues.operate import form, lineage, positions, seeking, steps
 from cues.operate.changes import Growth, PlannedPurges, refuse_partition
 from cues.operate.failed import FailedMessages
 from cues.operate.positions import Position
-from cues.operate.reading import FoundMessage, Reader, StoreReader
+from cues.operate.reading import FoundMessage, StoreReader
 from cues.operate.refused import Refused
 from cues.operate.seeking import PlannedSeek, SeekRequest
 from cues.operate.shape import Shape, shape_of_store
@@ -178,11 +178,11 @@ class StorePlace:
 
     # --- read ---
 
-    def reader(self, isolation: Isolation = "uncommitted") -> Reader:
+    def reader(self, isolation: Isolation = "uncommitted") -> StoreReader:
         """A reader of the queue that the target names."""
         return StoreReader(open_queue(self.target, self.store), isolation)
 
-    def reader_of(self, queue: str, partition: int | None = None) -> Reader:
+    def reader_of(self, queue: str, partition: int | None = None) -> StoreReader:
         """A reader of a queue, which may be in another store of the graph, or of one partition of it."""
         opened = self.queue(queue)
         if partition is not None and not 0 <= partition < opened.partitions:

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
@@ -27,6 +27,9 @@ from cues.steps.held import Waiting
 from cues.storage import free_space
 from cues.tools.follower import FollowerSeen
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.lease import LeaseHolder
 
 
 @dataclass(frozen=True)
@@ -352,20 +355,6 @@ class ProcessMetrics:
 
 
 @dataclass(frozen=True)
-class DriverMetrics:
-    """A driver that has not given back its lease on a directory. Times are by the clock of its machine."""
-
-    graph: str
-    host: str
-    pid: int
-    since: datetime | None
-    beat: datetime | None
-    """When it last showed that it is alive."""
-    state: str
-    """``runs``, ``does not answer``, or ``has ended``."""
-
-
-@dataclass(frozen=True)
 class Measurement:
     """A store or a directory. What one of the two does not have is empty, or None."""
 
@@ -389,7 +378,8 @@ class Measurement:
     processes: tuple[ProcessMetrics, ...] = ()
     consumers: tuple[ConsumerMetrics, ...] = ()
     transactions: tuple[TransactionMetrics, ...] = ()
-    drivers: tuple[DriverMetrics, ...] = ()
+    drivers: tuple[LeaseHolder, ...] = ()
+    """The drivers that have not given back their lease on a directory."""
     delayed: tuple[Waiting, ...] = ()
     """The units that hold delayed messages."""
     orphans: tuple[ProcessorId, ...] = ()

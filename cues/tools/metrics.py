@@ -27,7 +27,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from cues import codec
 from cues.base import clock, names
@@ -49,7 +49,7 @@ from cues.queues.store import Store
 from cues.records.batch import HEAD
 from cues.records.log_row import LogRow
 from cues.steps import ownership, pauses
-from cues.steps.error_records import ErrorLog, ErrorLogs
+from cues.steps.error_records import ErrorLog, ErrorLogs, ErrorRecord
 from cues.steps.ownership import LEASE_S
 from cues.steps.state import StateTable
 from cues.storage import free_space, leases, locks
@@ -442,34 +442,19 @@ def _failures(store: Store) -> dict[str, Failures]:
     A queue is an error queue if its last message is an error record; the store does not say which queues
     are. An error queue may be in another store.
     """
-    failures: dict[str, Failures] = {}
     with ErrorLogs(store) as logs:
-        for log in logs.logs:
-            unresolved = itertools.islice(log.records(), ERRORS_MAX)
-            for record in unresolved:
-                _count_failure(record.processor, log.id, record.index, record.time, record.message, failures)
+        return failures_of(log.records() for log in logs.logs)
+
+
+def failures_of(logs: Iterable[Iterable[ErrorRecord]]) -> dict[str, Failures]:
+    """Count error records by processor; of each log the first :data:`ERRORS_MAX`, which are the last ones."""
+    failures: dict[str, Failures] = {}
+    for record in itertools.chain.from_iterable(itertools.islice(log, ERRORS_MAX) for log in logs):
+        known = failures.setdefault(record.processor, Failures())
+        known.count += record.count
+        if known.last is None or record.time > known.last.time:
+            known.last = LastError(record.queue, record.index, record.time, record.type, record.text)
     return failures
-
-
-def count_failures(
-    queue: str, backwards: Iterable[tuple[int, int, dict[str, Any]]], failures: dict[str, Failures]
-) -> None:
-    """Add the error records at the end of a queue: index, time and message, last first."""
-    for index, time_ns, message in backwards:
-        if message.get(names.TYPE) != names.PROCESSOR_ERROR:
-            break
-        processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
-        _count_failure(processor, queue, index, clock.to_datetime(time_ns), message, failures)
-
-
-def _count_failure(
-    processor: str, queue: str, index: int, time: datetime, message: dict[str, Any], failures: dict[str, Failures]
-) -> None:
-    known = failures.setdefault(processor, Failures())
-    known.count += _inputs(message)
-    if known.last is None or time > known.last.time:
-        cause = (message.get(names.ERR_CAUSE) or [{}])[0]
-        known.last = LastError(queue, index, time, str(cause.get("type")), str(cause.get("message")))
 
 
 def failed_messages(logs: Iterable[ErrorLog], records: int) -> int:
@@ -481,10 +466,3 @@ def failed_messages(logs: Iterable[ErrorLog], records: int) -> int:
     inputs.sort(reverse=True)
     newest = [count for _, count in inputs[:records]]
     return sum(newest) + records - len(newest)
-
-
-def _inputs(record: dict[str, Any]) -> int:
-    """The number of messages that failed together; for several inputs, one message of each counts as one."""
-    messages = record.get(names.ERR_MESSAGES)
-    lists = [value for value in messages.values() if isinstance(value, list)] if isinstance(messages, dict) else []
-    return max((len(value) for value in lists), default=1) or 1

@@ -20,8 +20,7 @@ from cues.base.names import ProcessorId
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError, InvalidArgument, QueueNotFound
 from cues.operate import positions
-from cues.operate.place import Place, place_of
-from cues.operate.reading import Reader, message_at
+from cues.operate.place import Place, Reader, message_at, place_of
 from cues.operate.shape import Shape
 from cues.operate.target import Target
 from cues.operate.where import Where

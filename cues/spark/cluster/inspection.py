@@ -111,25 +111,14 @@ class QueueReader:
     def read(self, place: Sequence[int]) -> Iterator[InspectedMessage]:
         """The messages after a place that were there at the last look. Several partitions are merged by time."""
         with self._unless_gone():
-            yield from heapq.merge(*map(self._read, self.logs, place), key=lambda read: (read.time, read.partition))
+            parts = [_read(self._files, log, start, log.next) for log, start in zip(self.logs, place)]
+            yield from heapq.merge(*parts, key=lambda read: (read.time, read.partition))
 
     def backward(self, place: Sequence[int]) -> Iterator[InspectedMessage]:
         """The messages before a place, last first. Several partitions are merged by time."""
         with self._unless_gone():
-            parts = map(self._backward, self.logs, place)
+            parts = [_backward(self._files, log, stop) for log, stop in zip(self.logs, place)]
             yield from heapq.merge(*parts, key=lambda read: (read.time, read.partition), reverse=True)
-
-    def _backward(self, log: PartitionLog, stop: int) -> Iterator[InspectedMessage]:
-        size = 1
-        while stop > log.first:
-            low = max(log.first, stop - size)
-            yield from reversed(list(self._read(log, low, stop)))
-            stop, size = low, min(_STRETCH_MAX, size * 4)
-
-    def _read(self, log: PartitionLog, start: int, stop: int | None = None) -> Iterator[InspectedMessage]:
-        pieces = pieces_of(self.directory.folder, log.live, start, log.next if stop is None else stop)
-        for index, time_us, hash, message in messages(self._files, pieces):
-            yield InspectedMessage(log.partition, index, clock.to_datetime(time_us * 1000), hash, message)
 
     def last(self, count: int | None, matches: Callable[[dict[str, Any]], Any] | None = None) -> list[int]:
         """The place of the first of the last ``count`` messages that match; None: of the first message."""
@@ -215,26 +204,23 @@ def logs_of(place: Place, queue: str) -> list[PartitionLog]:
     return QueueDirectory(_files(place), queue, QueueOptions()).logs
 
 
-def backwards(place: Place, logs: Sequence[PartitionLog], most: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The last messages of a queue, last first: index, time in nanoseconds, message. Ends at one of unknown types.
-
-    Several partitions are merged by time.
-    """
-    yield from heapq.merge(*(_backwards(place, log, most) for log in logs), key=lambda read: -read[1])
+def backwards(place: Place, log: PartitionLog) -> Iterator[InspectedMessage]:
+    """The messages of a partition, last first. Ends at one of unknown types."""
+    with contextlib.suppress(CodecError):
+        yield from _backward(_files(place), log, log.next)
 
 
-def _backwards(place: Place, log: PartitionLog, most: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    live = log.live
-    stop = live[-1].next if live else 0
-    least, size = max(live[0].first, stop - most) if live else 0, 1
-    while stop > least:
-        low = max(least, stop - size)
-        try:
-            some = list(messages(_files(place), pieces_of(log.directory.folder, live, low, stop)))
-        except CodecError:
-            return
-        yield from ((index, time_us * 1000, message) for index, time_us, _, message in reversed(some))
-        stop, size = low, most
+def _read(files: Files, log: PartitionLog, start: int, stop: int) -> Iterator[InspectedMessage]:
+    for index, time_us, hash, message in messages(files, pieces_of(log.directory.folder, log.live, start, stop)):
+        yield InspectedMessage(log.partition, index, clock.to_datetime(time_us * 1000), hash, message)
+
+
+def _backward(files: Files, log: PartitionLog, stop: int) -> Iterator[InspectedMessage]:
+    size = 1
+    while stop > log.first:
+        low = max(log.first, stop - size)
+        yield from reversed(list(_read(files, log, low, stop)))
+        stop, size = low, min(_STRETCH_MAX, size * 4)
 
 
 @dataclass(frozen=True)
