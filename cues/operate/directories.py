@@ -352,7 +352,7 @@ class DirectoryPlace:
 def _log(log: PartitionLog) -> QueueMetrics:
     newest = max((file.modified_ms for file in log.live), default=None)
     return QueueMetrics(
-        log.id,
+        f"{log.directory.queue}/{log.partition}",
         log.first,
         log.next - 1,
         sum(file.size for file in log.live),
