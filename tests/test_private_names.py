@@ -1,0 +1,91 @@
+"""A name that begins with an underscore belongs to its module. Uses from elsewhere are counted, and only get fewer."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+STANDARD = {"_replace", "_asdict", "_fields", "_make", "_repr_html_", "_exit", "_getframe"}
+"""Names with an underscore that Python and notebooks spell so."""
+
+PRODUCT = {
+    "cues/engine/local.py": 1,
+    "cues/graphs/processor.py": 2,
+    "cues/operate/stores.py": 1,
+    "cues/queues/merged.py": 38,
+    "cues/spark/backfill.py": 1,
+    "cues/spark/chunk.py": 1,
+    "cues/spark/cluster/frames.py": 2,
+    "cues/spark/cluster/tasks.py": 1,
+    "cues/steps/beside.py": 12,
+    "cues/steps/commit.py": 4,
+    "cues/steps/delays.py": 2,
+    "cues/steps/expiry.py": 2,
+    "cues/steps/feed.py": 3,
+    "cues/steps/invocation.py": 7,
+    "cues/steps/redrive.py": 4,
+    "cues/steps/runner.py": 10,
+    "cues/steps/stepper.py": 1,
+    "cues/steps/stepper_base.py": 2,
+    "cues/steps/timers.py": 1,
+    "cues/steps/transaction.py": 31,
+    "processors/kafka_source.py": 1,
+}
+"""Uses in the product that are left, by file: parts of tailers, of steps, and of the object ``process``."""
+
+TESTS_MAX = 215
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def defined(path: Path) -> set[str]:
+    """The private names that a module defines: functions, classes, attributes of ``self``, variables."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if is_private(name)}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in STANDARD
+
+
+def files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def foreign(paths: list[Path], names: set[str]) -> Counter[str]:
+    """How often each file uses one of ``names``, of an object other than ``self``, and does not define it."""
+    found: Counter[str] = Counter()
+    for path in paths:
+        own, place = defined(path), str(path.relative_to(ROOT))
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Attribute) and node.attr in names - own:
+                found[place] += not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("cues", "processors"):
+                found[place] += sum(is_private(alias.name) for alias in node.names)
+    return +found
+
+
+@pytest.mark.interpreted
+def test_private_names_are_used_in_their_module() -> None:
+    product = files("cues", "processors")
+    names = set().union(*map(defined, product))
+    more = {place: count for place, count in foreign(product, names).items() if count > PRODUCT.get(place, 0)}
+    assert not more, "give what is used a public name, or a function in its module"
+    assert sum(foreign(files("tests"), names).values()) <= TESTS_MAX
