@@ -108,7 +108,8 @@ def status(place: Place, watch: float | None, output: CommandOutput) -> None:
 
 def _show(place: Place, output: CommandOutput) -> None:
     """Print the status once."""
-    seen = place.measure()
+    with place:  # with --watch it is not open between two looks, so that other commands can have it alone
+        seen = place.measure()
     if output.json:
         output.rows(place.lines(seen), ())
         return

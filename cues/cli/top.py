@@ -76,7 +76,8 @@ class Look:
 
 def look(place: Place) -> Look:
     """Measure the store or the directory."""
-    seen = place.measure()
+    with place:  # it is not open between two looks, so that other commands can have it alone
+        seen = place.measure()
     title = f"{place.name}  {size(seen.disk_bytes)}"
     title += f"  full in {duration(seen.full_s)}" if seen.full_s is not None else ""
     return Look(time.monotonic(), title, seen)
