@@ -17,6 +17,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sets import slow_except
 
 import cues
 from cues import codec
@@ -366,10 +367,14 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
-@given(ANYTHING)
-def test_whatever_can_be_written_comes_back(value: Any) -> None:
-    assert round_trip(value) == value
+@pytest.mark.parametrize("examples", slow_except([20], [20, 100]))
+def test_whatever_can_be_written_comes_back(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(ANYTHING)
+    def check_one(value: Any) -> None:
+        assert round_trip(value) == value
+
+    check_one()
 
 
 def test_whatever_depth_can_be_written_can_be_read(tmp_path: Path) -> None:
@@ -497,23 +502,33 @@ def test_a_text_of_numpy_that_unicode_does_not_have_is_refused_both_ways() -> No
                 codec.unpack(msgpack.packb(msgpack.ExtType(written.code, forged)))
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_what_is_decoded_is_written_again_as_the_same_value(data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", slow_except([60], [60, 300]))
+def test_what_is_decoded_is_written_again_as_the_same_value(examples: int) -> None:
     """Bytes of an extension are changed at random: they are refused, or pack() writes it for their value."""
-    numpy = pytest.importorskip("numpy")
-    arrays = [numpy.arange(3, dtype="<i2"), numpy.int16(5), numpy.str_(""), numpy.zeros(2, [("a", "i1"), ("b", "U2")])]
-    value = data.draw(SCALARS | HASHABLE | st.sampled_from(arrays))
-    written = msgpack.unpackb(codec.pack(value), strict_map_key=False)
-    if not isinstance(written, msgpack.ExtType):
-        return
-    payload = bytearray(written.data)
-    for _ in range(data.draw(st.integers(1, 3)) if payload else 0):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        found = codec.unpack(msgpack.packb(msgpack.ExtType(written.code, bytes(payload))))
-    except CodecError:
-        return
-    again = msgpack.unpackb(codec.pack(found), strict_map_key=False)
-    assert again.code == written.code
-    assert repr(codec.unpack(codec.pack(found))) == repr(found)
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.data())
+    def check_one(data: st.DataObject) -> None:
+        numpy = pytest.importorskip("numpy")
+        arrays = [
+            numpy.arange(3, dtype="<i2"),
+            numpy.int16(5),
+            numpy.str_(""),
+            numpy.zeros(2, [("a", "i1"), ("b", "U2")]),
+        ]
+        value = data.draw(SCALARS | HASHABLE | st.sampled_from(arrays))
+        written = msgpack.unpackb(codec.pack(value), strict_map_key=False)
+        if not isinstance(written, msgpack.ExtType):
+            return
+        payload = bytearray(written.data)
+        for _ in range(data.draw(st.integers(1, 3)) if payload else 0):
+            payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+        try:
+            found = codec.unpack(msgpack.packb(msgpack.ExtType(written.code, bytes(payload))))
+        except CodecError:
+            return
+        again = msgpack.unpackb(codec.pack(found), strict_map_key=False)
+        assert again.code == written.code
+        assert repr(codec.unpack(codec.pack(found))) == repr(found)
+
+    check_one()

@@ -640,13 +640,14 @@ def written(files: LocalFiles, given: list[Provenance], flush: Callable[[], bool
     return file
 
 
-def test_provenance_in_files_is_that_of_the_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", slow_except([30], [30, 120]))
+def test_provenance_in_files_is_that_of_the_engine(tmp_path: Path, examples: int) -> None:
     """The metadata of messages is the same after a data file, a part of it, a merge, and the way to another task."""
     files = LocalFiles(str(tmp_path))
 
     @hypothesis.seed(seeds.new())
     @hypothesis.settings(
-        max_examples=120, deadline=None, database=None, phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink]
+        max_examples=examples, deadline=None, database=None, phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink]
     )
     @hypothesis.given(st.lists(provenances(), min_size=1, max_size=4), st.data())
     def check(given: list[Provenance], data: Any) -> None:

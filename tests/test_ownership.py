@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 from forks import Forks
+from sets import slow_except
 
 import cues
 from cues import Graph, Sink, Source, Store, Stream, testing
@@ -190,7 +191,7 @@ STOPPED = [
 ]
 
 
-@pytest.mark.parametrize(("point", "hit", "options"), STOPPED, ids=str)
+@pytest.mark.parametrize(("point", "hit", "options"), slow_except(STOPPED[::4], STOPPED, names=3), ids=str)
 def test_a_stopped_owner_that_continues_after_a_takeover_commits_nothing(
     store: Store, forks: Forks, tmp_path: Path, checked: Any, point: str, hit: int, options: dict[str, Any]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
@@ -150,8 +151,12 @@ def run(made: Any, timed: bool, *sinks: cues.Sink) -> tuple[list[Message], list[
         return testing.messages(store, "out"), testing.messages(store, "errors")
 
 
-@pytest.mark.parametrize("sink", slow_except([name for name in SINKS if name != "Table postgres"], SINKS))
-@pytest.mark.parametrize("source", MAKERS)
+PAIRS = list(itertools.product(MAKERS, SINKS))
+SOME = [pair for pair in PAIRS[::7] if pair[1] != "Table postgres"]
+assert {source for source, _ in SOME} == {*MAKERS} and {sink for _, sink in SOME} == {*SINKS} - {"Table postgres"}
+
+
+@pytest.mark.parametrize(("source", "sink"), slow_except(SOME, PAIRS, names=2))
 def test_every_message_of_a_pair_arrives_or_is_refused_by_name(
     source: str, sink: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sets import slow_except
 from test_processors_docs import declared, loaded
 
 import cues
@@ -180,7 +181,7 @@ def results(make: Callable[..., Any], timed: bool, options: Mapping[str, Any]) -
     return found, target
 
 
-@pytest.mark.parametrize("kit", KITS)
+@pytest.mark.parametrize("kit", slow_except([*KITS][::3], KITS))
 def test_an_option_is_refused_or_changes_no_result(kit: str, tmp_path: Path) -> None:
     make, kinds = KITS[kit], dict[str, str]()
     expected: Any = None

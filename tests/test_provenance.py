@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sets import slow_except
 
 from cues.base import clock
 from cues.records import provenance
@@ -47,45 +49,57 @@ def runs(draw: st.DrawFn, count: int | None = None) -> Provenance:
     return Provenance(n, columns, extra)
 
 
-@settings(max_examples=150, deadline=None)
-@given(runs())
-def test_encoding_keeps_every_map(found: Provenance) -> None:
-    assert maps(provenance.decode(found.encode(), found.count)) == maps(found)
+@pytest.mark.parametrize("examples", slow_except([30], [30, 150]))
+def test_encoding_keeps_every_map(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(runs())
+    def check_one(found: Provenance) -> None:
+        assert maps(provenance.decode(found.encode(), found.count)) == maps(found)
+
+    check_one()
 
 
-@settings(max_examples=150, deadline=None)
-@given(runs(), st.data())
-def test_slices_selections_and_spreads_are_those_of_the_list(found: Provenance, data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, found.count))
-    stop = data.draw(st.integers(start, found.count))
-    assert maps(found.slice(start, stop)) == maps(found)[start:stop]
-    offsets = data.draw(st.lists(st.integers(0, found.count - 1), min_size=1, max_size=10))
-    assert maps(found.select(offsets)) == [maps(found)[o] for o in offsets]
-    assert maps(found.spread(3)) == [maps(found)[-1]] * 3
-    if start < stop:
-        part = found.slice(start, stop)
-        assert maps(provenance.decode(part.encode(), part.count)) == maps(found)[start:stop]
+@pytest.mark.parametrize("examples", slow_except([30], [30, 150]))
+def test_slices_selections_and_spreads_are_those_of_the_list(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(runs(), st.data())
+    def check_one(found: Provenance, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, found.count))
+        stop = data.draw(st.integers(start, found.count))
+        assert maps(found.slice(start, stop)) == maps(found)[start:stop]
+        offsets = data.draw(st.lists(st.integers(0, found.count - 1), min_size=1, max_size=10))
+        assert maps(found.select(offsets)) == [maps(found)[o] for o in offsets]
+        assert maps(found.spread(3)) == [maps(found)[-1]] * 3
+        if start < stop:
+            part = found.slice(start, stop)
+            assert maps(provenance.decode(part.encode(), part.count)) == maps(found)[start:stop]
+
+    check_one()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_a_join_has_what_each_side_had_and_the_first_says(data: st.DataObject) -> None:
-    count = data.draw(COUNTS)
-    left, right = data.draw(runs(count)), data.draw(runs(count))
-    for offset, found in enumerate(maps(provenance.merge([left, right]))):
-        mine, theirs = left.at(offset), right.at(offset)
-        for queue in ("a", "b"):
-            came = {}
-            for side in (
-                theirs,
-                mine,
-            ):  # both indices and times of one side, never the index of one and the time of another
-                entry = side.get("q/queue", {}).get(queue, {})
-                if "q/t" in entry or "q/time" in entry:
-                    came = {key: value for key, value in entry.items() if key != "y"}
-            entry = found.get("q/queue", {}).get(queue, {})
-            assert {key: value for key, value in entry.items() if key != "y"} == came
-        assert found.get("tx/t") == mine.get("tx/t", theirs.get("tx/t"))
+@pytest.mark.parametrize("examples", slow_except([30], [30, 150]))
+def test_a_join_has_what_each_side_had_and_the_first_says(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(st.data())
+    def check_one(data: st.DataObject) -> None:
+        count = data.draw(COUNTS)
+        left, right = data.draw(runs(count)), data.draw(runs(count))
+        for offset, found in enumerate(maps(provenance.merge([left, right]))):
+            mine, theirs = left.at(offset), right.at(offset)
+            for queue in ("a", "b"):
+                came = {}
+                for side in (
+                    theirs,
+                    mine,
+                ):  # both indices and times of one side, never the index of one and the time of another
+                    entry = side.get("q/queue", {}).get(queue, {})
+                    if "q/t" in entry or "q/time" in entry:
+                        came = {key: value for key, value in entry.items() if key != "y"}
+                entry = found.get("q/queue", {}).get(queue, {})
+                assert {key: value for key, value in entry.items() if key != "y"} == came
+            assert found.get("tx/t") == mine.get("tx/t", theirs.get("tx/t"))
+
+    check_one()
 
 
 def test_batches_of_one_queue_join_to_one_range() -> None:
@@ -95,11 +109,16 @@ def test_batches_of_one_queue_join_to_one_range() -> None:
     assert maps(joined) == [m for part in parts for m in maps(part)]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(runs(), min_size=1, max_size=3))
-def test_consecutive_runs_keep_their_maps(parts: list[Provenance]) -> None:
+@pytest.mark.parametrize("examples", slow_except([30], [30, 150]))
+def test_consecutive_runs_keep_their_maps(examples: int) -> None:
     """Messages that came another way than their neighbours do not get an index 0 of the year 1970."""
-    assert maps(provenance.concat(parts)) == [m for part in parts for m in maps(part)]
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(runs(), min_size=1, max_size=3))
+    def check_one(parts: list[Provenance]) -> None:
+        assert maps(provenance.concat(parts)) == [m for part in parts for m in maps(part)]
+
+    check_one()
 
 
 def test_a_column_takes_the_bytes_that_its_spread_needs() -> None:
