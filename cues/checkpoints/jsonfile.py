@@ -102,7 +102,7 @@ class JSONFileCheckpoint(Closing):
 
     def read(self) -> Checkpoint | None:
         """Return the last checkpoint, and leave the fence as it is. Raises :class:`~cues.errors.CheckpointError`."""
-        record = self._read()  # without the lock: the file is only ever replaced as a whole
+        record = self._read()  # without the lock: a rename replaces the file
         return None if record is None or record["checkpoint"] is None else packing.from_plain(record["checkpoint"])
 
     def lease(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The lease of a checkpoint as a file: replaced as a whole, and not synced, because it need not survive a power cut."""
+"""The lease of a checkpoint as a file: a rename replaces it. No sync: a lease need not survive a power cut."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def pack(appends: Iterable[tuple[str, list[Page]]], digest: bytes) -> list[Page]
 
 
 def read(log: Log, index: int, bytes_max: int) -> list[Step]:
-    """Return the step at ``index`` and the steps after it: whole steps of about ``bytes_max`` in total, at least one.
+    """Return the step at ``index`` and complete steps after it: about ``bytes_max`` in total, at least one.
 
     Raises :class:`BatchDamaged`, and :class:`StoreDamaged` if the records are not a step.
     """
@@ -78,13 +78,13 @@ def read(log: Log, index: int, bytes_max: int) -> list[Step]:
             raws = log.read(txn, log.row(txn), index, length, _WHOLE)
         steps = _steps(log, raws)
         if not steps:
-            whole = len(log.batches(raws))
-            raise log.damaged(raws[whole][0] if whole < len(raws) else index)
+            sound = len(log.batches(raws))
+            raise log.damaged(raws[sound][0] if sound < len(raws) else index)
     return steps
 
 
 def _steps(log: Log, raws: Sequence[Raw]) -> list[Step]:
-    """Return the whole steps at the beginning of the records."""
+    """Return the complete steps at the beginning of the records."""
     steps: list[Step] = []
     records = [(opened, pieces) for opened, (_, _, pieces) in zip(log.batches(raws), raws)]
     place = 0

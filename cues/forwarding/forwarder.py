@@ -6,7 +6,7 @@ The numbers are those of docs/guarantees.md, "Outputs in another store".
 
     1. read      the producer row, in the other store: it names the last step that was forwarded, and
                  the fork queue must still hold the same step
-    2. read      the whole steps after it, from the fork queue
+    2. read      the complete steps after that step, from the fork queue
     3. sync      the home store, unless its commits are durable by themselves
     4. commit    in the other store: compare the row (if it changed, start again at 1), append, write the row
     5. ring      wake the readers of the other store

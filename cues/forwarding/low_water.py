@@ -1,6 +1,7 @@
 """The low-water mark of a processor on a queue of another store.
 
-The reader's position is in its home store. So retention of that queue deletes no message from the mark on.
+The position of the processor is in its home store, which the retention of the queue does not read. So the mark is in
+the store of the queue, and retention deletes no message from the mark on.
 """
 
 from __future__ import annotations

@@ -151,9 +151,9 @@ def strangers(txn: StoreTransaction) -> dict[bytes, str]:
 def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str]:
     """Delete the rows of a removed processor of another store, or of all processors of the store ``home``.
 
-    ``processor`` is its key after the id of its store: ``<id>/shop.save``. Returns such names. A processor that comes
-    back continues to read. Its forwarded messages are refused if its fork queue was trimmed, and are appended again if
-    not.
+    ``processor`` is its key after the id of its store: ``<id>/shop.save``. Returns the names of this form whose rows
+    were deleted. If such a processor runs again, it continues to read. If its fork queue was trimmed, its forwarded
+    messages are refused; otherwise they are appended again.
     """
 
     def drop(txn: StoreTransaction) -> set[str]:

@@ -64,14 +64,14 @@ class Holdings:
         self.lease_s = row.lease_s
         self._settings = settings
         self.row = row
-        """The row of this member, with the queues that it subscribes to; the id is that of another join."""
+        """The row of this member, with the queues that it subscribes to, without the id of the join (:attr:`id`)."""
         self.queues: dict[str, Queue] = {}
         """The handles of its queues, also of those to which it no longer subscribes: it may still hold partitions."""
         self._named = named
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
         self._late = False
-        """True if the log has the warning that this is too long ago."""
+        """True if the log has the warning that the last :meth:`keep_up` is too long ago."""
         self.held: dict[Partition, HeldPartition] = {}
         self.stepping: Collection[HeldPartition] = ()
         """The partitions of the step under way, which are not released before the step has ended."""
@@ -108,7 +108,7 @@ class Holdings:
             raise
 
     def _take_name(self) -> bool:
-        """Take the lock of the name. False if a process that does not answer holds it: its place is taken over."""
+        """Take the lock of the name. Return False if a process that does not answer holds it, and loses its place."""
         offset = self.table.lock_of(self.name)
         if self._locks.try_lock(offset):
             return True
@@ -290,7 +290,7 @@ class Holdings:
             return False  # the callback may have changed anything
         for partition, held in self.held.items():
             held.follow(seen.claims[partition], self.name)
-        # Owned and not held: the claim was committed, and an exception came out of it.
+        # Owned and not held: the claim was committed, and then an exception ended the call.
         owned = {p: claim for p, claim in seen.claims.items() if self._mine(claim) and p not in self.held}
         if owned:
             self._hold(owned)

@@ -204,7 +204,7 @@ class Member(Reader):
         self._undo: dict[HeldPartition, int] = {}
         """The partitions that the call under way has read, each with the position before the call."""
         self._torn = False
-        """True if an exception came out of a call, so that memory may differ from the store."""
+        """True if an exception ended a call, so that memory may differ from the store."""
         self._closing = self._closed = False
         self._session: Session | None = None
         row, named = self._subscription(queues, together)
@@ -645,10 +645,10 @@ class Member(Reader):
         return work(*args, **kwargs)
 
     def _mend(self) -> None:
-        """Make memory agree with the store, after an exception came out of a call. An exception may end this too.
+        """Make memory agree with the store, after an exception ended a call. An exception may end this too.
 
         1. Restore the positions from before the call, so that its messages are read again. Not if that call is still
-           under way: then the exception came out of a call of its callback.
+           under way: then the exception ended a call of its callback.
         2. Read the claims from the store. They tell which transactions of the call were committed.
         """
         self._ready.clear()

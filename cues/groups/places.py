@@ -62,7 +62,7 @@ def first(txn: StoreTransaction, group: str, partition: Partition, log: Log, sta
     row = log.row(txn)
     if isinstance(start, Relative):
         position = min(max((row.next if start.by < 0 else row.first) + start.by, row.first), row.next)
-        start = log.index_of(txn, position)  # a committed transaction is read whole
+        start = log.index_of(txn, position)  # all messages of a committed transaction are read
     to = _STARTS[start] if isinstance(start, str) else start
     identity, position, seal = target(txn, group, partition, log, to)
     return Claim(identity, NOBODY, 0, position, seal, False, "", b"")

@@ -7,7 +7,7 @@
 
 A session is one step over one partition. When a partition moves to another member, at most the step over that partition
 is aborted. ``member.session(partitions="all")`` is one step over every partition that the member holds, of all its
-queues: for joins, and for fewer commits. It is aborted as a whole if one of the partitions that it has read is lost.
+queues: for joins, and for fewer commits. It is aborted if one of the partitions that it has read is lost.
 
 1. The first read chooses the partition: of those that have messages, the one that was served longest ago. All reads of
    the session are from this partition. With ``"all"``, reads take turns over the partitions. If one that was
@@ -77,7 +77,7 @@ class Reason(enum.StrEnum):
     CHANGED = "changed"
     """The partitions or the largest message of a queue that was written to have changed."""
     UNKNOWN = "unknown"
-    """An exception came out of the commit. The next read looks whether it was made."""
+    """An exception ended the commit. The next read finds out whether the commit was made."""
 
 
 class Ended(NamedTuple):

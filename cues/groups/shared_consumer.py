@@ -18,11 +18,13 @@ for any consumer (:mod:`cues.txn.consumer`). A hand-over, with the numbers of do
     4. The other member claims the partition, and starts a consumer. It raises the fence of the checkpoint, repeats the
        acknowledgements, drops what is pending, and continues at the checkpoint.
 
-A member that dies or is stopped past its lease leaves out 1 to 3. 4 makes up for them: the fence refuses every later
-commit of the old consumer, the acknowledgements of its last commit are repeated, and its pending messages are dropped.
+A member that dies, or is stopped for longer than its lease, does not make the steps 1 to 3. Then step 4 is sufficient:
+the fence refuses every later commit of the old consumer, the acknowledgements of its last commit are repeated, and its
+pending messages are dropped.
 
-The position of the group follows the checkpoints, for lag and retention. It is written after a checkpoint, so it is
-never higher. It also gives the place where a partition without a checkpoint begins (``start=``).
+The position of the group follows the checkpoints, for lag and retention. The group writes its position after a
+checkpoint is committed, so the position is never higher than the checkpoint. A partition without a checkpoint begins at
+the position of the group (``start=``).
 
 Not guaranteed: a transaction over messages of several partitions; an end of a ``consume`` that hangs: its process keeps
 the partition until it is ended; an effect of :func:`cues.groups.seek`, because the checkpoints decide.
@@ -133,7 +135,7 @@ class SharedConsumer(Closing):
         self._run(draining=False)
 
     def drain(self) -> bool:
-        """Consume until the whole group has read every partition to its end; returns True then.
+        """Consume until the group has read every partition to its end; returns True then.
 
         Waits for the other processes of the group, and for the end of transactions that are pending in the queues. Then
         hands over all partitions and leaves the group. Returns False if :meth:`stop` ended it.
@@ -195,7 +197,7 @@ class SharedConsumer(Closing):
         if not failed:
             return
         if all(isinstance(self._units[partition].error, Fenced) for partition in failed):
-            # Its process was stopped, perhaps, and another member has the partition: then on_lost removes it here.
+            # Perhaps this process was stopped, and another member has the partition: then on_lost ends the consumer.
             self.member.holdings.stale()
             self.member.follow_group()
         for partition in failed:
@@ -207,8 +209,8 @@ class SharedConsumer(Closing):
             recent = fenced_ns is not None and clock.monotonic_ns() - fenced_ns < self.member.lease_s * 1e9
             if held is None or recent or not isinstance(unit.error, Fenced):
                 raise unit.error
-            # A process that was stopped between its claim and its restore has raised the fence when it continued,
-            # although this member has the partition now. It does so once; then it hears that it has lost.
+            # Another process was stopped between its claim and its restore. When it continued, it raised the fence,
+            # although this member has the partition now. It does so once, and then learns that it lost the partition.
             self._units[partition] = _Unit(self, partition, held.claim.next, held.claim.checkpoint == _MARK)
 
     # --- the group ----------------------------------------------------------------------------

@@ -221,7 +221,7 @@ class _Assignment:
 
 
 class _Flow:
-    """A flow of whole units over arcs. The cost of an arc may grow with its flow."""
+    """A flow of undivided units over arcs. The cost of an arc may grow with its flow."""
 
     def __init__(self) -> None:
         self.tail: list[int] = []

@@ -201,7 +201,7 @@ class GroupTable:
         """Write the row of a member, and the positions of queues on which the group has none; returns the row before.
 
         1. Such a queue begins at ``begin.start``, if ``begin.logs`` has its partitions. Partitions that are not among
-           them came in this moment, or come later, and begin at their first message. So does a queue that was
+           them were added meanwhile, or are added later, and begin at their first message. So does a queue that was
            found by a pattern, unless the group is new: it may have been made while no member looked.
         2. Partitions of queues that the member leaves are assigned to nobody, until a plan assigns them.
         """

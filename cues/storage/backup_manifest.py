@@ -34,13 +34,13 @@ class StoredStore:
     cut_bytes: int
     cut_checksum: str
     is_whole: bool
-    """True if its part has everything, and not changes since an earlier backup."""
+    """True if its file has the complete store; False if it has the changes since an earlier backup."""
     records: int
 
 
 @dataclass(frozen=True)
 class Backup:
-    """A whole backup: its manifest."""
+    """A complete backup, as its manifest says."""
 
     number: int
     since: int | None

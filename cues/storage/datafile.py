@@ -212,16 +212,16 @@ def carry_on(copy: BinaryIO, txnid: int) -> None:
 
     LMDB gives a copy new numbers, with an empty tree in the first meta page. A process that has opened the data
     file, but not yet LMDB's table of readers, may write the original's number into that table. A transaction
-    that begins from this number must find the whole store, whichever page the number selects.
+    that begins from this number must find everything, whichever page the number selects.
     """
     copy.seek(0)
     head = copy.read(_PAGE_SIZE_AT + 4)
     size = int(struct.unpack_from("=I", head, _PAGE_SIZE_AT)[0])
     copy.seek(0)
     pages = [copy.read(size) for _ in range(2)]
-    whole = max(pages, key=lambda page: int(struct.unpack_from("=Q", page, _TXNID_AT)[0]))
+    latest = max(pages, key=lambda page: int(struct.unpack_from("=Q", page, _TXNID_AT)[0]))
     for number in (txnid - 1, txnid):
-        page = bytearray(whole)
+        page = bytearray(latest)
         struct.pack_into("=Q", page, 0, number & 1)
         struct.pack_into("=Q", page, _TXNID_AT, number)
         copy.seek((number & 1) * size)

@@ -6,7 +6,7 @@ store would then write to a file of its own user, or wait for ever. So a file of
     existing     opened without following a link (O_NOFOLLOW), without waiting (O_NONBLOCK), and refused with
                  StoreForeign unless it is a regular file; in ``bells/``, unless it is a FIFO
     new          made with O_EXCL, so that it is a file that this process has made
-    replaced     written as a new file, and renamed when it is whole
+    replaced     written as a new file, and renamed when it is complete
 
 A file of a store never gets the number 0, 1 or 2, on which libraries write their messages: :func:`reserve`.
 
@@ -80,7 +80,7 @@ def new(path: Path) -> BinaryIO:
 
 
 def replace(path: Path, text: str, durable: bool = False) -> None:
-    """Write a file as a whole: after a death it is the old one or the new one; with ``durable``, after a power cut too.
+    """Replace a file: after a death it is the old one or the new one; with ``durable``, after a power cut too.
 
     The name in the directory is durable only after :func:`datafile.sync_directory`.
     """

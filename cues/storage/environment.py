@@ -130,7 +130,7 @@ class Environment:
                 self.env.sync(True)
             open_mark.delete(self.path)
         if self.durability == "process" and file_key(self.path) == self.file:
-            with contextlib.suppress(OSError):  # it stays long, and whole
+            with contextlib.suppress(OSError):  # it stays long, and undamaged
                 datafile.cut(self.path)
 
     def join(self, first: bool) -> None:

@@ -1,4 +1,4 @@
-"""Exclusive use of a store: for a change of the data file as a whole, such as a compaction.
+"""Exclusive use of a store: for a replacement of the data file, such as a compaction.
 
     with alone(path, Store) as store: …     no other process and no other handle has the store open
 

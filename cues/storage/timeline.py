@@ -14,7 +14,7 @@ another one. So each opening of a store for writing checks three conditions:
 If a condition does not hold, a timeline begins: messages from the next index of each log on have other delivery
 hashes. Earlier messages keep theirs, and no position changes. So an unnecessary timeline costs only these rows.
 
-Not guaranteed: that a file system which is put back as a whole (a snapshot of a volume or of a virtual machine) is
+Not guaranteed: that a file system which is put back (a snapshot of a volume or of a virtual machine) is
 noticed. Then the seals in positions, and in the rows of targets, show the difference.
 """
 

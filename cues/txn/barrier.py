@@ -4,9 +4,9 @@
     wait_read_through(SQLCheckpoint(url, "totals"), {queue: index}, timeout=5)
     (the rows that the consumer "totals" made of the order are in the database)
 
-The only source is the consumer's checkpoint, which is read without raising its fence. So the call works from any
-process that can read the checkpoint, also while no instance of the consumer runs, and it cannot tell more than what a
-successor of the consumer would continue from.
+The call reads only the consumer's checkpoint, and does not raise its fence. So it works from any process that can read
+the checkpoint, also while no instance of the consumer runs. It knows the place at which a successor of the consumer
+would continue, and no later one.
 
     1. offsets    the checkpoint is committed past the messages: the rows of the application are there
     2. intents    the acknowledgements in it are appended: readers of committed messages see what was published. (Those
@@ -95,7 +95,7 @@ def _journal(queue: Queue, index: Any) -> str:
 
 
 def _acknowledged(intent: AckIntent) -> bool:
-    """Return whether an acknowledgement is in its queue. One whose queue was removed counts as appended."""
+    """Return whether an acknowledgement is in its queue. That of a removed queue counts as appended."""
     uuid, path = read_intent(intent)
     producer, clock, _ = split(uuid)
     with contextlib.ExitStack() as opened:

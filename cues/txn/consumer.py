@@ -377,7 +377,7 @@ class Consumer(Closing):
         # 3. Read.
         self._read(restored)
         if self._sources.begun:
-            # Else a successor would begin at another place, if this instance dies before its first commit.
+            # Otherwise a successor would begin at another place, if this instance dies before its first commit.
             restored = dataclasses.replace(restored, offsets={**restored.offsets, **self._sources.begun})
             self._checkpoint.commit(restored, None)
             self._sequencer = Sequencer(restored.producers, self._settings.ring, restored.offsets)

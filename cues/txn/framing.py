@@ -59,7 +59,7 @@ class FrameReader:
         self.memory: dict[str, Any] = {}
 
     def peek(self, size: int) -> bytes:
-        """Return the whole buffer, at least ``size`` bytes unless the stream ends earlier, without taking it."""
+        """Return all of the buffer, at least ``size`` bytes unless the stream ends earlier, without taking it."""
         while len(self._buffer) < size and (read := self._read(max(size, self._capacity) - len(self._buffer))):
             self._buffer += read
         return self._buffer
@@ -96,7 +96,7 @@ class FrameReader:
                 if size:
                     raise UnexpectedEOF(
                         f"The stream ends after {size:,} bytes of a line, without a line feed.",
-                        "use the whole file, or add a line feed at its end.",
+                        "use the complete file, or add a line feed at its end.",
                         data=b"".join(parts),
                     )
                 raise EOFError
@@ -166,7 +166,7 @@ class Fixed:
         if len(frame) < _HEADER_BYTES + size:
             raise UnexpectedEOF(
                 f"The stream ends inside a frame (size {_HEADER_BYTES + size}): {len(frame)} bytes are there.",
-                "use the whole file.",
+                "use the complete file.",
                 data=frame,
             )
         payload = frame[_HEADER_BYTES:]
@@ -251,7 +251,9 @@ class CSVRecords:
             except EOFError:
                 if not size:
                     raise
-                raise UnexpectedEOF("The stream ends inside a quoted field.", "use a whole file.", data=data) from None
+                raise UnexpectedEOF(
+                    "The stream ends inside a quoted field.", "use the complete file.", data=data
+                ) from None
             size += len(line)
             data += line
             yield line.decode()
@@ -280,7 +282,7 @@ def framing_for(content_type: str) -> Framing:
 for _framing in (Fixed(), JSONLines(), CSVRecords()):
     register_framing(_framing)
 
-# The csv module refuses fields above 128 KiB unless it is told otherwise, for the whole process.
+# The csv module refuses fields above 128 KiB unless it is told otherwise, for all of the process.
 csv.field_size_limit(max(csv.field_size_limit(), FRAME_BYTES_MAX))
 
 

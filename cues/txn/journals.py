@@ -204,8 +204,8 @@ def bring(
 def stamp(path: Path, form: Form) -> tuple[Path, int]:
     """Write a copy of a file in which every message has an identity; return its path and number of messages.
 
-    The copy is written whole or not at all. An existing copy is used again, because the identities must stay the same;
-    the number is then 0. Raises :class:`InvalidArgument` if the file has changed since.
+    The copy has its name only when it is complete. An existing copy is used again, because the identities must stay
+    the same; the number is then 0. Raises :class:`InvalidArgument` if the file has changed since.
     """
     copy = path.with_name(path.name + STAMPED)
     if copy.exists():

@@ -75,7 +75,7 @@ class Turn:
     def wait(self, stopped: Callable[[], bool]) -> int | None:
         """Wait until no other instance runs; return the fence at that moment, or None if ``stopped()`` ended the wait.
 
-        The restore that follows is for this fence only. Else two instances that waited would both take over.
+        The restore that follows is for this fence only. Otherwise two instances that waited would both take over.
         """
         last = self._checkpoint.lease()
         changed = time.monotonic()
