@@ -5,7 +5,11 @@ The same graphs run on Spark itself in test_spark_engine.py and test_spark_backf
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -230,3 +234,53 @@ def test_a_backfill_waits_for_another_store_and_for_readers_of_a_bounded_queue(t
                 found += [m["n"] for m in reader]
             assert running.wait_done()
     assert found == [2 * n for n in range(45)]
+
+
+DRIVER = """
+import sys
+import spark_graphs
+import test_stretches
+from cues.spark import driver, stretches
+
+stretches.RANGE_MESSAGES, stretches.STRETCH_MESSAGES, stretches.COMMIT_VALUES_MAX = 150, 40, 3
+driver.open_session = lambda *_: test_stretches.Session()
+made = spark_graphs.GRAPHS[sys.argv[2]]()
+with made.start(store=sys.argv[1], engine="spark", backfill=sys.argv[3] == "True") as running:
+    running.wait_done()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "backfill"),
+    [
+        ("several", "commit.before:2", True),
+        ("error queue", "commit.inside:3", True),
+        ("error queue", "commit.inside:7", False),
+        ("join", "commit.after:6", False),
+        ("batches that are halved", "commit.inside:9", False),
+    ],
+)
+def test_a_killed_driver_is_continued_by_the_next_start(name: str, point: str, backfill: bool, tmp_path: Path) -> None:
+    """It has done whole steps. What it staged and did not commit is swept."""
+    template(tmp_path / "store", GRAPHS[name]())
+    shutil.copytree(tmp_path / "store", tmp_path / "expected", ignore=IGNORED)
+    run(GRAPHS[name]().start(store=tmp_path / "expected"))
+    if backfill:
+        run(spark_graphs.graph()().start(store=tmp_path / "store"))
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "store"), name, str(backfill)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "CUES_FAULT": point},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    staged = tmp_path / "store" / "staged"
+    (staged / "0-1-x").mkdir(parents=True, exist_ok=True)
+    (staged / "0-1-x" / "pages").write_bytes(b"of another boot")
+    run(started(GRAPHS[name](), tmp_path / "store", backfill=backfill), pulls=not backfill)
+    assert not list(staged.glob("*"))
+    expected, found = left(tmp_path / "expected"), left(tmp_path / "store")
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+    assert found["positions"] == expected["positions"]
