@@ -63,7 +63,7 @@ _TABLE: Final = (
 
 
 class Look:
-    """What one look saw."""
+    """The figures of one look."""
 
     def __init__(self, at: float, title: str, measured: Measurement | None = None) -> None:
         self.at = at

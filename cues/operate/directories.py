@@ -67,12 +67,12 @@ class DirectoryPlace:
 
     @property
     def name(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return self.target.text
 
     @property
     def called(self) -> str:
-        """How the beginning of a sentence names it."""
+        """Its name at the beginning of a sentence."""
         return self.location
 
     def only_stores(self, what: str, hint: str) -> NoReturn:
@@ -342,7 +342,7 @@ class DirectoryPlace:
         return inspection.problems_of(self.location)
 
     repair: ClassVar = "restore the directory from a copy."
-    """What to do about damage."""
+    """The remedy for damage."""
 
     def adopt(self) -> bool:
         """Return False: any copy of a directory is one."""

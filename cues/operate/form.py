@@ -17,7 +17,7 @@ PROMISES = {"disk": "survives power loss", "process": "survives kill -9, not pow
 
 
 def headline(seen: Measurement) -> str:
-    """What a store holds, who runs its graph, and whether it has room."""
+    """The content of a store, the processes that run its graph, and its room, a line each."""
     lines = [
         f"{shown(seen.path)}: {count(len(seen.queues), 'queue')}, {count(seen.messages, 'message')},"
         f" {size(seen.disk_bytes)}; durability {seen.durability} ({PROMISES[seen.durability]})"

@@ -72,7 +72,7 @@ class Descendants:
 
 @dataclass
 class Reading:
-    """What a processor made of a message."""
+    """The messages that a processor made of a message."""
 
     processor: str
     position: int | None
@@ -85,7 +85,7 @@ class Reading:
 def readings(
     store: Store, shape: Shape, log: str, index: int, time_ns: int, opened: Callable[[str], Queue]
 ) -> list[Reading]:
-    """What the readers of a log made of one of its messages. ``opened`` opens a queue of the graph by its name."""
+    """The readings of a message of a log. ``opened`` opens a queue of the graph by its name."""
     found = []
     for each in shape.readers(names.log_parts(log)[0]):
         unit, position = _position(store, each.id, log)

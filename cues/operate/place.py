@@ -4,8 +4,8 @@
     measure(place)       queues, processors, owners (cues/tools/measurement.py)
     message_at(reader)   one message of a queue or a partition
 
-Both have the same methods, so that a command does not ask which of the two it has. What one of them cannot do, it
-refuses by name (:class:`Refused`, :class:`Unsupported`).
+Both have the same methods, so that a command does not ask which of the two it has. A place refuses by name what it
+cannot do (:class:`Refused`, :class:`Unsupported`).
 """
 
 from __future__ import annotations

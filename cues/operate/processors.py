@@ -45,7 +45,7 @@ from cues.tools.measurement import TailerMetrics
 
 Form = tuple[str, str]
 FORM: Final = ("to", "tailer={!r}")
-"""How errors name the arguments of the library; commands have options."""
+"""The arguments of the library, as errors name them; commands have options."""
 
 
 def units_of(store: Store, processor: str) -> list[ProcessorId]:

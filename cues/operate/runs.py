@@ -102,7 +102,7 @@ class RunRequest:
         return {node.id: cluster.place(node) for node in plan.running}
 
     def location(self, store: Path) -> str:
-        """Where the queues will be: the directory, else the store."""
+        """The place of the queues: the directory, else the store."""
         return self.queues or str(store)
 
     def noted(self, store: Path, graph: str) -> record.QueuesPlace | None:
@@ -133,7 +133,7 @@ class StoreQueues:
     """The queues of a run in the stores of this machine. Empty after the graph was closed."""
 
     facts: dict[str, str]
-    """What a summary says more about the place."""
+    """Further facts about the place, for a summary."""
     named: str | None = None
     """The place, if it is not the store of the graph file."""
 
@@ -142,7 +142,7 @@ class StoreQueues:
         self.facts = {}
         self.place = shown(running.store.path)
         self.before = QueueProgress({}, {}, {})
-        """What is known of the time before the run."""
+        """The queues and positions before the run; those of a directory are read at its start."""
 
     def now(self) -> QueueProgress:
         """The queues and positions now."""

@@ -54,7 +54,7 @@ class PlannedSeek:
     """A move that can be made."""
 
     subject: str
-    """What will continue at another place."""
+    """The processor, unit or group that will continue at another place."""
     words: str
     """From where to where."""
     apply: Callable[[], Iterable[tuple[str, dict[str, Any]]]]

@@ -109,12 +109,12 @@ class StorePlace:
 
     @property
     def name(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return shown(self.target.path)
 
     @property
     def called(self) -> str:
-        """How the beginning of a sentence names it."""
+        """Its name at the beginning of a sentence."""
         return f"The store {self.name}"
 
     def only_stores(self, what: str, hint: str) -> StorePlace:
@@ -220,7 +220,7 @@ class StorePlace:
         return lineage.step_that_wrote(self.store, lineage.units_of(self.store, processor), hash)
 
     def readings(self, shape: Shape, log: str, message: FoundMessage) -> list[lineage.Reading]:
-        """What the readers of a log made of a message on it."""
+        """The results that the readers of a log made of a message on it."""
         when = clock.to_ns(message.time)
         return lineage.readings(self.store, shape, log, message.index, when, self.queue)
 
@@ -260,7 +260,7 @@ class StorePlace:
     def errors(self, declared: Collection[str] = (), queue: str = "") -> Iterator[FailedMessages]:
         """The failed messages, for the block; of one ``queue`` or partition, if it is named.
 
-        ``declared``: queues that are error queues for sure; the graph file of the target names them too.
+        ``declared``: queues that are error queues; the graph file of the target names some too.
         """
         with contextlib.ExitStack() as opened:
             home = self.store if self.graph is None else opened.enter_context(self.home())
@@ -326,7 +326,7 @@ class StorePlace:
         return checks.walk(str(self.target.path), tell) or checks.check_others(self.store)
 
     repair: ClassVar = "restore a backup; or cues run --fresh, if the sources can yield all messages again."
-    """What to do about damage."""
+    """The remedy for damage."""
 
     def adopt(self) -> bool:
         """Make a store of an undamaged copy of a running one. Returns False if it is a store already."""

@@ -22,7 +22,7 @@ class Figure:
     short: str
     """The same where there is little room."""
     text: str
-    """What it is, as one sentence."""
+    """Its meaning, as one sentence."""
     unit: Literal["messages", "messages a second", "seconds"]
     of: Callable[[ProcessorFigures], float | None]
     """Its value; None if it is not known."""

@@ -3,7 +3,7 @@
     Measurement     queues, units, drivers, workers, groups, consumers, transactions: of one place, at one time
     figures()       one row for each processor: the sums of its units
 
-Whoever shows a processor (``cues status``, ``cues top``, the page, the metrics) takes its figures from here.
+Every display of a processor (``cues status``, ``cues top``, the page, the metrics) takes its figures from here.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class ProcessorFigures:
 
     @functools.cached_property
     def counters(self) -> Counters | None:
-        """What the processes that run its units have counted; None if no process runs it."""
+        """The counts of the processes that run its units; None if no process runs it."""
         counted = [unit.counters for unit in self.units if unit.counters is not None]
         return self.known or (functools.reduce(Counters.with_those_of, counted) if counted else None)
 
@@ -356,7 +356,7 @@ class ProcessMetrics:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A store or a directory. What one of the two does not have is empty, or None."""
+    """A store or a directory. A field that one of the two does not have is empty, or None."""
 
     path: str
     """The path of the store; the path or the URL of the directory."""

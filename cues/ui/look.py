@@ -80,7 +80,7 @@ class Look:
         return self._shape[1]
 
     def settings(self) -> dict[str, Any]:
-        """What another process makes the same look of (:func:`look_of`)."""
+        """The settings of which another process makes the same look (:func:`look_of`)."""
         return settings_of(self._place.target.location, self._declared, self.title)
 
     # --- answers ---
