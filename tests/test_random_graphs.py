@@ -18,7 +18,7 @@ import seeds
 from cues import Graph, Stream, faults, testing
 
 Message = dict[str, Any]
-SEEDS = seeds.among(range(60))
+SEEDS = seeds.among(range(60), fast=20)
 
 RATES = [{"n": 1000 * n} for n in range(1, 30)]
 """The messages that an imperative stage reads by itself, one for each message that does not fail."""

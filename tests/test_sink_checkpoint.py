@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytest
 import sqlalchemy as sa
 from children import Child, fresh, run
+from sets import slow_except
 from test_processors_sql import Presented
 
 import cues
@@ -79,7 +80,8 @@ def fill(store: cues.Store) -> None:
 # --- crashes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("database", slow_except(["sqlite"], ["sqlite", "postgresql"]), indirect=True)
+@pytest.mark.parametrize("batch", slow_except([False], [True, False]))
 def test_a_crash_anywhere_leaves_each_message_once(batch: bool, database: Database) -> None:
     """Die at every crash point × every hit, two of them around the database's own commit."""
     with testing.temporary_store() as store, database.make() as checkpoint:
@@ -144,6 +146,7 @@ graph.run()
 """
 
 
+@pytest.mark.parametrize("database", slow_except(["sqlite"], ["sqlite", "postgresql"]), indirect=True)
 def test_kill_9_of_a_graph_around_the_commits(database: Database, tmp_path: Path) -> None:
     """A process of its own, killed again and again, after the database's commit and before it."""
     with database.make() as checkpoint:
