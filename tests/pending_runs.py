@@ -29,7 +29,7 @@ from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
 from cues.steps.ownership import LEASE_S
-from cues.steps.pending import PendingStepper, Settling
+from cues.steps.pending import PendingMessages, Settling
 
 COUNT = 8
 OTHERS = ("x", "y")
@@ -264,14 +264,14 @@ def cut_power(
 
 
 def _acknowledge_first() -> None:
-    real = PendingStepper._write
+    real = PendingMessages._write
 
-    def write(self: PendingStepper, *arguments: Any) -> Any:
+    def write(self: PendingMessages, *arguments: Any) -> Any:
         found = real(self, *arguments)
         self._settling.acknowledge(found)
         return found
 
-    PendingStepper._write = write  # type: ignore[method-assign]
+    PendingMessages._write = write  # type: ignore[method-assign]
 
 
 def _repeat_nothing() -> None:
@@ -309,13 +309,13 @@ def _acknowledge_late() -> None:
 
 def _no_sync(home: bool) -> Callable[[], None]:
     def break_it() -> None:
-        real = PendingStepper._sync
+        real = PendingMessages._sync
 
-        def sync(self: PendingStepper, store: Store) -> None:
+        def sync(self: PendingMessages, store: Store) -> None:
             if (store is self.store) is not home:
                 real(self, store)
 
-        PendingStepper._sync = sync  # type: ignore[method-assign]
+        PendingMessages._sync = sync  # type: ignore[method-assign]
 
     return break_it
 

@@ -22,9 +22,9 @@ from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, testing
 from cues.base.events import Retrying
 from cues.errors import Diverged, Fenced, GraphError, ProcessorStopped
 from cues.graphs import draw
+from cues.steps.calls import Interrupted
 from cues.steps.concurrency import RunnerClosed, Schedule, Threads
 from cues.steps.eventloop import EventLoop
-from cues.steps.runner import Interrupted
 
 Message = dict[str, Any]
 MEET_S = 30

@@ -41,9 +41,10 @@ from cues.processors import sql
 from cues.queues.log import KEY, Log
 from cues.queues.processor_rows import NO_SEAL, Position
 from cues.records.log_row import pack_row
+from cues.steps.commit import Committer
+from cues.steps.fence import Fence
 from cues.steps.ownership import LEASE_S
-from cues.steps.recovery import Decision
-from cues.steps.stepper import Stepper
+from cues.steps.recovery import Decision, Recovery
 from cues.steps.taking import Slice
 
 
@@ -69,26 +70,26 @@ def with_control(broken: str) -> list[Any]:
 
 
 def unfenced_commit() -> None:
-    real = Stepper._write_step
+    real, check = Committer.write_step, Fence.check
 
-    def write(self: Stepper, *arguments: Any) -> None:
-        self._fence = lambda txn: None  # type: ignore[method-assign]
+    def write(self: Committer, *arguments: Any) -> None:
+        Fence.check = lambda self, txn: None  # type: ignore[method-assign]
         try:
             real(self, *arguments)
         finally:
-            del self._fence
+            Fence.check = check  # type: ignore[method-assign]
 
-    Stepper._write_step = write  # type: ignore[method-assign]
+    Committer.write_step = write  # type: ignore[method-assign]
 
 
 def unfenced_snapshot() -> None:
     """The commit after it is compared, and passes: the row is the one that the snapshot put back."""
 
-    def write(self: Stepper, txn: Any, pages: Any, row: bytes) -> None:
-        self._write_tries(txn, pages)
-        txn.put(self._row_key, row)
+    def write(self: Committer, txn: Any, pages: Any, row: bytes) -> None:
+        self.write_tries(txn, pages)
+        txn.put(self.fence.key, row)
 
-    Stepper._write_snapshot = write  # type: ignore[method-assign]
+    Committer.write_snapshot = write  # type: ignore[method-assign]
 
 
 def stop_broken(path: str, point: str, options: dict[str, Any], broken: str) -> str:
@@ -148,19 +149,19 @@ def test_what_was_read_is_purged_while_its_writer_is_down(
 
     A recovery that takes the missing message for a step that did not commit does the step once more.
     """
-    real = Stepper._decide
+    real = Recovery.decide
 
-    def decide(self: Stepper, txn: Any, snapshot: Any, attempt: Any, positions: Any, *rest: Any) -> Decision:
+    def decide(self: Recovery, txn: Any, snapshot: Any, attempt: Any, positions: Any, *rest: Any) -> Decision:
         if attempt is not None and any(
             index < store.queue(queue).core.log.row(txn).first for queue, index in attempt.indices.items()
         ):
             for tailer, index in snapshot.start.items():
                 positions[tailer] = Position(positions[tailer].identity, index, NO_SEAL)
-            return Decision("rewind", "the message is not there")
+            return Decision("rewind", "the message is not there", snapshot)
         return real(self, txn, snapshot, attempt, positions, *rest)
 
     if control:
-        monkeypatch.setattr(Stepper, "_decide", decide)
+        monkeypatch.setattr(Recovery, "decide", decide)
     stream = Graph("g", [Stream(lambda message: message, "a", "out", id="s", batch_size=2)])
     delivered: list[int] = []
     for n in range(0, COUNT, 2):

@@ -22,7 +22,9 @@ import seeds
 import cues
 from cues import Graph, faults, testing
 from cues.errors import InvalidArgument
-from cues.steps import delays, held
+from cues.steps import delays
+from cues.steps.due_lane import DueLane
+from cues.steps.stepper import Stepper
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 Message = dict[str, Any]
@@ -180,21 +182,18 @@ def test_death_at_every_point_and_hit_delivers_each_once(options: dict[str, Any]
 
 @pytest.mark.slow
 def test_control_messages_that_are_moved_in_two_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def move(self: delays.Deliverer) -> int:
-        mine = self.main.held
-        assert mine is not None
-        due = mine.take_due(1000)
-        if due:
-            pages = self._pages(due)
-            self.store.core.commit(mine.table.write)
-            mine.committed()
+    def move(self: DueLane, stepper: Stepper) -> int:
+        count, pages = self.due.take(1000)
+        if count:
+            stepper.store.core.commit(self.due.table.write)
+            self.due.committed()
             faults.point("delay.moving")
-            for input in self.inputs:
-                self.store.core.commit(lambda txn, log=input.log: log.append(txn, pages[log.id]))
+            for input in stepper.inputs:
+                stepper.store.core.commit(lambda txn, log=input.log: log.append(txn, pages[log.id]))
             faults.point("delay.moved")
-        return len(due)
+        return count
 
-    monkeypatch.setattr(delays.Deliverer, "_move", move)
+    monkeypatch.setattr(DueLane, "move", move)
     assert played(PLAY, graph_of())["queues"]["out"] == model(PLAY)
     with pytest.raises(AssertionError, match=r"delay\.moving"):
         _check_crashes(points=faults.DELAY_POINTS)
@@ -202,7 +201,7 @@ def test_control_messages_that_are_moved_in_two_commits(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_control_messages_that_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held.Held, "keep", lambda self, taken: None)
+    monkeypatch.setattr(delays.Held, "keep", lambda self, taken: None)
     assert len(played(PLAY, graph_of(), None)["queues"]["out"]) == 2
 
 

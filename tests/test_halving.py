@@ -24,6 +24,7 @@ from cues import AnyOf, Graph, Sink, Store, Stream, faults, testing
 from cues.engine.assembly import assemble
 from cues.errors import CheckpointError, GraphError, ProcessorStopped
 from cues.processors import sql, sql_sink
+from cues.steps.commit import Committer
 from cues.steps.concurrency import Limited, TimedOut
 from cues.steps.halving import Halving
 from cues.steps.hashes import delivery_hash
@@ -191,9 +192,9 @@ def test_a_recovery_forgets_the_parts(store: Store) -> None:
     with contextlib.closing(assemble(stream(Poisoned(2)), store)) as assembly:
         (stepper,) = (one for one in assembly.steppers if isinstance(one, Stepper))
         stepper.step()
-        assert stepper._halving[0].at(1)
+        assert stepper.taker.halving[0].at(1)
         stepper.recover()
-        assert not stepper._halving[0].at(1)
+        assert not stepper.taker.halving[0].at(1)
 
 
 def test_a_part_waits_for_no_more_messages(store: Store) -> None:
@@ -202,7 +203,7 @@ def test_a_part_waits_for_no_more_messages(store: Store) -> None:
     function = Poisoned(2)
     with contextlib.closing(assemble(stream(function, batch_size=4, linger_s=600), store)) as assembly:
         (stepper,) = (one for one in assembly.steppers if isinstance(one, Stepper))
-        stepper._may_linger = lambda: True
+        stepper.taker.may_linger = lambda: True
         while stepper.step() == "committed":
             pass
     assert function.calls == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
@@ -460,7 +461,7 @@ def state_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def positions_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed batch the next one is taken."""
-    monkeypatch.setattr(Stepper, "_step_dropped", lambda self: self.state.forget())
+    monkeypatch.setattr(Committer, "drop", lambda self: self.state.forget())
 
 
 def whole_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,13 +540,13 @@ def test_a_target_that_knows_hashes_has_each_message_once(mended: bool) -> None:
 @pytest.mark.slow
 def test_a_part_without_a_snapshot_of_its_own_is_repeated_under_another_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    real = Stepper._commit_snapshot
+    real = Committer.commit_snapshot
 
-    def snapshot(self: Stepper, taken: Any) -> None:
+    def snapshot(self: Committer, taken: Any) -> None:
         if not taken.part:
             real(self, taken)
 
-    monkeypatch.setattr(Stepper, "_commit_snapshot", snapshot)
+    monkeypatch.setattr(Committer, "commit_snapshot", snapshot)
     assert crash_into_hashes(mended=True) > 0
 
 

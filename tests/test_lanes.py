@@ -18,9 +18,9 @@ class Sixth(Lane):
     left = 10
     turns: list[str]
 
-    @override
-    def armed(self) -> bool:
-        return self.left > 0
+    def __init__(self, unit: Any) -> None:
+        super().__init__(unit)
+        self.armed = True
 
     @override
     def waits(self) -> bool:
@@ -29,6 +29,7 @@ class Sixth(Lane):
     @override
     def step(self) -> bool:
         self.left -= 1
+        self.armed = self.left > 0
         self.turns.append("lane")
         return True
 

@@ -15,6 +15,14 @@ from pathlib import Path
 import pytest
 
 import cues
+from cues.steps.calls import Calls
+from cues.steps.commit import Committer
+from cues.steps.fence import Fence
+from cues.steps.parts import PartBuilder
+from cues.steps.recovery import Recovery
+from cues.steps.runner import Runner
+from cues.steps.stepper import Stepper
+from cues.steps.taker import Taker
 
 ROOT = Path(cues.__file__).parent
 PROCESSORS = ROOT.parent / "processors"
@@ -99,6 +107,34 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         for name in leaves:
             del arrows[name]
     assert not arrows, f"modules in a circle, or above one: {sorted(arrows)}"
+
+
+FLOORS_MAX = 9
+"""Modules of ``steps/`` in the longest chain of imports."""
+
+
+@pytest.mark.interpreted
+def test_the_steps_have_few_floors() -> None:
+    """Imports under TYPE_CHECKING and inside functions count."""
+    steps = {name for name in graph() if folder(name) == FOLDERS.index("steps")}
+
+    @functools.cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(other) for other in graph()[name] & steps), default=0)
+
+    highest = max(steps, key=floor)
+    assert floor(highest) <= FLOORS_MAX, f"{highest} is on floor {floor(highest)}"
+
+
+@pytest.mark.interpreted
+def test_a_stepper_has_its_parts_and_is_none_of_them() -> None:
+    """Its parts inherit from nothing. Only Spark has another way to take messages."""
+    for kind in (Taker, Runner, PartBuilder, Committer, Recovery, Fence, Stepper):
+        assert [base for base in kind.__mro__ if base not in (kind, object, Calls)] == []
+    for part in (PartBuilder, Committer, Recovery, Fence):
+        assert part.__subclasses__() == []
+    assert {kind.__module__ for kind in Taker.__subclasses__()} <= {"cues.spark.stretches"}
+    assert {kind.__module__ for kind in Stepper.__subclasses__()} <= {"cues.steps.feed", "cues.spark.stretches"}
 
 
 def test_the_design_names_the_layers_in_their_order() -> None:

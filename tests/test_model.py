@@ -23,11 +23,11 @@ from cues.queues.processor_rows import ProcessorRow
 from cues.queues.store import Store
 from cues.queues.tailer import Tailer
 from cues.records.log_row import pack_row
+from cues.steps.commit import Committer
 from cues.steps.hashes import Hasher
-from cues.steps.parts import Part
+from cues.steps.part import Part
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
-from cues.storage.store_core import StoreCore
 
 EXAMPLES_FAST = 10
 EXAMPLES = 100
@@ -104,7 +104,7 @@ def purge_off_by_one(patch: Patch) -> None:
 
 def purge_that_tells_no_reader(patch: Patch) -> None:
     """Tailers continue to hand out what they read ahead."""
-    patch.setattr(StoreCore, "note_purge", lambda self: None)
+    patch.setattr(Store, "_purged", lambda self: None)
 
 
 def retention_off_by_one(patch: Patch) -> None:
@@ -155,15 +155,15 @@ def large_messages_deleted_in_part(patch: Patch) -> None:
 
 def commit_in_two(patch: Patch) -> None:
     """The positions of a step are written after its outputs, in a transaction of their own."""
-    write_step, commit_parts = Stepper._write_step, Stepper._commit_parts
+    write_step, commit_parts = Committer.write_step, Committer.commit_parts
 
-    def commit(self: Stepper, parts: list[Part], packed: bytes) -> None:
-        old = self._expected
-        self._write_step = lambda txn, parts, row: write_step(self, txn, parts, old)  # type: ignore[method-assign]
+    def commit(self: Committer, parts: list[Part], packed: bytes) -> None:
+        old = self.fence.expected
+        self.write_step = lambda txn, parts, row: write_step(self, txn, parts, old)  # type: ignore[method-assign]
         commit_parts(self, parts, packed)
-        self.store.core.commit(lambda txn: txn.put(self._row_key, packed))
+        self.store.core.commit(lambda txn: txn.put(self.fence.key, packed))
 
-    patch.setattr(Stepper, "_commit_parts", commit)
+    patch.setattr(Committer, "commit_parts", commit)
 
 
 def state_in_memory_only(patch: Patch) -> None:
@@ -174,10 +174,10 @@ def hash_of_the_epoch(patch: Patch) -> None:
     """A message comes under another hash after every restart."""
     real = Stepper.__init__
 
-    def init(self: Stepper, store: Store, node: Any, row: ProcessorRow, **options: Any) -> None:
-        real(self, store, node, row, **options)
-        self.hasher = Hasher(node.id, row.epoch)
-        self.process._renew(self.hasher, row.epoch)
+    def init(self: Stepper, store: Store, node: Any, row: ProcessorRow, *setting: Any, **options: Any) -> None:
+        real(self, store, node, row, *setting, **options)
+        self.builder.hasher = Hasher(node.id, row.epoch)
+        self.process._renew(self.builder.hasher, row.epoch)
 
     patch.setattr(Stepper, "__init__", init)
 

@@ -397,25 +397,25 @@ def test_a_row_that_another_thread_unpacks_during_a_commit_is_not_taken_for_the_
     assembly = assemble(graph(), store)
     try:
         stepper = next(one for one in assembly.steppers if one.inputs)
-        position = processor_rows.position_at(stepper._expected, 0)
+        position = processor_rows.position_at(stepper.fence.expected, 0)
         first, second = (
             processor_rows.moved(
-                stepper._expected, False, [(0, processor_rows.POSITION.pack(*position._replace(next=at)))]
+                stepper.fence.expected, False, [(0, processor_rows.POSITION.pack(*position._replace(next=at)))]
             )
             for at in (2, 3)
         )
-        stepper._owned(first)
+        stepper.fence.committed(first)
         unpack = processor_rows.ProcessorRow.unpack
 
         def unpack_during_a_commit(raw: bytes, processor: str) -> processor_rows.ProcessorRow:
             row = unpack(raw, processor)
-            stepper._owned(second)
+            stepper.fence.committed(second)
             return row
 
         with monkeypatch.context() as patch:
             patch.setattr(processor_rows.ProcessorRow, "unpack", unpack_during_a_commit)
-            assert stepper._row.positions[0].next == 2
-        assert stepper._row.positions[0].next == 3
-        assert stepper._row == unpack(second, "g.p")
+            assert stepper.fence.row.positions[0].next == 2
+        assert stepper.fence.row.positions[0].next == 3
+        assert stepper.fence.row == unpack(second, "g.p")
     finally:
         assembly.close()

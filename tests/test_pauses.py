@@ -266,17 +266,17 @@ def test_death_at_every_point_of_the_steps_around_a_pause_changes_nothing(kind: 
 @pytest.mark.interpreted
 def test_control_a_count_that_is_not_in_the_commit_of_the_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A death between the commits loses the count, and too many messages go to the error queue."""
-    real = commit.Committer._commit_parts
+    real = commit.Committer.commit_parts
 
     def apart(self: commit.Committer, *arguments: Any) -> None:
-        beside, self._beside = self._beside, {}
+        rows, self.failures.rows = self.failures.rows, {}
         real(self, *arguments)
-        self._beside = beside
+        self.failures.rows = rows
         faults.point("pause.after")
-        if beside:
-            self._patiently(self.store.core.commit, self._write_pause)
+        if rows:
+            self.patience.call(self.store.core.commit, self.write_pause)
 
-    monkeypatch.setattr(commit.Committer, "_commit_parts", apart)
+    monkeypatch.setattr(commit.Committer, "commit_parts", apart)
     with testing.temporary_store() as store:
         assert Shop(max_errors=LIMIT).play(store, PLAY)[0][2] == 6  # without a death it is right
     with pytest.raises(AssertionError, match=r"pause\.after"):
@@ -288,9 +288,8 @@ def test_control_a_step_that_goes_on_after_the_limit(monkeypatch: pytest.MonkeyP
     from cues.steps.pauses import ErrorWindow
 
     real = ErrorWindow.left.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        ErrorWindow, "left", property(lambda self: real(self) if sys._getframe(1).f_code.co_name != "_run" else None)
-    )
+    unlimited = property(lambda self: real(self) if sys._getframe(1).f_code.co_name != "errors_left" else None)
+    monkeypatch.setattr(ErrorWindow, "left", unlimited)
     with testing.temporary_store() as store:
         shop = Shop(max_errors=LIMIT)
         assert shop.play(store, PLAY) != model(PLAY, ErrorRate.parse(LIMIT))

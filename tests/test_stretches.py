@@ -128,7 +128,7 @@ def test_messages_for_another_store_are_one_record_of_the_fork_queue_and_arrive(
     with started(made, tmp_path / "store") as running:
         assert running.wait_idle(timeout=60)
         (worker,) = running.engine.workers
-        assert worker.delivery.on_executors and worker.delivery.forks
+        assert worker.delivery.ranges.on_executors and worker.delivery.forks
         assert [m["n"] for m in running.messages("odd")] == list(range(1, 300, 2))
     with cues.open(tmp_path / "other") as store:
         even = [n for n in range(0, 300, 2) if n % 50]
@@ -171,7 +171,7 @@ def test_the_driver_does_a_range_that_executors_give_up_and_the_next_is_theirs(t
         until(lambda: len(running.messages("out")) == 10)
         assert [m["n"] for m in running.messages("out")] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 5]
         (worker,) = running.engine.workers
-        assert worker.delivery.on_executors and worker.delivery._given_up == {"g.mended.in": 11}
+        assert worker.delivery.ranges.on_executors and worker.delivery.ranges.given_up == {"g.mended.in": 11}
         running.engine.queues["in"].appender().write({"n": 10})
         until(lambda: len(running.messages("out")) == 11)
         assert worker.delivery.inputs[0].index == 12

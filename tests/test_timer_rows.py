@@ -17,6 +17,7 @@ from cues.cli.app import run as cli
 from cues.engine import redriving
 from cues.operate import processors as operate
 from cues.queues.log import Log
+from cues.steps import copies
 from cues.steps import redrive as redrives
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
@@ -239,7 +240,7 @@ def test_control_a_redriven_timer_that_is_not_settled_in_its_commit(
     clock: testing.Clock, store: cues.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fires, and its error message looks unresolved."""
-    monkeypatch.setattr(redrives.Settling, "_settle_parts", lambda self, txn, parts: 0)
+    monkeypatch.setattr(copies.RedrivenCopies, "_settle_one", lambda self, *arguments: 0)
     graph = failed(store, clock)
     result = cues.redrive(graph, store=store, index=[1], timeout=30)
     assert not result.resolved and testing.messages(store, "out") == DONE

@@ -23,7 +23,7 @@ from cues.operate import fresh
 from cues.operate.runs import end_of, positions_of, queues_of
 from cues.queues.backpressure import WARN_S
 from cues.queues.store import Store
-from cues.steps.held import Waiting, waiting
+from cues.steps.delays import Waiting, waiting
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
 """done: everything processed; idle: --idle-exit; drained, aborted: Ctrl-C once, twice; stopped: an error."""

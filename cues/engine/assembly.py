@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from cues.base import events
 from cues.base.names import ProcessorId, ProcessorKey
@@ -43,18 +43,17 @@ from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topol
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
-from cues.steps.delays import DelayLane
+from cues.steps.calls import Pause
+from cues.steps.due_lane import DueLane
 from cues.steps.expiry import ExpiryLane
 from cues.steps.feed import SourceStepper
 from cues.steps.ownership import Claimant, Ownership
-from cues.steps.pending import PendingStepper
 from cues.steps.redrive import RedriveLane
-from cues.steps.runner import Pause, Runner
-from cues.steps.stepper import Stepper
-from cues.steps.timers import TimerLane
+from cues.steps.runner import Runner
+from cues.steps.stepper import Setting, Stepper
 from cues.storage.transaction import StoreTransaction
 
-LANES: Final = (RedriveLane.of, TimerLane.of, DelayLane, ExpiryLane.of)
+LANES: Final = (RedriveLane, DueLane.of_timers, DueLane.of_messages, ExpiryLane.of)
 """The makers of the lanes of a stream or sink, in the order of their turns."""
 
 
@@ -153,17 +152,16 @@ def assemble(
             _give_up(stores, every)
         abroad = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
 
+        setting = Setting(queues, plan.system, pause, stopping, may_linger, emit, runner)
+
         def recovered(
             nodes: Sequence[Node], rows: dict[str, ProcessorRow], left_over: Mapping[bytes, set[ProcessorKey]] = {}
         ) -> tuple[list[Stepper], list[Forwarder]]:
             marks = _marks(stores.home, nodes, rows, abroad)
             steppers: list[Stepper] = []
             for node in nodes:
-                kind = SourceStepper if node.kind == "source" else delivery
-                more: dict[str, Any] = {"lanes": () if node.kind == "source" else LANES}
-                if node.pending:
-                    kind, more = PendingStepper, {**more, "give_up": accept_topology}
-                else:
+                kind = SourceStepper if node.kind == "source" else Stepper if node.pending else delivery
+                if not node.pending:
                     # It may have been declared with across="pending" before.
                     left = pending.finish(
                         stores.home, node.id, node.key, rows[node.id], list(abroad.values()), accept_topology
@@ -174,15 +172,10 @@ def assemble(
                     stores.home,
                     node,
                     rows[node.id],
-                    queues=queues,
+                    setting,
                     marks={tailer: marked.mark for tailer, marked in marks[node.id].items()},
-                    system=plan.system,
-                    pause=pause,
-                    stopping=stopping,
-                    may_linger=may_linger,
-                    emit=emit,
-                    runner=runner,
-                    **more,
+                    lanes=() if node.kind == "source" else LANES,
+                    give_up=accept_topology,
                 )
                 stepper.recover()
                 steppers.append(stepper)

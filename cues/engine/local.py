@@ -163,7 +163,7 @@ class EmbeddedEngine:
         logs = {read.log for worker in workers for read in worker.delivery.inputs}
         with self.store.core.view() as txn:
             rows = {worker.id: read_row(txn, worker.id) for worker in workers}
-            paused = {worker.id for worker in workers if txn.get(worker.delivery._pause_key) is not None}
+            paused = {worker.id for worker in workers if txn.get(worker.delivery.pause.key) is not None}
             redrives = any(waiting(txn, worker.id) for worker in workers if not worker.finished)
             known = {log: log.row(txn) for log in logs if log.store.id == self.store.id}
             ends = [(thread, thread.forwarder.ends(txn)) for thread in self.forwarder_threads]

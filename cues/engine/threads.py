@@ -25,9 +25,9 @@ from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, read_row
 from cues.records.log_row import LogRow
+from cues.steps.calls import Interrupted
 from cues.steps.failure import passes, stop_event, stopped_by, words
 from cues.steps.feed import SourceStepper
-from cues.steps.runner import Interrupted
 from cues.steps.stepper import Stepper
 from cues.storage import wakeup
 

@@ -33,7 +33,7 @@ from cues.queues.committed import Isolation
 from cues.queues.queue import Queue, open_named
 from cues.queues.retention import PlannedPurge, PositionHolder
 from cues.queues.store import Store
-from cues.steps import held
+from cues.steps import delays
 from cues.steps.error_records import ErrorLogs
 from cues.steps.state import StateTable, rows_under
 from cues.storage import environment, exclusive, free_space
@@ -133,7 +133,7 @@ class StorePlace:
         return replace(
             seen,
             processors=tuple(sorted(seen.processors, key=lambda u: order.get(processor_of(u.processor), len(order)))),
-            delayed=tuple(held.waiting(store)),
+            delayed=tuple(delays.waiting(store)),
             orphans=tuple(identities.orphans(store, plan)),
             missing=() if plan is None else tuple(node.id for node in plan.running if node.id not in known),
             waits=tuple(backpressure.notes(path)),

@@ -43,9 +43,9 @@ class BackfillWorker(Worker):
         delivery = self.delivery
         assert isinstance(delivery, StretchStepper)
         some = any if delivery.node.mode == "alts" else all
-        now = some(delivery.left(read, self._ends.get(read.log.id)) > 0 for read in delivery.inputs)
-        later = some(delivery.left(read, None) > 0 for read in delivery.inputs)
-        if later and not (now or delivery._pending is not None or delivery.lanes_wait()):
+        now = some(delivery.ranges.left(read, self._ends.get(read.log.id)) > 0 for read in delivery.inputs)
+        later = some(delivery.ranges.left(read, None) > 0 for read in delivery.inputs)
+        if later and not (now or delivery.taker.repeats is not None or delivery.lanes_wait()):
             self._mark(False)
             self.running.changed()
             return False

@@ -25,11 +25,12 @@ from cues.errors import CuesError, Diverged, Fenced, GraphError, ProcessorStoppe
 from cues.graphs.processor import Node
 from cues.queues.options import QueueOptions
 from cues.spark.session import in_short
+from cues.steps.calls import Interrupted
 from cues.steps.failure import Failure, words
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
 from cues.steps.process import Process
-from cues.steps.runner import Interrupted, Runner
+from cues.steps.runner import Runner
 from cues.steps.state import Layer, StateTable
 
 JOBS_MAX: Final = 64

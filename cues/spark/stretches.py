@@ -21,9 +21,10 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from cues.base import clock, events
+from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.queues.base import views_of
 from cues.queues.queue import Queue
@@ -34,8 +35,9 @@ from cues.spark.place import Site
 from cues.spark.remote import InputRange, SparkRunner, StepJob, Stretch, take_whole, why_local
 from cues.spark.staging import Staged, StagingArea
 from cues.steps.failure import Failure, stopped_at
-from cues.steps.parts import Part
+from cues.steps.part import Part
 from cues.steps.stepper import Stepper
+from cues.steps.taker import Taker
 from cues.steps.taking import Input, Slice, Taken
 from cues.storage.base_store import BaseStore
 
@@ -100,33 +102,87 @@ class StagedPart(Part):
         return self.staged + self.staged // 64  # with the branch pages above them
 
 
+class StretchTaker(Taker):
+    """Takes long ranges for executors, and the messages of usual steps."""
+
+    def __init__(self, node: Node, *more: Any) -> None:
+        super().__init__(node, *more)
+        self._most = FIRST_MESSAGES
+        """Messages of the next job, adapted to the time of the last one."""
+        self.on_executors = why_local(node) is None
+        """True if executors call the function. A function that asks for the state of the processor changes it."""
+        self.forks = False
+        """True if messages go into fork queues."""
+        self.given_up: dict[str, int] = {}
+        """By tailer: the end of the last range that executors gave up. The driver calls the function up to there."""
+
+    @override
+    def take(self, room: int) -> Taken | None:
+        """A long range that executors process; or the messages of a usual step."""
+        self._room = room
+        taken = self._range(room) if self.on_executors and self.repeats is None else None
+        return self.take_usual() if taken is None else taken
+
+    def take_usual(self) -> Taken | None:
+        """The messages of a usual step."""
+        return super().take(self._room)
+
+    def left(self, input: Input, end: int | None) -> int:
+        """The number of messages before ``end`` that an input has not taken yet."""
+        row = input.queue.core.row()
+        return (row.next if end is None else min(end, row.next)) - max(input.index, row.first)
+
+    def _range(self, room: int) -> Taken | None:
+        """The ranges of the next job on the inputs. No message is read."""
+        size = self.size
+        most = min(self._most, FORKED_MESSAGES if self.forks else RANGE_MESSAGES, room)
+        if self._node.options.batch:
+            most = min(room, size * min(BATCHES_MAX, max(1, most // size)))  # whole batches
+        chosen = self.inputs
+        if self._node.mode == "alts":
+            turns = [(self.served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
+            place = next((turn for turn in turns if self.left(self.inputs[turn], None) > 0), 0)
+            self.served, chosen = place + 1, [self.inputs[place]]
+        count = min(most, *(self.left(input, None) for input in chosen))
+        if count <= 0 or any(input.index < self.given_up.get(input.tailer, 0) for input in chosen):
+            return None
+        if self._linger_ns and not self._count(chosen, min(size, most)):
+            return None
+        self._lingering.pop(chosen[0].tailer, None)
+        starts = [max(input.index, input.queue.core.row().first) for input in chosen]
+        return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)
+
+    @property
+    def size(self) -> int:
+        """Number of messages of one call."""
+        return self._node.options.batch_size if self._node.options.batch else 1
+
+    def pace(self, took_s: float) -> None:
+        """Set the size of the next job, so that its time is not too long to be repeated."""
+        if took_s < JOB_S / 4:
+            self._most = min(self._most * 4, RANGE_MESSAGES)
+        elif took_s > JOB_S:
+            self._most = max(1, int(self._most * JOB_S / 2 / took_s))
+
+
 class StretchStepper(Stepper):
     """One processor, whose function executors call over long ranges."""
 
-    _most = FIRST_MESSAGES
-    """Messages of the next job, adapted to the time of the last one."""
+    takes = StretchTaker
 
-    @override
-    def _made(self) -> None:
-        super()._made()
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        assert isinstance(self.taker, StretchTaker)
+        self.ranges = self.taker
+        self.ranges.forks = bool(self.forks)
         runner = self.runner
         assert isinstance(runner, SparkRunner)
         self._jobs, self._context = runner.jobs, runner.context
-        self.on_executors = why_local(self.node) is None
-        """True if executors call the function. A function that asks for the state of the processor changes it."""
-        if self.on_executors:
+        if self.ranges.on_executors:
             self._home_inputs = []  # an idle unit reads no message: executors read them
         self._sites: dict[BaseStore, Site] = {}
         self._job: tuple[tuple[int, int], bytes] | None = None
         """Generation and epoch, and the packed job that has them."""
-        self._given_up: dict[str, int] = {}
-        """By tailer: the end of the last range that executors gave up. The driver calls the function up to there."""
-
-    @override
-    def _take(self) -> Taken | None:
-        """A long range that executors process; or the messages of a usual step."""
-        taken = self._range() if self.on_executors and self._pending is None else None
-        return super()._take() if taken is None else taken
 
     @override
     def _make(self, taken: Taken) -> None:
@@ -138,10 +194,10 @@ class StretchStepper(Stepper):
             done = self._make_range(taken)
         finally:
             if not done:
-                self._step_dropped()
+                self.committer.drop()
         if not done:
-            self._given_up = {piece.tailer: piece.stop for piece in taken.slices}
-            usual = super()._take()
+            self.ranges.given_up = {piece.tailer: piece.stop for piece in taken.slices}
+            usual = self.ranges.take_usual()
             if usual is not None:
                 super()._make(usual)
 
@@ -151,7 +207,7 @@ class StretchStepper(Stepper):
         try:
             began = time.monotonic()
             results = self._run_stretches(self._cut(taken), stage)
-            self._pace(time.monotonic() - began)
+            self.ranges.pace(time.monotonic() - began)
             if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
                 return False
             now_ns = clock.now_ns()
@@ -177,9 +233,9 @@ class StretchStepper(Stepper):
                 raise result.fatal
         declined = {result.declined for result in results}
         if "state" in declined:
-            self.on_executors = False
+            self.ranges.on_executors = False
             text = "uses the processor's state, which is the driver's: it runs there, one call after another"
-            self._emit(events.Event(self.node.id, text))
+            self.emit(events.Event(self.node.id, text))
         return None if any(declined) else results
 
     def _cut(self, taken: Taken) -> list[Stretch]:
@@ -191,56 +247,19 @@ class StretchStepper(Stepper):
                 self._sites[queue.store] = Site.of(queue.store)
             site = self._sites[queue.store]
             reads.append(InputRange(piece.binding, piece.tailer, site, queue.id, piece.input.identity, piece.start))
-        edges = _edges(taken.count, self._size, int(self._context.defaultParallelism))
+        edges = _edges(taken.count, self.ranges.size, int(self._context.defaultParallelism))
         return [
             Stretch(low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
             for low, high in itertools.pairwise(edges)
         ]
 
     def _packed_job(self) -> bytes:
-        under = self.hasher.generation, self._row.epoch
+        under = self.builder.hasher.generation, self.fence.row.epoch
         if self._job is None or self._job[0] != under:
             options = {binding: queue.core.options for binding, queue in self.outputs.items()}
-            job = StepJob(self.node, self.given["system"], under[1], self.store.id.hex(), under[0], options)
+            job = StepJob(self.node, self.setting.system, under[1], self.store.id.hex(), under[0], options)
             self._job = under, pack_job(job)
         return self._job[1]
-
-    def left(self, input: Input, end: int | None) -> int:
-        """The number of messages before ``end`` that an input has not taken yet."""
-        row = input.queue.core.row()
-        return (row.next if end is None else min(end, row.next)) - max(input.index, row.first)
-
-    def _range(self) -> Taken | None:
-        """The ranges of the next job on the inputs. No message is read."""
-        size = self._size
-        most = min(self._most, FORKED_MESSAGES if self.forks else RANGE_MESSAGES, self._room)
-        if self.node.options.batch:
-            most = min(self._room, size * min(BATCHES_MAX, max(1, most // size)))  # whole batches
-        chosen = self.inputs
-        if self.node.mode == "alts":
-            turns = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
-            place = next((turn for turn in turns if self.left(self.inputs[turn], None) > 0), 0)
-            self._served, chosen = place + 1, [self.inputs[place]]
-        count = min(most, *(self.left(input, None) for input in chosen))
-        if count <= 0 or any(input.index < self._given_up.get(input.tailer, 0) for input in chosen):
-            return None
-        if self._linger_ns and not self._count(chosen, min(size, most)):
-            return None
-        self._lingering.pop(chosen[0].tailer, None)
-        starts = [max(input.index, input.queue.core.row().first) for input in chosen]
-        return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)
-
-    @property
-    def _size(self) -> int:
-        """Number of messages of one call."""
-        return self.node.options.batch_size if self.node.options.batch else 1
-
-    def _pace(self, took_s: float) -> None:
-        """Set the size of the next job, so that its time is not too long to be repeated."""
-        if took_s < JOB_S / 4:
-            self._most = min(self._most * 4, RANGE_MESSAGES)
-        elif took_s > JOB_S:
-            self._most = max(1, int(self._most * JOB_S / 2 / took_s))
 
     def _commit_runs(self, taken: Taken, runs: list[CommitRun]) -> bool:
         """Commit the results of the stretches. Return False if a failed message was purged, and cannot be reported."""
@@ -253,7 +272,7 @@ class StretchStepper(Stepper):
             if not self._commit_some(taken, some):
                 return False
         if stop is not None:
-            self._stop = stop
+            self.committer.stop = stop
             raise stopped_at(self.node, stop)
         return True
 
@@ -267,8 +286,8 @@ class StretchStepper(Stepper):
             if part is None:
                 return False
             parts.append(part)
-        row = self._moved([Span(s.input, s.start + begin, s.start + end) for s in taken.slices])
-        self._commit_parts(parts, row)
+        row = self.fence.moved([Span(s.input, s.start + begin, s.start + end) for s in taken.slices])
+        self.committer.commit_parts(parts, row)
         self.counters.taken += (end - begin) * len(taken.slices)
         for part in parts:
             self.counters.sizes.add(part.stop - part.start, 1)
@@ -282,7 +301,7 @@ class StretchStepper(Stepper):
     def _staged_part(self, taken: Taken, runs: list[CommitRun]) -> Part:
         """Runs that commit as one step."""
         start, stop = runs[0].start, runs[-1].stop
-        digest = self._digest(taken, start, stop)
+        digest = self.builder.digest(taken, start, stop)
         # One queue after another: each gets its messages in order, whatever the bindings are.
         staged = [
             (queue, run.outputs[binding])
@@ -292,10 +311,10 @@ class StretchStepper(Stepper):
         ]
         written = sum(output.count for _, output in staged)
         values = sum(output.values for _, output in staged)
-        taking = self._taking(taken, start, stop)
+        taking = self.builder.taking(taken, start, stop)
         here = Staging(digest, staged)
         # A record of the fork queue has all messages of a step for another store.
-        appends = self._at_home(list(here), digest) if self.forks else here
+        appends = self.builder.at_home(list(here), digest) if self.forks else here
         part = StagedPart(start, stop, digest, taking, None, appends, written)
         part.staged = values
         return part
@@ -312,7 +331,7 @@ class StretchStepper(Stepper):
             if whole is None:
                 return None
             slices.append(whole)
-        return self._failed_part(Taken(slices, count), 0, count, failure)
+        return self.builder.failed(Taken(slices, count), 0, count, failure)
 
 
 def _edges(count: int, size: int, cores: int) -> list[int]:

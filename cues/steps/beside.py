@@ -10,102 +10,80 @@ commits nothing for it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cues import faults
 from cues.base import events, names
-from cues.base.names import ProcessorKey
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot
 from cues.queues.queue import create_queue
-from cues.steps.ownership import fenced
-from cues.steps.parts import Part
-from cues.steps.runner import Calls, Runner
+from cues.steps.calls import Calls
+from cues.steps.copies import TRY_LOG, Copies
+from cues.steps.runner import Runner
 from cues.steps.stepper import Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cues.queues.store import Store
+    from cues.steps.process import Process
     from cues.steps.results import Results
     from cues.steps.taking import Taken
     from cues.storage.transaction import StoreTransaction
 
 
 class SharedCalls(Calls):
-    """The runner of the unit, run with the process argument of another stepper: one event loop, one set of threads."""
+    """The calls of the unit, with the process argument of another stepper: one event loop, one set of threads."""
 
-    def __init__(self, runner: Runner, stepper: Beside) -> None:
+    def __init__(self, runner: Runner, unit: Node, node: Node, process: Process) -> None:
         self._runner = runner
-        self._stepper = stepper
+        self._unit = unit
+        self._node = node
+        self._process = process
         self.pace = runner.pace
         self.errors_left = None
 
     @override
     def run(self, taken: Taken, bounded: bool = False) -> Results:
         runner = self._runner
-        own, runner._process = runner._process, self._stepper.process
-        runner.errors_left, runner.judged_as = self.errors_left, self._stepper.node
+        own, runner._process = runner._process, self._process
+        runner.errors_left, runner.judged_as = self.errors_left, self._node
         try:
             return runner.run(taken, bounded)
         finally:
-            runner._process, runner.judged_as = own, self._stepper.main.node
+            runner._process, runner.judged_as = own, self._unit
 
     @override
     def close(self) -> None:
         """Do nothing: the stepper of the unit closes its runner."""
 
 
-class Beside(Stepper):
-    """Another stepper of a unit: its inputs hold copies of messages. Used by the thread of the unit's stepper."""
+def claim_beside(copies: Copies) -> Stepper:
+    """Claim a row for the steps of a unit that take copies of messages; return their stepper, recovered.
 
-    def __init__(self, main: Stepper, node: Node, row: ProcessorRow, own_calls: bool = False) -> None:
-        """``own_calls``: it calls another function than the unit does."""
-        self.main = main
-        unit = main.runner
-        assert isinstance(unit, Runner)
-        calls = Runner if own_calls else lambda *arguments: SharedCalls(unit, self)
-        given = main.given
-        super().__init__(
-            main.store,
-            node,
-            row,
-            queues=given["queues"],
-            system=given["system"],
-            pause=given["pause"],
-            stopping=given["stopping"],
-            emit=self._emit_for_main,
-            runner=calls,
-            shares=main,
-        )
+    Its queues are made if they are missing. Raises :class:`Fenced` if this process lost the unit.
+    """
+    unit, node = copies.unit, copies.node
+    make_queues(unit.store, dict.fromkeys([port.queue for port in node.inputs], copies.options) | {node.id: TRY_LOG})
+    row = _claim(copies)
+    runner = unit.runner
+    assert isinstance(runner, Runner)
 
-    def _emit_for_main(self, event: events.Event) -> None:
+    def emit(event: events.Event) -> None:
         if not isinstance(event, events.Recovered):
-            self.main._emit(replace(event, processor=self.main.node.id))
+            unit.emit(replace(event, processor=unit.node.id))
 
-    @override
-    def _fence(self, txn: StoreTransaction) -> None:
-        """Raise :class:`Fenced` also if another process, or a seek, wrote the row of the unit: it shares its state."""
-        super()._fence(txn)
-        stored = txn.get(self.main._row_key)
-        if stored != self.main._expected:
-            raise fenced(self.main.node.id, self.main._expected, stored)
+    def shared(own: Node, process: Process, *_: Any) -> Calls:
+        return SharedCalls(runner, unit.node, own, process)
 
-    @override
-    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
-        super()._write_step(txn, parts, row)
-        self._drop_taken(txn, parts)
-
-    def _drop_taken(self, txn: StoreTransaction, parts: list[Part]) -> None:
-        """Remove the messages that the step took: they are copies, and of no use after the commit."""
-        for input in self.inputs:
-            log_row = input.log.row(txn)
-            index = next((end for part in reversed(parts) if (end := _end(part, input.tailer))), log_row.first)
-            if index > log_row.first:
-                _, front = input.log.delete_before(txn, log_row, index)
-                input.log.move_front(txn, log_row, front)
+    setting = replace(unit.setting, emit=emit, runner=Runner if copies.own_calls else shared, may_linger=lambda: False)
+    stepper = Stepper(unit.store, node, row, setting, copies=copies)
+    faults.point(f"{copies.kind}.claimed")
+    stepper.recover()
+    return stepper
 
 
 def make_queues(store: Store, wanted: Mapping[str, QueueOptions]) -> None:
@@ -118,22 +96,15 @@ def make_queues(store: Store, wanted: Mapping[str, QueueOptions]) -> None:
     store.core.commit(create)
 
 
-def _end(part: Part, tailer: str) -> int:
-    taking = part.taking
-    return taking.ends[taking.tailers.index(tailer)] if tailer in taking.tailers else 0
-
-
-def claim_beside(main: Stepper, node: Node, id: ProcessorKey, logs: dict[str, Log]) -> ProcessorRow:
-    """Claim a second row of a unit that ``main`` owns, for other steps of it, under ``id``.
-
-    ``logs``: the logs that it reads, by tailer id. Raises :class:`Fenced` if this process lost the unit.
-    """
+def _claim(copies: Copies) -> ProcessorRow:
+    """Claim a second row of a unit that this process owns."""
+    unit, node, own = copies.unit, copies.node, copies.own
+    store: Store = unit.store
+    logs = {port.queue: Log(store, port.queue) for port in node.inputs}
 
     def claim(txn: StoreTransaction) -> ProcessorRow:
-        stored = txn.get(main._row_key)
-        if stored != main._expected:
-            raise fenced(main.node.id, main._expected, stored)
-        raw, raw_inputs = txn.get(names.redriver_key(id)), txn.get(names.redriver_inputs_key(id))
+        unit.fence.compare(txn)
+        raw, raw_inputs = txn.get(names.redriver_key(own)), txn.get(names.redriver_inputs_key(own))
         old = None if raw is None else ProcessorRow.unpack(raw, node.id)
         before = () if raw_inputs is None else ProcessorInputs.unpack(raw_inputs, node.id).tailers
         known = dict(zip(before, old.positions)) if old is not None else {}
@@ -144,17 +115,17 @@ def claim_beside(main: Stepper, node: Node, id: ProcessorKey, logs: dict[str, Lo
             position = known.get(tailer, first)
             positions.append(first if position.next < first.next else position)  # redrives were refused
         row = ProcessorRow(
-            main._row.owner,
+            unit.fence.row.owner,
             (old.epoch if old is not None else 0) + 1,
             old.generation if old is not None else 0,
-            main._row.pid,
+            unit.fence.row.pid,
             boot(),
             old.pending if old is not None else False,
             tuple(positions),
         )
         inputs = ProcessorInputs(node.kind, tuple(sorted(logs)), tuple(sorted(logs)), (b"",) * len(logs))
-        txn.put(names.redriver_key(id), row.pack())
-        txn.put(names.redriver_inputs_key(id), inputs.pack())
+        txn.put(names.redriver_key(own), row.pack())
+        txn.put(names.redriver_inputs_key(own), inputs.pack())
         return row
 
-    return main.store.core.commit(claim)
+    return store.core.commit(claim)

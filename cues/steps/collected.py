@@ -27,7 +27,7 @@ from cues.records.batch import Page
 from cues.records.provenance import Provenance
 from cues.steps import outgoing
 from cues.steps.imperative import ProcessAppender
-from cues.steps.parts import divided
+from cues.steps.part import divided
 from cues.steps.results import Output
 from cues.storage import wakeup
 

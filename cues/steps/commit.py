@@ -4,7 +4,7 @@
     4. commit     one write transaction: the fence, outputs, state, attempt, positions
     5. ring       wake the readers of the queues that were written
 
-Each commit compares the row of the processor first (the fence) and writes nothing if another process changed it.
+Each commit compares the row of the processor first (fence.py) and writes nothing if another process changed it.
 """
 
 from __future__ import annotations
@@ -12,57 +12,107 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cues import faults
-from cues.base import clock, names
-from cues.native import mypyc_attr
-from cues.queues.processor_rows import NO_SEAL, POSITION, moved, position_at
-from cues.records.batch import Page
+from cues.base import events
 from cues.steps import tries
-from cues.steps.failure import Failure, stopped_at
-from cues.steps.parts import Part, PartBuilder
-from cues.steps.pauses import of_failure
-from cues.steps.results import Results
-from cues.steps.results import pauses as pauses_at
-from cues.steps.taking import Slice, Taken
+from cues.steps.failure import Failure, failed_event, line, stopped_at
+from cues.steps.meter import Meter
+from cues.steps.results import pauses
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cues.forwarding.low_water import LowWater
+    from cues.queues.queue import Queue
+    from cues.records.batch import Page
+    from cues.steps.abroad import Abroad
+    from cues.steps.copies import Copies
+    from cues.steps.delays import Held
+    from cues.steps.fence import Fence, Patience
+    from cues.steps.part import Part
+    from cues.steps.parts import PartBuilder
+    from cues.steps.pauses import FailureRows
+    from cues.steps.ports import Ports
+    from cues.steps.results import Results
+    from cues.steps.state import StateTable
+    from cues.steps.taking import Taken
+    from cues.steps.tracing import StepSpan
     from cues.storage.transaction import StoreTransaction
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Committer(PartBuilder):
-    """Write a step to the store."""
+class Committer:
+    """Writes the steps of one processor to its home store."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        fence: Fence,
+        builder: PartBuilder,
+        failures: FailureRows,
+        state: StateTable,
+        patience: Patience,
+        counters: events.Counters,
+        marks: Mapping[str, LowWater],
+    ) -> None:
+        """``marks``: the low-water marks in other stores, by tailer id."""
+        self.store = store = ports.store
+        self.node = ports.node
+        self.fence = fence
+        self.failures = failures
+        self.state = state
+        self.patience = patience
+        self.counters = counters
+        self.meter = Meter(counters)
+        self.marks = marks
+        self.held: Held | None = None
+        """The delayed messages of the unit; None without their lane."""
+        self.stop: Failure | None = None
+        """The failure after which the processor makes no step."""
+        self.span: StepSpan | None = None
+        """The span of the step under way, if steps are traced."""
+        self._ports = ports
+        self._builder = builder
+        self._abroad: Abroad | None = builder.abroad
+        self._copies: Copies | None = builder.copies
+        self.try_log: Queue = store.queue(self.node.key)
+        self._tries = tries.TryRecords(self.node.id)
+        self._tries_from = self.try_log.first_index
+        forks = [] if self._abroad is None else self._abroad.forks.values()
+        self._rings = self._written = ports.mask(*forks, self.try_log)
 
     # 2. Snapshot.
 
-    def _commit_snapshot(self, taken: Taken) -> None:
-        digest = self._digest(taken, 0, taken.count)
-        pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
-        row = self._moved(taken.slices) if self.node.at_most_once else self._standing(taken)
+    def commit_snapshot(self, taken: Taken) -> None:
+        """Commit the ranges that a step took, before its function runs."""
+        digest = self._builder.digest(taken, 0, taken.count)
+        pages = self._tries.snapshot(self._builder.taking(taken, 0, taken.count), digest)
+        row = self.fence.moved(taken.slices) if self.node.at_most_once else self.fence.standing(taken)
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
-                self._patiently(self.marks[piece.tailer].hold, piece.start)
-        self._patiently(self.store.core.commit, self._write_snapshot, pages, row)
-        self._owned(row)
+                self.patience.call(self.marks[piece.tailer].hold, piece.start)
+        self.patience.call(self.store.core.commit, self.write_snapshot, pages, row)
+        self.fence.committed(row)
         if faults.active:
             faults.point("snapshot.after")
 
-    def _write_snapshot(self, txn: StoreTransaction, pages: list[Page], row: bytes) -> None:
-        self._fence(txn)
-        self._write_tries(txn, pages)
-        txn.put(self._row_key, row)
+    def write_snapshot(self, txn: StoreTransaction, pages: list[Page], row: bytes) -> None:
+        self.fence.check(txn)
+        self.write_tries(txn, pages)
+        txn.put(self.fence.key, row)
         if faults.active:
             faults.point("snapshot.inside")
 
     # 4. Commit.
 
-    def _commit(self, taken: Taken, results: Results) -> None:
-        taken, parts, stop = self._parts(taken, results)
-        if stop is not None or self._error_rate is not None or self._beside:  # else there is nothing to note
-            self._note_failures(taken, parts, stop)
+    def commit(self, taken: Taken, results: Results) -> None:
+        """Commit the results of a step. Raises :class:`ProcessorStopped` after a failure that stops the processor."""
+        taken, parts, stop = self._builder.parts(taken, results)
+        failures = self.failures
+        if stop is not None or failures.limits or failures.rows:  # else there is nothing to note
+            failures.note(taken, parts, stop)
         if parts:
             # Under at-most-once the inputs have moved already; the function's own tailers move now.
-            row = self._moved([] if self.node.at_most_once and taken.times is None else taken.slices)
-            self._commit_parts(parts, row)
+            row = self.fence.moved([] if self.node.at_most_once and taken.times is None else taken.slices)
+            self.commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
             meter = self.meter
             meter.messages += taken.count
@@ -72,59 +122,36 @@ class Committer(PartBuilder):
             for piece in taken.slices:
                 if piece.input.index != piece.stop:  # the step was closed: the next one takes the rest
                     piece.input.go(piece.stop)
-        elif self._beside:
-            self._patiently(self.store.core.commit, self._write_pause)
-        if self._beside:
-            if faults.active:
-                faults.point("pause.after")
-            self.whole._pause_row = self._beside.get(self._pause_key)
-            self.whole._window = self._counted
-            self._beside = {}
+        elif failures.rows:
+            self.patience.call(self.store.core.commit, self.write_pause)
+        if failures.rows:
+            failures.committed()
         if not parts:
-            self._step_dropped()
-        if stop is not None and not pauses_at(self.node, stop):
-            self._stop = stop
+            self.drop()
+        if stop is not None and not pauses(self.node, stop):
+            self.stop = stop
             raise stopped_at(self.node, stop)
 
-    def _step_dropped(self) -> None:
-        raise NotImplementedError
+    def drop(self) -> None:
+        """Drop a step that does not commit: return to the positions of the last commit."""
+        self.failures.rows = {}
+        self.state.forget()
+        if self.held is not None:
+            self.held.forget()
+        self._ports.imperative.forget()
+        for reader in self._ports.readers:
+            reader.stand(self.fence.position_in(self.fence.row, reader.tailer))
 
-    def _note_failures(self, taken: Taken, parts: list[Part], stop: Failure | None) -> None:
-        """Make the rows that this commit writes because of failures: a pause, and the count of error messages."""
-        self._beside, self._counted = {}, self.whole._window
-        unit, slices = self.whole.node.id, taken.slices
-        if stop is not None:
-            if pauses_at(self.node, stop):
-                # The messages before the failed one are the parts. Without parts, it is the first one.
-                next = [(self._name_of(s), s.stop if parts else s.start) for s in slices]
-                count = taken.count if self.node.options.batch else 1
-                self._beside[self._pause_key] = of_failure(unit, stop, filter(all, next), count).pack()
-            return
-        failures = [part.failure for part in parts if part.failure is not None]
-        window = self.whole._window
-        if window is None or self._error_rate is None or not failures:
-            return
-        window = window.at(clock.now_ns()).plus(len(failures))
-        self._counted = window
-        self._beside[names.failures_key(self.whole.node.key)] = window.pack()
-        if window.left <= 0:
-            limit = str(self.node.options.max_errors)
-            next = [(self._name_of(s), s.stop) for s in slices]
-            self._beside[self._pause_key] = of_failure(unit, failures[-1], filter(all, next), limit=limit).pack()
+    def write_pause(self, txn: StoreTransaction) -> None:
+        self.fence.check(txn)
+        self.failures.write(txn)
 
-    def _name_of(self, piece: Slice) -> str:
-        """Return the queue of a slice as users know it; "" for the queue of due timers."""
-        return piece.input.queue.id if self.whole is self else ""
-
-    def _write_pause(self, txn: StoreTransaction) -> None:
-        self._fence(txn)
-        self._write_beside(txn)
-
-    def _write_beside(self, txn: StoreTransaction) -> None:
-        for key, raw in self._beside.items():
-            txn.put(key, raw)
-        if faults.active and self._beside:
-            faults.point("pause.inside")
+    def commit_parts(self, parts: list[Part], row: bytes) -> None:
+        """Commit the parts of a step with the row that has its positions."""
+        if self._abroad is None:
+            self._commit_parts(parts, row)
+        else:
+            self._abroad.commit(parts, lambda: self._commit_parts(parts, row))
 
     def _commit_parts(self, parts: list[Part], row: bytes) -> None:
         if faults.active:
@@ -136,13 +163,13 @@ class Committer(PartBuilder):
             self.state.expire()
         held = self.held if self.held is not None and self.held.table.changed else None
         if self.state.changed:
-            self._patiently(self.state.ensure)
+            self.patience.call(self.state.ensure)
             pages += 2 * self.state.pages()
         if held is not None:
-            self._patiently(held.table.ensure)
+            self.patience.call(held.table.ensure)
             pages += 2 * held.table.pages()
-        self._patiently(self.store.core.commit, self._write_step, parts, row, pages=pages)
-        self._owned(row)
+        self.patience.call(self.store.core.commit, self.write_step, parts, row, pages=pages)
+        self.fence.committed(row)
         self.state.committed()
         if held is not None:
             held.committed()
@@ -167,10 +194,10 @@ class Committer(PartBuilder):
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))
 
-    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
-        self._fence(txn)
+    def write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
+        self.fence.check(txn)
         records: list[Page] = []
-        rings = self.rings
+        rings = self._rings
         for part in parts:
             indices = part.indices
             indices.clear()  # of a try that did not commit
@@ -187,14 +214,18 @@ class Committer(PartBuilder):
         if self.held is not None and self.held.table.changed:
             self.held.table.write(txn)
             faults.point("delay.holding")
-        self._write_tries(txn, records)
-        txn.put(self._row_key, row)
-        if self._beside:
-            self._write_beside(txn)
+        self.write_tries(txn, records)
+        txn.put(self.fence.key, row)
+        if self.failures.rows:
+            self.failures.write(txn)
         if faults.active:
             faults.point("commit.inside")
+        if self._abroad is not None:
+            self._abroad.write(txn, parts)
+        if self._copies is not None:
+            self._copies.write(txn, parts, self._ports)
 
-    def _write_tries(self, txn: StoreTransaction, pages: list[Page]) -> None:
+    def write_tries(self, txn: StoreTransaction, pages: list[Page]) -> None:
         log = self.try_log.core.log
         start, _ = log.append(txn, pages)
         if start - self._tries_from > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
@@ -203,23 +234,9 @@ class Committer(PartBuilder):
             log.move_front(txn, row, front)
             self._tries_from = front
 
-    # --- positions ---
-
-    def _moved(self, slices: list[Slice]) -> bytes:
-        """Return the row with the positions after the taken messages and after the function's own reads."""
-        places = self._place
-        positions = [(places[s.input.tailer], POSITION.pack(s.input.identity, s.stop, s.seal())) for s in slices]
-        if self.node.imperative:
-            for tailer, position in self.imperative.moved().items():
-                positions.append((places[tailer], POSITION.pack(*position)))
-        return moved(self._expected, False, positions)
-
-    def _standing(self, taken: Taken) -> bytes:
-        """Return the row with the positions where the step begins: later than stored, if messages were purged."""
-        positions = []
-        for piece in taken.slices:
-            place = self._place[piece.tailer]
-            before = position_at(self._expected, place)
-            if before.next != piece.start:
-                positions.append((place, POSITION.pack(before.identity, piece.start, NO_SEAL)))
-        return moved(self._expected, True, positions)
+    def _tell(self, count: int, first: Failure) -> None:
+        """Emit one event for all messages that failed in a commit."""
+        errors = self._ports.errors
+        assert errors is not None
+        cause = f"{type(first.error).__name__}: {line(first.error)}"
+        self.patience.emit(failed_event(self.node.id, errors.id, count, first.attempts, cause))

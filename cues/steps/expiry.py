@@ -41,12 +41,12 @@ class ExpiryLane(Lane):
             return False
 
         def write(txn: StoreTransaction) -> None:
-            unit._fence(txn)
+            unit.fence.check(txn)
             state.write(txn)
             faults.point("state.expiring")
 
         try:
-            unit._patiently(unit.store.core.commit, write, pages=3 * count)
+            unit.patience.call(unit.store.core.commit, write, pages=3 * count)
         except BaseException:
             state.forget()
             raise

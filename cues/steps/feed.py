@@ -35,7 +35,7 @@ from cues.steps import outgoing, tries
 from cues.steps.concurrency import RunnerClosed
 from cues.steps.failure import Failure, error_message, retry_event, stopped_at
 from cues.steps.outgoing import Packer
-from cues.steps.parts import Part, divided
+from cues.steps.part import Part, divided
 from cues.steps.results import Output
 from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.stepper import Outcome, Stepper
@@ -395,14 +395,13 @@ class Feed:
 class SourceStepper(Stepper):
     """The stepper of a source that has a function."""
 
-    @override
-    def _made(self) -> None:
-        super()._made()
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.feed = Feed(self)
         self.process._checked = lambda message: self.feed.check(message)
         self.process._answered = lambda: self.feed.note_answer()
         self._failures = 0
-        self._has_state = has_state(source_of(self._expected))
+        self._has_state = has_state(source_of(self.fence.expected))
 
     @override
     def close(self) -> None:
@@ -414,14 +413,14 @@ class SourceStepper(Stepper):
     def adopt(self, row: ProcessorRow) -> None:
         """Take over the stored row. Drop messages yielded after its position; start the generator there again."""
         super().adopt(row)
-        self._has_state = has_state(source_of(self._expected))
+        self._has_state = has_state(source_of(self.fence.expected))
         self.feed.abandon()
         self.feed = Feed(self)
 
     @property
     def position(self) -> tuple[Any, int]:
         """The committed position, and the count of bare messages committed."""
-        source = source_of(self._expected)
+        source = source_of(self.fence.expected)
         if not source:
             return None, 0
         position, count, *_ = codec.unpack(source)
@@ -435,8 +434,9 @@ class SourceStepper(Stepper):
     @override
     def step(self) -> Outcome:
         """Commit the yielded messages. Raises :class:`ProcessorStopped` when the generator failed."""
-        if self._stop is not None:
-            raise stopped_at(self.node, self._stop)
+        stop = self.committer.stop
+        if stop is not None:
+            raise stopped_at(self.node, stop)
         error = self.feed.error  # read first: then all messages yielded before the error are there, and are committed
         room = self.gate.room()
         if not room and not self.feed.empty:
@@ -450,7 +450,7 @@ class SourceStepper(Stepper):
             if self.tracer is None:
                 self._commit_yielded(afters, bodies)
             else:
-                with self.tracer.step(self, len(bodies)):
+                with self.tracer.step(self.committer, len(bodies)):
                     self._commit_yielded(afters, bodies)
             return "committed"
         if error is not None:
@@ -471,7 +471,7 @@ class SourceStepper(Stepper):
             changed = [pair for pair in changed if pair[0] < taken]
             if changed or self.state.changed:
                 self._keep([changes for _, changes in changed])
-            self._commit_parts(parts, row)
+            self.committer.commit_parts(parts, row)
             self.feed.committed_changes += len(changed)
             committed = getattr(self.node.fn, "committed", None)
             if committed is not None:  # a source that acknowledges its messages elsewhere
@@ -481,7 +481,7 @@ class SourceStepper(Stepper):
             self.counters.sizes.add(count)
             self._failures = 0
         if stop is not None:
-            self._stop = stop
+            self.committer.stop = stop
             raise stopped_at(self.node, stop)
 
     def _keep(self, changed: list[Changes]) -> None:
@@ -501,7 +501,7 @@ class SourceStepper(Stepper):
         error, retry = self.feed.error, self.node.options.retry
         if (
             error is None
-            or self._stop is not None
+            or self.committer.stop is not None
             or not isinstance(error, retry.on)
             or self._failures + 1 >= retry.attempts
         ):
@@ -511,7 +511,7 @@ class SourceStepper(Stepper):
         self._failures += 1
         self.counters.retries += 1
         wait_s = retry.wait_s(self._failures, error)
-        self._emit(retry_event(self.node.id, self._failures, retry.attempts, error, wait_s))
+        self.emit(retry_event(self.node.id, self._failures, retry.attempts, error, wait_s))
         self.feed = Feed(self)
         return wait_s
 
@@ -539,7 +539,7 @@ class SourceStepper(Stepper):
                 stop = len(bodies) if self.feed.uniform else _end_of_run(afters, bodies, start)
             last = afters[stop - 1]
             after = int(last) if isinstance(last, int) else codec.unpack(cast(bytes, last))
-            digest = self.hasher.digest([], ["source", before, after])
+            digest = self.builder.hasher.digest([], ["source", before, after])
             if isinstance(message, RefusedItem):
                 appends = [self._refused(message, cast(Failure, failure), digest)]
                 written = 1
@@ -550,7 +550,7 @@ class SourceStepper(Stepper):
                 appends = self._append(packed, digest) if packed else []
                 written = len(packed)
             taking = tries.Taking((), (), (), source=(before, after))
-            parts.append(Part(0, stop - start, digest, taking, failure, self._at_home(appends, digest), written))
+            parts.append(Part(0, stop - start, digest, taking, failure, self.builder.at_home(appends, digest), written))
             start = stop
             if bare:
                 count = after
@@ -560,7 +560,7 @@ class SourceStepper(Stepper):
 
     def _at(self, position: Any, count: int) -> bytes:
         return with_source(
-            self._expected, codec.pack([position, count, True] if self._has_state else [position, count])
+            self.fence.expected, codec.pack([position, count, True] if self._has_state else [position, count])
         )
 
     @property
@@ -571,7 +571,7 @@ class SourceStepper(Stepper):
 
     def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
         queue = self.output
-        context = self.span.context if self.span is not None else None
+        context = self.committer.span.context if self.committer.span is not None else None
         return [
             (
                 log,

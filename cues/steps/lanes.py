@@ -1,8 +1,8 @@
 """Lanes: the work of a unit beside its inputs, in steps of its own.
 
     redriven messages       redrive.py      asked for from outside
-    due timers              timers.py       a table of the state, by time
-    delayed messages        delays.py       a table of their own, by time
+    due timers              due_lane.py     a table by time, of the state (timers.py)
+    delayed messages        due_lane.py     a table by time, of their own (delays.py)
     values that expire      expiry.py       only when there is nothing else to do
 
 The unit owns the turn (stepper.py): ``rate=`` and a pause first, then its lanes in this order, none of them twice in a
@@ -12,13 +12,10 @@ closed. A new one is a file here and an entry in the list of engine/assembly.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cues.native import mypyc_attr
 from cues.overrides import override
-
-if TYPE_CHECKING:
-    from cues.storage.transaction import StoreTransaction
 
 Outcome = Literal["idle", "blocked", "paused", "committed"]
 """Nothing to take; something to take, but an output waits for its readers (backpressure.py); paused until somebody
@@ -35,12 +32,10 @@ class Lane:
     def __init__(self, unit: Any) -> None:
         self.unit: Any = unit
         """The stepper of the unit (stepper.py), which knows its lanes by this class alone."""
+        self.armed = False
+        """Whether it may have something to do before the inputs. Each step looks, so it is a plain attribute."""
         self.went = False
         """True if it made the last step of the unit."""
-
-    def armed(self) -> bool:
-        """Return whether it may have something to do before the inputs. Each step asks, so it costs next to nothing."""
-        return False
 
     def waits(self) -> bool:
         """Return whether it has something to do now. Safe in any thread."""
@@ -60,11 +55,8 @@ class Lane:
 
     def turn(self) -> bool:
         """Make one step, unless it made the last one of the unit: the inputs have their turn too."""
-        self.went = not self.went and self.armed() and self.waits() and self.step()
+        self.went = not self.went and self.armed and self.waits() and self.step()
         return self.went
-
-    def notice(self, txn: StoreTransaction) -> None:
-        """Read what others ask of it; the unit has compared its fence in this transaction."""
 
     @property
     def divided(self) -> bool:

@@ -34,10 +34,14 @@ from cues.graphs.pause import ProcessorPause
 from cues.queues.processor_rows import all_keys, read_topology
 from cues.records import sealed
 from cues.steps.error_records import whoami
+from cues.steps.results import pauses as pauses_at
 from cues.storage import wakeup
 
 if TYPE_CHECKING:
+    from cues.graphs.processor import Node
     from cues.steps.failure import Failure
+    from cues.steps.part import Part
+    from cues.steps.taking import Slice, Taken
     from cues.storage.base_store import BaseStore
     from cues.storage.transaction import StoreTransaction
 
@@ -98,6 +102,85 @@ class ErrorWindow(NamedTuple):
 
     def pack(self) -> bytes:
         return sealed.seal(_WINDOW.pack(self.began_ns, self.errors))
+
+
+class UnitPause:
+    """The pause of one unit, and its count of error messages. All steppers of the unit share it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.key: bytes = names.pause_key(node.key)
+        self.row: bytes | None = None
+        """The row of the pause, as the last transaction that compared the fence saw it."""
+        limit = node.options.max_errors
+        self._rate = ErrorRate.parse(limit) if limit is not None and node.kind != "source" else None
+        self.window: ErrorWindow | None = None
+        """The error messages of the present window, if the unit has ``max_errors=``."""
+
+    def look(self, txn: StoreTransaction) -> None:
+        """Read the present window."""
+        if self._rate is not None:
+            self.window = ErrorWindow.read(txn, self.node.key, self._rate)
+
+
+class FailureRows:
+    """The rows that the steps of one stepper write because of failures: a pause, and the count of error messages."""
+
+    def __init__(self, node: Node, pause: UnitPause) -> None:
+        self._node = node
+        self._pause = pause
+        self.limits = node.options.max_errors is not None and node.kind != "source"
+        """True if its error messages are counted."""
+        self.rows: dict[bytes, bytes] = {}
+        """The rows of the step under way."""
+        self._counted: ErrorWindow | None = None
+        """The window after the commit of the step."""
+
+    def errors_left(self) -> int | None:
+        """Return the number of failures after which the step is closed; None: there is no limit."""
+        window = self._pause.window
+        return window.at(clock.now_ns()).left if window is not None and self.limits else None
+
+    def note(self, taken: Taken, parts: list[Part], stop: Failure | None) -> None:
+        """Make the rows for the parts of a step, and for the failure before which it ends."""
+        self.rows, self._counted = {}, self._pause.window
+        unit, slices = self._pause.node.id, taken.slices
+        if stop is not None:
+            if pauses_at(self._node, stop):
+                # The messages before the failed one are the parts. Without parts, it is the first one.
+                next = [(self._name_of(s), s.stop if parts else s.start) for s in slices]
+                count = taken.count if self._node.options.batch else 1
+                self.rows[self._pause.key] = of_failure(unit, stop, filter(all, next), count).pack()
+            return
+        failures = [part.failure for part in parts if part.failure is not None]
+        window = self._pause.window
+        if window is None or not self.limits or not failures:
+            return
+        window = window.at(clock.now_ns()).plus(len(failures))
+        self._counted = window
+        self.rows[names.failures_key(self._pause.node.key)] = window.pack()
+        if window.left <= 0:
+            limit = str(self._node.options.max_errors)
+            next = [(self._name_of(s), s.stop) for s in slices]
+            self.rows[self._pause.key] = of_failure(unit, failures[-1], filter(all, next), limit=limit).pack()
+
+    def _name_of(self, piece: Slice) -> str:
+        """Return the queue of a slice as users know it; "" for the queue of due timers."""
+        return piece.input.queue.id if self._node is self._pause.node else ""
+
+    def write(self, txn: StoreTransaction) -> None:
+        for key, raw in self.rows.items():
+            txn.put(key, raw)
+        if faults.active and self.rows:
+            faults.point("pause.inside")
+
+    def committed(self) -> None:
+        """Follow the commit of the rows."""
+        if faults.active:
+            faults.point("pause.after")
+        self._pause.row = self.rows.get(self._pause.key)
+        self._pause.window = self._counted
+        self.rows = {}
 
 
 def of_store(txn: StoreTransaction) -> dict[ProcessorId, ProcessorPause]:

@@ -39,8 +39,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
@@ -58,10 +58,8 @@ from cues.records import stamps as stamping
 from cues.records.batch import Page
 from cues.records.identity import PRODUCER_BYTES, Clock, Flags, ProducerID, assemble
 from cues.records.stamps import Stamps
+from cues.steps.abroad import Abroad
 from cues.steps.ownership import fenced
-from cues.steps.parts import Part
-from cues.steps.recovery import Decision
-from cues.steps.stepper import Stepper
 from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
@@ -69,6 +67,8 @@ if TYPE_CHECKING:
     from cues.queues.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
     from cues.queues.store import Store
+    from cues.steps.fence import Fence, Patience
+    from cues.steps.part import Part
     from cues.storage.transaction import StoreTransaction
 
 _CONTINUE: Final = int(Flags.CONTINUE_TXN)
@@ -253,20 +253,33 @@ def finish(
     return given_up
 
 
-# --- the stepper --------------------------------------------------------------------------------
+# --- the steps ----------------------------------------------------------------------------------
 
 
-class PendingStepper(Stepper):
-    """The stepper of a stream with ``across="pending"``."""
+class PendingMessages(Abroad):
+    """The way of a stream with ``across="pending"``."""
 
-    def __init__(self, store: Store, node: Node, row: ProcessorRow, *, give_up: bool = False, **keywords: Any) -> None:
-        """``give_up``: continue if the other stores contradict the home store (``--accept-topology``)."""
-        super().__init__(store, node, row, **keywords)
-        written = [queue for _, queue, _ in self._targets] + ([self.errors] if self.errors else [])
-        away = [queue for queue in written if queue.store.id != store.id]
+    def __init__(
+        self,
+        store: Store,
+        node: Node,
+        away: Sequence[Queue],
+        fence: Fence,
+        patience: Patience,
+        emit: Callable[[events.Event], None],
+        give_up: bool = False,
+    ) -> None:
+        """``away``: the queues in other stores that it writes to. ``give_up``: continue if the other stores contradict
+        the home store (``--accept-topology``)."""
+        super().__init__()
+        self.store = store
+        self.node = node
+        self._fence = fence
+        self._patience = patience
+        self._emit = emit
         self._settling = Settling(store, node.key, away)
         self._clock = Clock()
-        self._producer = _producer(row.owner, node.key)
+        self._producer = _producer(fence.row.owner, node.key)
         self._due: dict[Target, Due] = {}
         """The row as committed in the home store."""
         self._next = self._due
@@ -278,19 +291,15 @@ class PendingStepper(Stepper):
     # --- start --------------------------------------------------------------------------------
 
     @override
-    def recover(self) -> Decision:
-        """Settle, then recover like other steppers. Raises :class:`Diverged`."""
-        self._settle()
-        return super().recover()
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Do 1 and 2. Raises :class:`Diverged`."""
         # 1. Settle. The row is read under this owner's epoch, so it was written by this owner or an earlier one.
         with self.store.core.view() as txn:
-            self._fence(txn)
+            self._fence.check(txn)
             row = read_row(txn, self.node.key)
         self._sync(self.store)
         give_up, self._give_up = self._give_up, False  # the permission holds for one start
-        given_up = {} if row is None else self._patiently(self._settling.settle, row, give_up)
+        given_up = {} if row is None else self._patience.call(self._settling.settle, row, give_up)
         for what in given_up.values():
             self._emit(events.Event(self.node.id, f"given up: {what}", logging.WARNING))
         if faults.active:
@@ -299,14 +308,14 @@ class PendingStepper(Stepper):
         due = {} if row is None else row.due
         self._due = {target: ack for target, ack in due.items() if target not in given_up}
         if row is None or row.producer != self._producer or given_up:
-            self._patiently(self.store.core.commit, self._name)
+            self._patience.call(self.store.core.commit, self._name)
             self._sync(self.store)
             if faults.active:
                 faults.point("pending.named")
         self._settled = True
 
     def _name(self, txn: StoreTransaction) -> None:
-        self._fence(txn)
+        self._fence.check(txn)
         self._put(txn, self._due)
 
     def _put(self, txn: StoreTransaction, due: dict[Target, Due]) -> None:
@@ -315,20 +324,20 @@ class PendingStepper(Stepper):
     # --- a step -------------------------------------------------------------------------------
 
     @override
-    def _stamps(self, queue: Queue, count: int) -> Stamps | None:
+    def stamps(self, queue: Queue, count: int) -> Stamps | None:
         """Return identities for messages to another store; their clocks are taken when they are appended."""
         if queue.store.id == self.store.id:
             return None
         return Stamps(self._producer, _CONTINUE, stamping.ticks(0, count))
 
     @override
-    def _commit_parts(self, parts: list[Part], row: bytes) -> None:
+    def commit(self, parts: list[Part], write: Callable[[], None]) -> None:
         away = self._take_away(parts)
         if not away:
-            super()._commit_parts(parts, row)
+            write()
             return
         if not self._settled:
-            self._settle()
+            self.settle()
         self._settled = False
         # 3. Write.
         written: list[tuple[Queue, Due]] = []
@@ -337,7 +346,7 @@ class PendingStepper(Stepper):
         self._next = self._due | {(log.store.id, log.core.log.id): due for log, due in written}
         try:
             # 4. Commit.
-            super()._commit_parts(parts, row)
+            write()
         except Fenced:
             with contextlib.suppress(CuesError):  # the caller raises Fenced, and no reader sees messages that stay
                 for log, _ in written:
@@ -349,7 +358,7 @@ class PendingStepper(Stepper):
         if faults.active:
             faults.point("pending.committed")
         # 6. Acknowledge.
-        self._patiently(self._settling.acknowledge, written)
+        self._patience.call(self._settling.acknowledge, written)
         self._settled = True
 
     def _take_away(self, parts: list[Part]) -> list[tuple[Part, Queue, list[Page]]]:
@@ -365,7 +374,7 @@ class PendingStepper(Stepper):
         """Append pending messages to one other store, durably; return their acknowledgements."""
         store.core.check_file()
         size = sum(1 + len(page.pieces) for _, _, pages in away for page in pages)
-        last: dict[str, int] = self._patiently(store.core.commit, self._write_pending, away, pages=size + len(away))
+        last: dict[str, int] = self._patience.call(store.core.commit, self._write_pending, away, pages=size + len(away))
         self._sync(store)
         rings = 0
         for _, log, _ in away:
@@ -391,8 +400,7 @@ class PendingStepper(Stepper):
         return last
 
     @override
-    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
-        super()._write_step(txn, parts, row)
+    def write(self, txn: StoreTransaction, parts: list[Part]) -> None:
         if any(part.pending for part in parts):
             self._put(txn, self._next)
 

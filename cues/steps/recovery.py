@@ -9,7 +9,7 @@ docs/guarantees.md:
     snapshot alone, positions still at its start     rewind    take exactly the same ranges again
     snapshot alone, positions changed                void      take from the positions
 
-:meth:`Recovery._decide` decides and changes nothing; ``recover`` then applies the decision.
+:meth:`Recovery.decide` decides and changes nothing; ``recover`` then applies the decision.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cues.base import events
 from cues.errors import Diverged, QueueNotFound
-from cues.native import mypyc_attr
 from cues.queues.log import Log
 from cues.queues.processor_rows import NO_SEAL, Position
 from cues.steps import tries
-from cues.steps.commit import Committer
-from cues.steps.imperative import ProcessTailer
-from cues.steps.ownership import fenced
-from cues.steps.pauses import ErrorWindow
-from cues.steps.taking import Input
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cues.queues.queue import Queue
+    from cues.steps.abroad import Abroad
+    from cues.steps.delays import Held
+    from cues.steps.fence import Fence
+    from cues.steps.imperative import ProcessTailer
+    from cues.steps.ports import Ports
+    from cues.steps.state import StateTable
+    from cues.steps.taking import Input
     from cues.storage.transaction import StoreTransaction
 
 
@@ -40,29 +44,52 @@ class Decision:
 
     what: Literal["fresh", "resume", "rewind", "void"]
     why: str
+    again: tries.Snapshot | None = None
+    """The snapshot whose ranges the next step takes again."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Recovery(Committer):
-    """Decide how a start continues, and apply the decision."""
+class Recovery:
+    """Decides how a start of one processor continues, and applies the decision."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        fence: Fence,
+        state: StateTable,
+        try_log: Queue,
+        emit: Callable[[events.Event], None],
+        abroad: Abroad | None = None,
+    ) -> None:
+        self.store = ports.store
+        self.node = ports.node
+        self.held: Held | None = None
+        """The delayed messages of the unit; None without their lane."""
+        self._ports = ports
+        self._fence = fence
+        self._state = state
+        self._try_log = try_log
+        self._emit = emit
+        self._abroad: Abroad | None = abroad
+        self._beside = fence.unit is not None
+        """True: the stepper of the unit recovers what both share."""
 
     def recover(self) -> Decision:
         """Read the end of the try log and the positions, decide, and move to the positions of the decision.
 
         Raises :class:`Diverged` when the store contradicts itself.
         """
+        fence, readers = self._fence, self._ports.readers
+        if self._abroad is not None and not self._beside:
+            self._abroad.settle()
         with self.store.core.view() as txn:
-            raw = txn.get(self._row_key)
-            if raw != self._expected:
-                raise fenced(self.node.id, self._expected, raw)
-            self._look(txn)
-            if self._error_rate is not None and self.whole is self:
-                self._window = ErrorWindow.read(txn, self.node.key, self._error_rate)
+            fence.check(txn)
+            if not self._beside:
+                fence.pause.look(txn)
             tail = self._tail(txn)
-        snapshot, attempt = tries.last(self.try_log.core.log.batches(tail))
+        snapshot, attempt = tries.last(self._try_log.core.log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
-        positions = dict(zip(self._order, self._row.positions))
-        for reader in self._readers:
+        positions = dict(zip(fence.order, fence.row.positions))
+        for reader in readers:
             with reader.queue.store.core.view() as txn:
                 self._check_position(txn, reader, positions[reader.tailer])
                 gone = reader.log.row(txn).first - positions[reader.tailer].next
@@ -75,28 +102,18 @@ class Recovery(Committer):
                     )
                 )
         with self.store.core.view() as txn:
-            decision = self._decide(txn, snapshot, attempt, positions, written)
-        self.state.forget()
-        if self.whole is self:
-            self.state.verify()
+            decision = self.decide(txn, snapshot, attempt, positions, written)
+        self._state.forget()
+        if not self._beside:
+            self._state.verify()
         if self.held is not None:
             self.held.begin()
-        self.imperative.forget()
-        self._lingering.clear()
-        for halving in self._halving:
-            halving.clear()
-        for reader in self._readers:
+        self._ports.imperative.forget()
+        for reader in readers:
             reader.stand(positions[reader.tailer])
-        self._pending = None
-        if decision.what == "rewind":
-            assert snapshot is not None
-            self._rewind(snapshot)
-        self._emit(
-            events.Recovered(self.node.id, f"{decision.what}: {decision.why}", logging.INFO, decision=decision.what)
-        )
         return decision
 
-    def _decide(
+    def decide(
         self,
         txn: StoreTransaction,
         snapshot: tries.Snapshot | None,
@@ -119,6 +136,7 @@ class Recovery(Committer):
                 "rewind",
                 f"the last step ({snapshot.hash.hex()[:8]}…) did not commit; takes the same messages again: "
                 + ", ".join(f"{t} [{i}, {snapshot.end[t]})" for t, i in snapshot.start.items()),
+                snapshot,
             )
         return Decision(
             "void",
@@ -128,11 +146,11 @@ class Recovery(Committer):
 
     def _still_pending(self) -> bool:
         """Return whether no seek moved the positions since the snapshot, not even to the same place."""
-        return self._row.pending or self.node.at_most_once
+        return self._fence.row.pending or self.node.at_most_once
 
     def _takes(self) -> list[set[str]]:
         """Return the sets of tailers that a step can read from: all together; for AnyOf any single one."""
-        tailers = {input.tailer for input in self.inputs}
+        tailers = {input.tailer for input in self._ports.inputs}
         return [{tailer} for tailer in tailers] if self.node.mode == "alts" else [tailers]
 
     def _where(self, positions: dict[str, Position]) -> str:
@@ -142,7 +160,7 @@ class Recovery(Committer):
 
     def _tail(self, txn: StoreTransaction) -> list[Any]:
         """Return the last records of the try log: enough for a snapshot and an attempt in two records."""
-        log = self.try_log.core.log
+        log = self._try_log.core.log
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
@@ -199,26 +217,3 @@ class Recovery(Committer):
                     "run cues check; or --fresh to start again.",
                     processor=self.node.id,
                 )
-
-    def _rewind(self, snapshot: tries.Snapshot) -> None:
-        ends = dict(snapshot.end)
-        whole = True
-        for input in self.inputs:
-            if input.tailer not in ends:
-                continue
-            row = input.queue.core.row()
-            lost = min(row.first, ends[input.tailer]) - snapshot.start[input.tailer]
-            if lost > 0:
-                whole = False
-                self._emit(
-                    events.Event(
-                        self.node.id,
-                        f"{lost} messages of {input.queue.id} that a step had taken were purged before it"
-                        " committed; they are lost, the rest is a new step",
-                        logging.WARNING,
-                    )
-                )
-                input.go(min(row.first, ends[input.tailer]))
-        # The rest of a purged range is another set of messages and gets another hash, like any new step.
-        # An unpurged range is taken exactly as in the snapshot, under its hash.
-        self._pending = (snapshot, ends) if whole else None

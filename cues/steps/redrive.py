@@ -11,48 +11,43 @@ So a redrive needs no process but the owner of the unit, and takes place whether
 message can be requested once at a time, and 1 and 4 are one commit each. Therefore a death at any moment leaves the
 request as it was or done, and two processes that ask at the same time ask once.
 
-A :class:`Redriver` is a stepper beside that of the unit (beside.py), under the id ``graph.processor.redrive``. It
-shares the function too.
+The redriver is a stepper beside that of the unit (beside.py), under the id ``graph.processor.redrive``. It shares the
+function too.
 
 Not guaranteed: order. A redriven message comes after messages that were behind it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import events, names
-from cues.base.names import ProcessorKey
+from cues.base import names
 from cues.errors import CuesError
 from cues.graphs.processor import Node, RedriveNode
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import ProcessorRow, read_topology
+from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.records import batch as batches
-from cues.steps.beside import Beside, claim_beside, make_queues
+from cues.steps.beside import claim_beside
+from cues.steps.copies import TRY_LOG, RedrivenCopies, Requests
 from cues.steps.error_records import SETTLED, Counts, ErrorRecord, ErrorRows, redriven_key, whoami
-from cues.steps.lanes import SideLane
-from cues.steps.ownership import fenced
-from cues.steps.parts import Part
-from cues.steps.stepper import Outcome, Stepper
+from cues.steps.lanes import Outcome, SideLane
 from cues.storage import wakeup
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
     from cues.records.batch import Page
-    from cues.steps.taking import Taken
+    from cues.steps.stepper import Stepper
     from cues.storage.base_store import BaseStore
     from cues.storage.transaction import StoreTransaction
 
 ASKED_AT_ONCE: Final = 100
 """Redrives that one commit asks for. Other writers wait for it."""
-TRY_LOG: Final = QueueOptions(metadata=False)
 
 # --- asking -------------------------------------------------------------------------------------
 
@@ -252,161 +247,23 @@ def discard(home: Store, records: Sequence[ErrorRecord], reason: str) -> Asked:
 # --- taking -------------------------------------------------------------------------------------
 
 
-class Settling(Beside):
-    """A stepper whose messages may be redriven ones: its commits settle the error messages that they came from."""
-
-    def __init__(self, lane: CountedLane, node: Node, row: ProcessorRow, own_calls: bool = False) -> None:
-        self.lane = lane
-        self.rows = ErrorRows(lane.unit.store)
-        super().__init__(lane.unit, node, row, own_calls)
-
-    @override
-    def _redriven(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
-        """Name the error messages that these messages came from."""
-        with self.store.core.view() as txn:
-            origins: dict[bytes, list[Any]] = {}
-            for piece in taken.slices:
-                for at in range(piece.start + start, piece.start + stop):
-                    key = txn.get(redriven_key(piece.tailer, at), db=self.rows.database)
-                    fields = None if key is None else self.rows.get(txn, key)
-                    if fields is not None:
-                        origins[key] = fields["error"]
-        places = [{"queue": queue, "index": index} for queue, index in origins.values()]
-        return {names.ERR_REDRIVEN: places} if places else {}
-
-    @override
-    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
-        super()._write_step(txn, parts, row)
-        counts = Counts.unpack(txn.get(self.lane.key))
-        if counts.waiting:  # else none of these messages is redriven
-            done = self._settle_parts(txn, parts)
-            self.lane.counts = counts._replace(done=counts.done + done).pack()
-            txn.put(self.lane.key, self.lane.counts)
-
-    def _settle_parts(self, txn: StoreTransaction, parts: list[Part]) -> int:
-        """Note that redriven messages are done; return the number of error messages of which none is left."""
-        done = 0
-        for part in parts:
-            new = []
-            if part.failure is not None and self.errors is not None and self.errors.store.id == self.store.id:
-                new = [part.indices[self.errors.core.log.id]]
-            for tailer, start, end in zip(part.taking.tailers, part.taking.starts, part.taking.ends):
-                for at in range(start, end):
-                    done += self._settle(txn, redriven_key(tailer, at), part, new)
-        return done
-
-    def _settle(self, txn: StoreTransaction, origin: bytes, part: Part, new: list[int]) -> int:
-        """Note that one redriven message is done; return 1 if it was the last one of its error message."""
-        key = txn.get(origin, db=self.rows.database)
-        fields = None if key is None else self.rows.get(txn, key)
-        if fields is None:
-            return 0
-        txn.delete(origin, db=self.rows.database)
-        again = sorted({*fields.get("again", ()), *new})
-        failed = bool(fields.get("failed")) or part.failure is not None
-        left = fields["left"] - 1
-        state: Literal["requested", "failed again", "resolved"] = "requested"
-        if not left:
-            state = "failed again" if failed else "resolved"
-        more = {"left": left, "failed": failed, "again": again, "hash": part.digest.hex(), "error": fields["error"]}
-        self.rows.put(txn, key, state, fields["by"], **more)
-        return int(not left)
-
-
-class Redriver(Settling):
-    """Takes the redriven messages of one unit."""
-
-    @override
-    def _key_of_row(self) -> bytes:
-        return names.redriver_key(self.main.node.key)
-
-    @override
-    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
-        super()._write_step(txn, parts, row)
-        faults.point("redrive.inside")
-
-
-class CountedLane(SideLane):
-    """A lane for which redrives are asked, and counted in a row of the unit."""
-
-    def __init__(self, unit: Stepper, key: ProcessorKey, queues: str) -> None:
-        """``queues``: what the names of its queues begin with."""
-        super().__init__(unit)
-        self.key = names.redrives_key(key)
-        self.queues = queues
-        self.counts: bytes | None = None
-        """The counts of redrives, as the last transaction that compared the fence saw them."""
-
-    @override
-    def notice(self, txn: StoreTransaction) -> None:
-        self.counts = txn.get(self.key)
-
-    @override
-    def asked(self) -> bool:
-        counts = self.counts
-        return counts is not None and counts[:8] != counts[8:16]
-
-    def refuse(self, rows: ErrorRows, why: str, unless: Callable[[StoreTransaction], bool] = lambda txn: False) -> None:
-        """Write that the redrives that wait cannot be made, and remove their messages, in one commit.
-
-        ``unless``: in the transaction, whether they can be made after all.
-        """
-        main: Stepper = self.unit
-        prefix = self.queues
-        store, unit = main.store, main.node.id
-        logs = [Log(store, id) for id in store.queues(all=True) if id.startswith(prefix)]
-
-        def write(txn: StoreTransaction) -> int:
-            stored = txn.get(main._row_key)
-            if stored != main._expected:
-                raise fenced(unit, main._expected, stored)
-            if unless(txn):
-                return 0
-            refused = 0
-            cursor = txn.cursor(rows.database)
-            alive = cursor.set_range(b"r" + prefix.encode())
-            origins: dict[bytes, bytes] = {}
-            while alive and cursor.key().startswith(b"r" + prefix.encode()):
-                origins[cursor.key()] = cursor.value()
-                alive = cursor.next()
-            for origin in origins:
-                txn.delete(origin, db=rows.database)
-            for key in set(origins.values()):
-                fields = rows.get(txn, key)
-                if fields is not None:
-                    rows.put(txn, key, "refused", fields["by"], reason=why)
-                    refused += 1
-            for log in logs:
-                row = log.row(txn)
-                log.move_front(txn, row, row.next)
-            counts = Counts.unpack(txn.get(self.key))
-            self.counts = counts._replace(done=counts.asked).pack()
-            txn.put(self.key, self.counts)
-            return refused
-
-        refused = store.core.commit(write)
-        store.core.note_purge()
-        if refused:
-            text = f"{refused:,} redrive{'s' if refused > 1 else ''} refused: {why}. The messages stay unresolved"
-            main._emit(events.Event(unit, text, logging.WARNING))
-
-
-class RedriveLane(CountedLane):
+class RedriveLane(SideLane):
     """The redriven messages of a unit, also while it is paused: a redrive is how a pause is tried out."""
 
     while_paused = True
 
-    @staticmethod
-    def of(unit: Stepper) -> RedriveLane:
-        return RedriveLane(unit, unit.node.key, names.redrive_queue(unit.node.key, ""))
-
-    @override
-    def armed(self) -> bool:
-        return self.counts is not None
+    def __init__(self, unit: Stepper) -> None:
+        super().__init__(unit)
+        key = unit.node.key
+        self._requests = Requests(unit, self, key, names.redrive_queue(key, ""))
 
     @override
     def waits(self) -> bool:
-        return self.asked()
+        return self._requests.waits()
+
+    @override
+    def asked(self) -> bool:
+        return self._requests.waits()
 
     @override
     def step(self) -> bool:
@@ -415,28 +272,25 @@ class RedriveLane(CountedLane):
         if redriver is None:
             redriver = self.claim()
         elif (outcome := redriver.step()) == "idle":
-            self.refuse(redriver.rows, "the messages do not fit the inputs that the processor has now")
+            why = "the messages do not fit the inputs that the processor has now"
+            self._requests.refuse(ErrorRows(self.unit.store), why)
             for input in redriver.inputs:
                 input.go(input.queue.core.row().next)
         self.stepper = redriver
         return outcome != "blocked"
 
     @override
-    def claim(self) -> Redriver | None:
+    def claim(self) -> Stepper | None:
         """Own the redriver. None if the unit takes no redriven messages; then those that wait are refused."""
-        main: Stepper = self.unit
-        store, key = main.store, main.node.key
-        why = unable(main.node)
+        unit: Stepper = self.unit
+        rows = ErrorRows(unit.store)
+        why = unable(unit.node)
         if why:
-            self.refuse(ErrorRows(store), why)
+            self._requests.refuse(rows, why)
             return None
-        node = RedriveNode.of(main.node)
-        make_queues(store, {port.queue: QueueOptions() for port in node.inputs} | {node.id: TRY_LOG})
-        logs = {port.queue: Log(store, port.queue) for port in node.inputs}
-        redriver = Redriver(self, node, claim_beside(main, node, key, logs))
-        faults.point("redrive.claimed")
-        redriver.recover()
-        redriver.watch_with(main, 1)
+        node = RedriveNode.of(unit.node)
+        redriver = claim_beside(RedrivenCopies("redrive", unit, node, unit.node.key, rows, self._requests))
+        redriver.watch_with(unit, 1)
         return redriver
 
     @override

@@ -42,6 +42,7 @@ from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.steps import concurrency
+from cues.steps.calls import Calls, Interrupted, Pause
 from cues.steps.concurrency import Limited, Schedule, Threads, TimedOut
 from cues.steps.failure import Failure, retry_event
 from cues.steps.imperative import Imperative
@@ -60,19 +61,12 @@ if TYPE_CHECKING:
     from cues.steps.eventloop import EventLoop
 
 
-class Interrupted(Exception):
-    """Raised when the graph is aborted: the step is dropped."""
-
-
 class StepAborted(Exception):
     """Raised in a call that the engine cannot make: the step is dropped, and ``error`` is raised."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-
-Pause = Callable[[float], bool]
-"""Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
 
 _STOPS: Final = (Fenced, Diverged, StepAborted, Interrupted, concurrency.RunnerClosed)
 """Exceptions that abort the step: a target has another owner, Spark failed, or the graph is aborted. No message
@@ -81,28 +75,6 @@ failed."""
 
 def _passes(filter: Filter | None, message: dict[str, Any]) -> bool:
     return message is not batches.ACKNOWLEDGEMENT and (filter is None or bool(filter(message)))
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Calls:
-    """The calls of a function, as a stepper uses them."""
-
-    pace: Pace
-    """The number of messages in a step. For a message function it changes only the speed."""
-    errors_left: int | None
-    """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
-
-    def run(self, taken: Taken, bounded: bool = False) -> Results:
-        """Call the function for what a step took."""
-        raise NotImplementedError
-
-    @property
-    def abandoned(self) -> int:
-        """The number of calls that took longer than ``timeout_s``. They may still be running."""
-        return 0
-
-    def close(self) -> None:
-        """End threads and event loop."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -1,13 +1,16 @@
 """The delivery protocol of one processor: take, run, commit.
 
-The numbers are those of docs/guarantees.md.
+The numbers are those of docs/guarantees.md; each is an object.
 
-    1. take       choose for each tailer a range of messages on its queue; copy them    this module
-    2. snapshot   if the function has side effects, commit the ranges before it runs      commit.py
-    3. run        call the function; a message that fails for good becomes a step of its own   runner.py
-                  a batch that fails is dropped, and its halves are taken from 1 on            halving.py
-    4. commit     one write transaction: the fence, outputs, state, attempt, positions    commit.py, parts.py
-    5. ring       wake the readers of the queues that were written                        commit.py
+    1. take       choose for each tailer a range of messages on its queue; copy them           Taker, taker.py
+    2. snapshot   if the function has side effects, commit the ranges before it runs           Committer, commit.py
+    3. run        call the function; a message that fails for good becomes a step of its own   Runner, runner.py
+                  a batch that fails is dropped, and its halves are taken from 1 on            Halving, halving.py
+    4. commit     one write transaction: the fence, outputs, state, attempt, positions         PartBuilder, Committer
+    5. ring       wake the readers of the queues that were written                             Committer
+
+A :class:`Stepper` has these objects, the row of its processor (fence.py), and the decision of a start (recovery.py). It
+owns the turn.
 
 A position moves only inside the commit of 4 (at-most-once: of 2) or by a seek. So after a crash at any moment the
 store has the whole step or nothing of it. A start (recovery.py) reads two records to decide which: either the last
@@ -20,40 +23,199 @@ hash. Effects of the function outside the store may happen again after a crash; 
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cues import faults
-from cues.base import clock, events
-from cues.errors import Diverged
+from cues.base import clock, events, names
 from cues.graphs.pause import ProcessorPause
+from cues.graphs.processor import Node
 from cues.native import mypyc_attr
-from cues.overrides import override
-from cues.steps import tries
+from cues.queues.backpressure import Gate
+from cues.queues.options import seconds_of
+from cues.queues.processor_rows import Position, ProcessorRow
+from cues.queues.tailer import pending_read
+from cues.steps import tracing
+from cues.steps.abroad import Abroad, ForkQueues
+from cues.steps.bucket import Bucket
+from cues.steps.calls import Calls, Pause
+from cues.steps.commit import Committer
+from cues.steps.delays import Held
 from cues.steps.failure import Failure, Verdict, short, stopped_at
+from cues.steps.fence import Fence, Patience
 from cues.steps.halving import halves
+from cues.steps.hashes import Hasher
 from cues.steps.invocation import prepare
+from cues.steps.lanes import Lane
 from cues.steps.lanes import Outcome as Outcome
-from cues.steps.recovery import Recovery
+from cues.steps.ownership import fenced
+from cues.steps.parts import PartBuilder
+from cues.steps.pauses import FailureRows, UnitPause
+from cues.steps.pending import PendingMessages
+from cues.steps.ports import Ports
+from cues.steps.process import Process
+from cues.steps.recovery import Decision, Recovery
 from cues.steps.results import Results
-from cues.steps.taking import Input, Taken
+from cues.steps.runner import Runner
+from cues.steps.state import StateTable
+from cues.steps.taker import Taker
+from cues.storage.store_core import LastLook
+
+if TYPE_CHECKING:
+    from cues.forwarding.low_water import LowWater
+    from cues.queues.queue import Queue
+    from cues.queues.store import Store
+    from cues.steps.copies import Copies
+    from cues.steps.taking import Taken
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an engine gives to all its steppers."""
+
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    """Handles by name, needed for queues of other stores."""
+    system: Any = None
+    pause: Pause = lambda seconds: False
+    stopping: Callable[[], bool] = lambda: False
+    may_linger: Callable[[], bool] = lambda: False
+    """Whether a step may wait for more messages, as ``linger_s`` asks."""
+    emit: Callable[[events.Event], None] = lambda event: None
+    runner: Callable[..., Calls] = Runner
+    """Makes the calls of a processor, from the arguments of :class:`Runner`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Stepper(Recovery):
+class Stepper:
     """One processor that this process owns. Used by one thread at a time."""
 
-    @override
-    def _made(self) -> None:
-        super()._made()
-        self.lanes = [lane for make in self._lanes_of if (lane := make(self)) is not None]
+    takes: ClassVar[type[Taker]] = Taker
+    """Makes the object that takes the messages of its steps."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: Node,
+        row: ProcessorRow,
+        setting: Setting,
+        *,
+        marks: Mapping[str, LowWater] | None = None,
+        lanes: Sequence[Callable[[Any], Lane | None]] = (),
+        give_up: bool = False,
+        copies: Copies | None = None,
+    ) -> None:
+        """``marks``: the low-water marks in other stores, by tailer id. ``lanes``: make its lanes (lanes.py), each from
+        the stepper; None from one that has nothing to do here. ``give_up``: continue if other stores contradict the
+        home store (``--accept-topology``). ``copies``: of a stepper beside that of a unit, which shares the state, the
+        counters and the appenders of the unit (beside.py)."""
+        unit: Stepper | None = None if copies is None else copies.unit
+        self.store = store
+        self.node = node
+        self.setting = setting
+        self.emit = emit = setting.emit
+        self.unit: Stepper = self if unit is None else unit
+        """The stepper of the unit, which is another one for redriven messages and for timers."""
+        self.counters: events.Counters = events.Counters() if unit is None else unit.counters
+        self.state: StateTable = _table(store, node) if unit is None else unit.state
+        self.pause: UnitPause = UnitPause(node) if unit is None else unit.pause
+        self.ports: Ports = Ports(store, node, setting.queues, None if unit is None else unit.ports.imperative)
+        ports = self.ports
+        self.inputs = ports.inputs
+        self.outputs = ports.outputs
+        self.errors = ports.errors
+        self.patience = Patience(node.id, setting.pause, emit)
+        self.fence: Fence = Fence(
+            node,
+            row,
+            ports,
+            self.pause,
+            None if copies is None else names.redriver_key(copies.own),
+            None if unit is None else unit.fence,
+        )
+        fence = self.fence
+        self.abroad: Abroad | None = None if unit is None else unit.abroad
+        if unit is None and node.pending:
+            self.abroad = PendingMessages(store, node, ports.away, fence, self.patience, emit, give_up)
+        elif unit is None and ports.away:
+            self.abroad = ForkQueues(store, node, {queue.store.id for queue in ports.away})
+        hasher = Hasher(node.key, row.generation) if copies is None else copies.hasher(row)
+        self.builder = PartBuilder(ports, hasher, self.abroad, copies)
+        self.failures = FailureRows(node, self.pause)
+        self.marks = marks or {}
+        self.committer = Committer(
+            ports, fence, self.builder, self.failures, self.state, self.patience, self.counters, self.marks
+        )
+        self.meter = self.committer.meter
+        self.bucket: Bucket | None = None if unit is None else unit.bucket
+        """The calls that ``rate=`` allows, also for redriven messages and timers."""
+        if unit is None and node.options.calls_per_s is not None:
+            self.bucket = Bucket(node.options.calls_per_s, self._units, self.committer.try_log.core.row().time_ns)
+        # The state of a source is made with its generator.
+        state = None if node.kind == "source" else self.state.call
+        self.process = Process(
+            node, setting.system, hasher, row.epoch, store.id.hex(), state, setting.stopping, ports.imperative
+        )
+        self.process._inputs = self.unit.inputs
+        self.runner: Calls | None = self._calls()
+        self.taker = self.takes(node, self.inputs, self.runner, self.bucket, setting.may_linger, emit)
+        self.recovery = Recovery(ports, fence, self.state, self.committer.try_log, emit, self.abroad)
+        self.gate = Gate(node.id, ports.written, store.id.hex(), {node.id, node.key}, ports.directories)
+        """The waits for the readers of the queues that it writes to. Other stores know it by its key."""
+        self.gate.take_over()
+        # Steps whose calls are on executors are not traced.
+        self.tracer = tracing.tracer() if setting.runner is Runner else None
+        self.watch: Callable[[int, int, int], None] | None = None
+        """Called before the function of each step with input, index and count, and after it with (0, 0, 0)."""
+        self.verdict: Verdict | None = None
+        self.paused = False
+        """True from the step that notices a pause until the one that notices its end."""
+        self._copies: Copies | None = copies
+        self._home_inputs = [
+            input for input in self.inputs if input.queue.store.core.environment is store.core.environment
+        ]
+        self._last_look = LastLook(store.core)
+        """The last comparison of the fence while there was nothing to do."""
         self._rested = False
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self._prepared = False
         """Whether the target and the function have opened what they need."""
-        self.paused = False
-        """True from the step that notices a pause until the one that notices its end."""
+        self.held: Held | None = None
+        """The delayed messages of the unit; None without their lane."""
+        if node.options.isolation == "uncommitted":
+            for reader in ports.readers:
+                reader.on_pending = functools.partial(self._tell_of_pending, reader.queue.id)
+        self.lanes: list[Lane] = [lane for make in lanes if (lane := make(self)) is not None]
+        """Its work beside its inputs, in the order of their turns."""
+
+    def _calls(self) -> Calls | None:
+        node = self.node
+        if node.kind == "source":
+            return None
+        options_of = lambda binding: self.outputs[binding].core.options  # noqa: E731
+        setting, imperative = self.setting, self.ports.imperative
+        return setting.runner(
+            node, self.process, self.state, setting.pause, self.emit, self.counters, options_of, imperative
+        )
+
+    def _units(self) -> int:
+        """Return the number of units of the processor now."""
+        queue = self.inputs[0].queue
+        return (queue if queue.core.whole is None else queue.core.whole).options.partitions
+
+    def _tell_of_pending(self, queue: str, producer: str) -> None:
+        self.emit(events.Event(self.node.id, pending_read(self.node.id, queue, producer), logging.WARNING))
+
+    @property
+    def forks(self) -> Mapping[bytes, Queue]:
+        """The fork queues, by the id of their other store."""
+        return {} if self.abroad is None else self.abroad.forks
+
+    def hold_back(self, held: Held) -> None:
+        """Let the steps hold messages until they are due."""
+        self.held = self.taker.held = self.committer.held = self.recovery.held = held
 
     def close(self) -> None:
         """Close the runner's threads and event loop."""
@@ -63,6 +225,46 @@ class Stepper(Recovery):
         if self.runner is not None:
             self.runner.close()
 
+    # --- the row ---
+
+    def recover(self) -> Decision:
+        """Decide how a start continues, and move to the positions of the decision. Raises :class:`Diverged`."""
+        decision = self.recovery.recover()
+        self.taker.forget()
+        if decision.again is not None:
+            self.taker.repeat(decision.again)
+        text = f"{decision.what}: {decision.why}"
+        self.emit(events.Recovered(self.node.id, text, logging.INFO, decision=decision.what))
+        return decision
+
+    def adopt(self, row: ProcessorRow) -> None:
+        """Take over the stored row after a seek, which moved the positions under the same owner id.
+
+        Raises :class:`Fenced` (takeover) if another owner has the row now.
+        """
+        if not self.owns(row):
+            raise fenced(self.node.id, self.fence.expected, row.pack())
+        self.fence.committed(row.pack())
+        hasher = self.builder.hasher = Hasher(self.node.key, row.generation)
+        self.process._renew(hasher, row.epoch)
+        for mark in self.marks.values():
+            mark.renew(row.epoch)
+
+    def owns(self, row: ProcessorRow) -> bool:
+        """Return whether a row belongs to this owner, at any positions."""
+        return row.owner == self.fence.row.owner
+
+    def position_in(self, row: ProcessorRow, tailer: str) -> Position:
+        """Return the position of a tailer in ``row``."""
+        return self.fence.position_in(row, tailer)
+
+    def check_fence(self) -> None:
+        """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last one."""
+        with self.store.core.view() as txn:
+            self.fence.check(txn)
+
+    # --- after a death ---
+
     def be_careful(self, careful: Mapping[int, int], verdict: Verdict | None) -> None:
         """Continue after the process died in a step: take one message at a time, for each input up to an index.
 
@@ -70,10 +272,10 @@ class Stepper(Recovery):
         names a message that fails without another call. Each message of a message function has its own hash, so a
         snapshot of several messages may be divided; that of a batch function may not.
         """
-        self._careful = dict(careful)
-        self._verdict = verdict
+        self.taker.careful = dict(careful)
+        self.verdict = verdict
         if careful and not self.node.options.batch:
-            self._pending = None
+            self.taker.repeats = None
 
     def watch_with(self, main: Stepper, place: int) -> None:
         """Let the supervisor watch the calls of this stepper, which works for ``main`` in its thread.
@@ -85,10 +287,9 @@ class Stepper(Recovery):
         told = main.watch
         if told is not None:
             self.watch = lambda chosen, start, count: told(chosen + before if count else 0, start, count)
-        mine = {
-            chosen - before: index for chosen, index in main._careful.items() if 0 <= chosen - before < len(self.inputs)
-        }
-        verdict = main._verdict
+        careful = main.taker.careful
+        mine = {chosen - before: index for chosen, index in careful.items() if 0 <= chosen - before < len(self.inputs)}
+        verdict = main.verdict
         if verdict is not None:
             verdict = replace(verdict, chosen=verdict.chosen - before)
         self.be_careful(mine, verdict)
@@ -97,46 +298,41 @@ class Stepper(Recovery):
 
     def step(self) -> Outcome:
         """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
-        if self._stop is not None:
-            raise stopped_at(self.node, self._stop)
-        if not self._prepared and self._pause_row is None:
+        stop = self.committer.stop
+        if stop is not None:
+            raise stopped_at(self.node, stop)
+        if not self._prepared and self.pause.row is None:
             prepare(self.node)
             self._prepared = True
         rested, self._rested = self._rested, True
         if rested and not self._last_look.is_current():
             self._look_around()
-        others = self.bucket is not None or self._pause_row is not None or self.paused
+        others = self.bucket is not None or self.pause.row is not None or self.paused
         for lane in self.lanes:
-            others = others or lane.armed()
+            others = others or lane.armed
         if others:
             outcome = self._others_first()
             if outcome is not None:
                 return outcome
-        self._room = self.gate.room()
-        if not self._room and self._something_to_take():
+        gate, taker = self.gate, self.taker
+        room = gate.room()
+        if not room and taker.waits():
             return self._wait_for_readers()
-        taken = self._take() if self._room else None
-        if self._room and self.gate.noted and not (taken is None and self.gate.starving):
-            self.gate.clear()
+        taken = taker.take(room) if room else None
+        if room and gate.noted and not (taken is None and gate.starving):
+            gate.clear()
         if taken is None:
-            if self.meter.messages:
-                self.meter.settle()
-            self._tell_of_starving()
-            if self.store.core.is_lost():  # an idle graph has no commit that would notice a removed store
-                self.store.core.check_file()
-            if not rested:  # nor one that would notice a seek or a takeover
-                self._look_around()
-            for mark in self.marks.values():
-                mark.release()
-            return "committed" if any(lane.waits() and lane.step() for lane in self.lanes) else "idle"
+            return self._rest(rested)
         if self.bucket is not None and taken.times is None:
             self.bucket.take(1 if self.node.options.batch else taken.count)
+        if self._copies is not None:
+            self._copies.took(taken)
         if faults.active:
             faults.point("take.after")
         if self.tracer is None:
             self._make(taken)
         else:
-            with self.tracer.step(self, taken.count, taken):
+            with self.tracer.step(self.committer, taken.count, taken):
                 self._make(taken)
         self._rested = False
         return "committed"
@@ -150,21 +346,36 @@ class Stepper(Recovery):
         for lane in self.lanes:
             if lane.while_paused and lane.turn():
                 return "committed"
-        if (self.paused or self._pause_row is not None) and self.whole is self and self._stays_paused():
+        if (self.paused or self.pause.row is not None) and self.unit is self and self._stays_paused():
             return "paused"
         for lane in self.lanes:
             if not lane.while_paused and lane.turn():
                 return "committed"
         return None
 
+    def _rest(self, rested: bool) -> Outcome:
+        """There is nothing to take. ``rested``: there was nothing at the last step either."""
+        if self.meter.messages:
+            self.meter.settle()
+        starved = self.taker.starved()
+        if starved is not None:
+            self.gate.starve(starved)
+        if self.store.core.is_lost():  # an idle graph has no commit that would notice a removed store
+            self.store.core.check_file()
+        if not rested:  # nor one that would notice a seek or a takeover
+            self._look_around()
+        for mark in self.marks.values():
+            mark.release()
+        return "committed" if any(lane.waits() and lane.step() for lane in self.lanes) else "idle"
+
     def _look_around(self) -> None:
         """Compare the fence and read ahead in one transaction: a message to an idle unit waits for it."""
         assert self.runner is not None
-        inputs = [] if self.paused or self._pending is not None else self._home_inputs
+        inputs = [] if self.paused or self.taker.repeats is not None else self._home_inputs
         with self.store.core.view() as txn:
             self._last_look.note(txn)
-            self._fence(txn)
-            copied = [input.copy(txn, self.runner.pace.count) for input in inputs if self._pause_row is None]
+            self.fence.check(txn)
+            copied = [input.copy(txn, self.runner.pace.count) for input in inputs if self.pause.row is None]
         for input, raws in zip(inputs, copied):
             input.open(raws)
 
@@ -172,45 +383,62 @@ class Stepper(Recovery):
         """Notice a pause, or its end. After it, the processor continues as after a start."""
         self.store.core.check_file()
         self.check_fence()
-        if self._pause_row is None:
+        if self.pause.row is None:
             self.paused = False
             for lane in self.lanes:
                 lane.restart()
             self.recover()
-            self.be_careful(self._careful, None)  # the function is called again, also if the message killed its worker
-            self._emit(events.Event(self.node.id, "resumed", logging.INFO))
+            # The function is called again, also if the message killed its worker.
+            self.be_careful(self.taker.careful, None)
+            self.emit(events.Event(self.node.id, "resumed", logging.INFO))
         elif not self.paused:
             self.paused = True
             self.gate.clear()
             if self.meter.messages:
                 self.meter.settle()
-            pause = ProcessorPause.unpack(self._pause_row, self.node.id)
+            pause = ProcessorPause.unpack(self.pause.row, self.node.id)
             text = f"is paused {pause.text}. To continue: cues resume"
-            self._emit(events.Paused(self.node.id, text, logging.WARNING, pause=pause.facts()))
+            self.emit(events.Paused(self.node.id, text, logging.WARNING, pause=pause.facts()))
         return self.paused
 
     def _make(self, taken: Taken) -> None:
+        committer = self.committer
         try:
             if taken.times is not None:  # no call: the messages wait for their time
                 self._hold_back(taken)
                 return
             # 2. Snapshot.
             if self.node.side_effects or self.node.at_most_once:
-                self._commit_snapshot(taken)
+                committer.commit_snapshot(taken)
             # 3. Run.
-            results = self._condemned(taken)
-            if results is None:
+            verdict = self.verdict
+            if verdict is not None and self.taker.condemned(taken, verdict):
+                results = Results({}, {0: verdict.failure()})
+            else:
                 results = self._run(taken)
-                if halves(self.node, taken.count, results):
+                if results.failures and halves(self.node, taken.count, results):
                     self._halve(taken, results)
                     return
             if self.bucket is not None and results.closed is not None:  # the rest is not called in this step
                 self.bucket.take(results.closed - taken.count)
             # 4. Commit.
-            self._commit(taken, results)
+            committer.commit(taken, results)
         except BaseException:
-            self._step_dropped()
+            committer.drop()
             raise
+
+    def _run(self, taken: Taken) -> Results:
+        runner = self.runner
+        assert runner is not None
+        if self.failures.limits:
+            runner.errors_left = self.failures.errors_left()
+        if self.watch is None:
+            return runner.run(taken, True)
+        self.watch(self.taker.place_of(taken), taken.slices[0].start, taken.count)
+        try:
+            return runner.run(taken, True)
+        finally:
+            self.watch(0, 0, 0)
 
     def _halve(self, taken: Taken, results: Results) -> None:
         """Drop a step that failed: the next steps take its messages in parts (halving.py)."""
@@ -220,15 +448,14 @@ class Stepper(Recovery):
                 f"a batch of {taken.count:,} messages failed ({short(failure.error)}); runs it in halves, to find the"
                 " messages that fail alone"
             )
-            self._emit(events.Event(self.node.id, text, logging.WARNING))
-        self._halving[self._input_of(taken)].divide(taken.slices[0].start, taken.slices[0].stop)
-        self._step_dropped()
+            self.emit(events.Event(self.node.id, text, logging.WARNING))
+        self.taker.divide(taken)
+        self.committer.drop()
 
     @property
     def divided(self) -> bool:
         """True if parts of a batch that failed wait. They are known in memory only."""
-        here = any(halving.at(input.index) for halving, input in zip(self._halving, self.inputs))
-        return here or any(lane.divided for lane in self.lanes)
+        return self.taker.divided or any(lane.divided for lane in self.lanes)
 
     def _hold_back(self, taken: Taken) -> None:
         """Commit a step that keeps its messages until they are due. If the processor cannot, the first one fails."""
@@ -237,7 +464,7 @@ class Stepper(Recovery):
         refused = held.refused(taken)
         if refused is None:
             held.keep(taken)
-        self._commit(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
+        self.committer.commit(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
 
     def _limited(self) -> bool:
         """Return whether ``rate=`` allows no call now. Note whether anything waits for it."""
@@ -246,53 +473,40 @@ class Stepper(Recovery):
         if self.bucket.calls():
             self.counters.limited = False
             return False
-        self.counters.limited = self.lanes_wait() or self._something_to_take()
+        self.counters.limited = self.lanes_wait() or self.taker.waits()
         return True
-
-    def _calls(self, size: int) -> int:
-        """Return the number of messages up to ``size`` for which ``rate=`` allows the calls now."""
-        return size if self.bucket is None or self.node.options.batch else min(size, self.bucket.calls())
 
     def _wait_for_readers(self) -> Outcome:
         """Take nothing, because an output has no room."""
         self.store.core.check_file()
         self.check_fence()
-        self._hold()
+        self.hold()
         return "blocked"
 
-    def _hold(self) -> None:
-        warn = lambda text: self._emit(events.Event(self.node.id, text, logging.WARNING))  # noqa: E731
+    def hold(self) -> None:
+        """Note that it waits for the readers of its outputs: its thread sleeps until there is room."""
+        warn = lambda text: self.emit(events.Event(self.node.id, text, logging.WARNING))  # noqa: E731
         self.counters.waited_s += self.gate.hold(warn)
 
-    def _something_to_take(self) -> bool:
-        if self._pending is not None:
-            return True
-        return any(all(input.fill(1) for input in inputs) for _, inputs in self._choices())
+    @property
+    def lingers_s(self) -> float | None:
+        """Seconds until the first wait for more messages ends, a timer or delayed message is due, or a call is allowed.
 
-    def _tell_of_starving(self) -> None:
-        """Tell the writers of a join's inputs that it waits for messages on one, and not they for it."""
-        if self._together is None or len(self.inputs) < 2 or not any(input.queue.core.bounded for input in self.inputs):
-            return
-        empty = [input.queue.id for input in self.inputs if not input.fill(1)]
-        if empty and len(empty) < len(self.inputs):
-            self.gate.starve(empty[0])
-
-    @override
-    def _step_dropped(self) -> None:
-        """Return to the positions of the last commit."""
-        self._beside = {}
-        self.state.forget()
-        if self.held is not None:
-            self.held.forget()
-        self.imperative.forget()
-        for reader in self._readers:
-            reader.stand(self.position_in(self._row, reader.tailer))
+        None if it waits for none of these."""
+        if self.paused:
+            return None
+        if self.bucket is not None and (wait_s := self.bucket.wait_s()):
+            return wait_s
+        ends = self.taker.lingers_ns()
+        ends += [due - clock.now_ns() for lane in self.lanes if (due := lane.due_ns()) is not None]
+        ends = [left for left in ends if left > 0]  # what is over now waits for room, or ready() is true
+        return min(ends) / 1e9 if ends else None
 
     # --- lanes ---
 
     def lanes_wait(self) -> bool:
         """Return whether a lane has something to do before the inputs. Safe in any thread."""
-        return any(lane.armed() and lane.waits() for lane in self.lanes)
+        return any(lane.armed and lane.waits() for lane in self.lanes)
 
     def redrive(self) -> bool:
         """Make one step for which a redrive was asked; else return False. Raises the errors of :meth:`step`."""
@@ -305,119 +519,7 @@ class Stepper(Recovery):
         waits = any(lane.asked() for lane in self.lanes)
         return self.bucket.wait_s() if self.bucket is not None and waits else 0.0
 
-    # 1. Take.
 
-    def _take(self) -> Taken | None:
-        if self._pending is not None:
-            return self._take_again(*self._pending)
-        assert self.runner is not None
-        size = min(self._calls(self.runner.pace.count), self._room)
-        for place, inputs in self._together or self._choices():
-            halving = self._halving[place]
-            most = self._bounded(place, size) if halving.ends or self._careful else size
-            count = self._count(inputs, most)
-            if count:
-                self._served = place + 1
-                if self._lingering:
-                    self._lingering.pop(inputs[0].tailer, None)
-                times = None
-                if self.held is not None:
-                    for input in inputs:
-                        if input.delays:
-                            count, times = self.held.cut(inputs, count)
-                            break
-                part = bool(halving.ends) and halving.at(inputs[0].index)
-                return Taken([input.take(count) for input in inputs], count, times=times, part=part)
-        return None
-
-    def _choices(self) -> list[tuple[int, list[Input]]]:
-        """Return the inputs that a step may take from: all together; for AnyOf any single one, in turn."""
-        if self._together is not None:
-            return self._together
-        places = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
-        return [(place, [self.inputs[place]]) for place in places]
-
-    def _count(self, inputs: list[Input], size: int) -> int:
-        """Return the number of messages that a step takes now from each of these inputs, at most ``size``."""
-        count = size
-        for input in inputs:
-            count = min(count, input.fill(size))
-            if not count:
-                return 0
-        if self._linger_ns and count < size and self._may_linger():
-            now = clock.monotonic_ns()
-            ends = self._lingering.setdefault(inputs[0].tailer, now + self._linger_ns)
-            return 0 if now < ends else count
-        return count
-
-    def _bounded(self, place: int, size: int) -> int:
-        """Return the largest number of messages that a step may take from this choice of inputs."""
-        index = self.inputs[place].index
-        if index < self._careful.get(place, 0):
-            return 1
-        halving = self._halving[place]
-        return halving.bound(index, size) if halving.ends else size
-
-    @property
-    def lingers_s(self) -> float | None:
-        """Seconds until the first wait for more messages ends, a timer or delayed message is due, or a call is allowed.
-
-        None if it waits for none of these."""
-        if self.paused:
-            return None
-        if self.bucket is not None and (wait_s := self.bucket.wait_s()):
-            return wait_s
-        ends = [end - clock.monotonic_ns() for end in self._lingering.values()]
-        ends += [due - clock.now_ns() for lane in self.lanes if (due := lane.due_ns()) is not None]
-        ends = [left for left in ends if left > 0]  # what is over now waits for room, or ready() is true
-        return min(ends) / 1e9 if ends else None
-
-    def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
-        """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""
-        again = [input for input in self.inputs if input.tailer in ends]
-        for input in again:
-            count = ends[input.tailer] - input.index
-            while input.ahead < count:
-                before = input.ahead
-                input.fill(count)
-                if input.index != snapshot.start[input.tailer]:  # purged since the start: another set of messages
-                    self._rewind(snapshot)
-                    return self._take()
-                if input.ahead == before:
-                    raise Diverged(
-                        f"{self.node.id} must take {input.tailer} up to {ends[input.tailer]} again, but the"
-                        f" queue ends before {input.index + input.ahead}.",
-                        "run cues check; or --fresh to start again.",
-                        processor=self.node.id,
-                    )
-        slices = [input.take(ends[input.tailer] - input.index) for input in again]
-        self._pending = None
-        return Taken(slices, len(slices[0].messages), snapshot.hash)
-
-    # 3. Run.
-
-    def _run(self, taken: Taken) -> Results:
-        assert self.runner is not None
-        window = self.whole._window
-        self.runner.errors_left = window.at(clock.now_ns()).left if window and self._error_rate else None
-        if self.watch is None:
-            return self.runner.run(taken, bounded=True)
-        self.watch(self._input_of(taken), taken.slices[0].start, taken.count)
-        try:
-            return self.runner.run(taken, bounded=True)
-        finally:
-            self.watch(0, 0, 0)
-
-    def _condemned(self, taken: Taken) -> Results | None:
-        """Return a failure, if the function must not be called for this step again."""
-        verdict = self._verdict
-        if verdict is None or (verdict.chosen, verdict.start, verdict.count) != (
-            self._input_of(taken),
-            taken.slices[0].start,
-            taken.count,
-        ):
-            return None
-        return Results({}, {0: verdict.failure()})
-
-    def _input_of(self, taken: Taken) -> int:
-        return self.inputs.index(taken.slices[0].input)
+def _table(store: Store, node: Node) -> StateTable:
+    ttl_s = seconds_of(node.options.ttl)
+    return StateTable(store, node.key, None if ttl_s is None else round(ttl_s * 1e9))

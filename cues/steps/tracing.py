@@ -69,7 +69,7 @@ class StepSpan:
 
 
 class Traced(Protocol):
-    """A stepper, as its tracer uses it."""
+    """The commits of a stepper, as its tracer uses them."""
 
     node: Node
     span: StepSpan | None
@@ -89,13 +89,13 @@ class Tracer:
         self._root = Ambient()
 
     @contextlib.contextmanager
-    def step(self, stepper: Traced, count: int, taken: Taken | None = None) -> Iterator[None]:
+    def step(self, commits: Traced, count: int, taken: Taken | None = None) -> Iterator[None]:
         """The span of a step of ``count`` messages, which is the current one inside the block.
 
         ``taken`` gets the context for the outputs. A step that ends without a commit has ``cues.committed`` false, and
         the status and the exception of what stopped it.
         """
-        node = stepper.node
+        node = commits.node
         operation = "process" if taken is not None else "publish"
         attributes: dict[str, Any] = {
             "messaging.system": "cues",
@@ -126,14 +126,14 @@ class Tracer:
         )
         context = {}
         self._propagator.inject(context, self._trace.set_span_in_context(span, self._root))
-        stepper.span = StepSpan(span, context or None)
+        commits.span = StepSpan(span, context or None)
         if taken is not None:
-            taken.context = stepper.span.context
+            taken.context = commits.span.context
         try:
             with self._trace.use_span(span, end_on_exit=True):
                 yield
         finally:
-            stepper.span = None
+            commits.span = None
 
     def _extract(self, header: tuple[str, str]) -> Any:
         return self._propagator.extract(dict(zip(names.TRACE_CONTEXT, header)), self._root)

@@ -23,7 +23,7 @@ from cues.graphs.pause import ProcessorPause
 from cues.groups.operate import GroupMetrics
 from cues.queues.backpressure import Note
 from cues.queues.options import QueueOptions
-from cues.steps.held import Waiting
+from cues.steps.delays import Waiting
 from cues.storage import free_space
 from cues.tools.follower import FollowerSeen
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics

@@ -59,8 +59,8 @@ from cues.spark.plans import queries_of
 from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
+from cues.steps.calls import Interrupted
 from cues.steps.ownership import LEASE_BEAT_S, require_replaceable
-from cues.steps.runner import Interrupted
 from cues.storage import wakeup
 
 if TYPE_CHECKING:

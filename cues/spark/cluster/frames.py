@@ -26,9 +26,9 @@ from cues.spark.cluster.typed import TypedColumns
 from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
 from cues.spark.plans import ROWS, call, fields_of, process_of
+from cues.steps.calls import Interrupted
 from cues.steps.failure import Failure, error_message, retry_event
 from cues.steps.outgoing import Packer
-from cues.steps.runner import Interrupted
 from cues.steps.taking import Input, Slice, Taken
 
 

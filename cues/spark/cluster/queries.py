@@ -52,7 +52,7 @@ from cues.spark.datasource import source_for
 from cues.spark.options import FrameSource
 from cues.spark.plans import QueryPlan, call, fields_of, process_of
 from cues.spark.session import in_short
-from cues.steps.runner import Interrupted
+from cues.steps.calls import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Collection

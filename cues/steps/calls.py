@@ -1,0 +1,43 @@
+"""The calls of a function, as a stepper uses them. The embedded engine makes them in its process (runner.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cues.native import mypyc_attr
+
+if TYPE_CHECKING:
+    from cues.steps.pace import Pace
+    from cues.steps.results import Results
+    from cues.steps.taking import Taken
+
+
+class Interrupted(Exception):
+    """Raised when the graph is aborted: the step is dropped."""
+
+
+Pause = Callable[[float], bool]
+"""Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Calls:
+    """The calls of the function of one processor."""
+
+    pace: Pace
+    """The number of messages in a step. For a message function it changes only the speed."""
+    errors_left: int | None
+    """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
+
+    def run(self, taken: Taken, bounded: bool = False) -> Results:
+        """Call the function for what a step took."""
+        raise NotImplementedError
+
+    @property
+    def abandoned(self) -> int:
+        """The number of calls that took longer than ``timeout_s``. They may still be running."""
+        return 0
+
+    def close(self) -> None:
+        """End threads and event loop."""

@@ -1,0 +1,216 @@
+"""Step 1 of the protocol: choose for each tailer a range of messages that are there, and copy them.
+
+A step takes the same number of messages from all inputs; with AnyOf it takes from one of them, in turn. If a start
+found a snapshot that did not commit, the next step takes exactly the ranges of that snapshot (recovery.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cues.base import clock, events
+from cues.errors import Diverged
+from cues.native import mypyc_attr
+from cues.steps.halving import Halving
+from cues.steps.taking import Taken
+
+if TYPE_CHECKING:
+    from cues.graphs.processor import Node
+    from cues.steps import tries
+    from cues.steps.bucket import Bucket
+    from cues.steps.calls import Calls
+    from cues.steps.delays import Held
+    from cues.steps.failure import Verdict
+    from cues.steps.taking import Input
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Taker:
+    """Takes the messages of the steps of one processor."""
+
+    def __init__(
+        self,
+        node: Node,
+        inputs: list[Input],
+        calls: Calls | None,
+        bucket: Bucket | None,
+        may_linger: Callable[[], bool],
+        emit: Callable[[events.Event], None],
+    ) -> None:
+        """``calls``: say how many messages a step has; None for a source. ``may_linger``: whether a step may wait for
+        more messages, as ``linger_s`` asks."""
+        self._node = node
+        self.inputs = inputs
+        self._calls: Calls | None = calls
+        self._bucket: Bucket | None = bucket
+        self.may_linger = may_linger
+        self._emit = emit
+        self.held: Held | None = None
+        """The delayed messages of the unit; None without their lane: then they are taken as all others."""
+        self.served = 0
+        """The place after the input that the last step took from."""
+        self._together = [(0, inputs)] if node.mode != "alts" else None
+        self._linger_ns = round(node.options.linger_s * 1e9)
+        self._lingering: dict[str, int] = {}
+        """The ends of the waits for more messages (``linger_s``), by the first tailer of the choice."""
+        self.halving = [Halving() for _ in inputs]
+        """For each input: the parts of a batch that failed."""
+        self.careful: dict[int, int] = {}
+        """For each input: before this index a step takes one message at a time."""
+        self.repeats: tuple[tries.Snapshot, dict[str, int]] | None = None
+        """The snapshot whose ranges the next step takes again, with their ends."""
+
+    def forget(self) -> None:
+        """Forget what belongs to the positions before a recovery."""
+        self._lingering.clear()
+        for halving in self.halving:
+            halving.clear()
+        self.repeats = None
+
+    # --- what there is to take ---
+
+    def waits(self) -> bool:
+        """Return whether there is something to take. It reads ahead."""
+        if self.repeats is not None:
+            return True
+        return any(all(input.fill(1) for input in inputs) for _, inputs in self._choices())
+
+    def starved(self) -> str | None:
+        """Return the queue on which a join waits for messages, while others of its inputs have some."""
+        if self._together is None or len(self.inputs) < 2 or not any(input.queue.core.bounded for input in self.inputs):
+            return None
+        empty = [input.queue.id for input in self.inputs if not input.fill(1)]
+        return empty[0] if empty and len(empty) < len(self.inputs) else None
+
+    @property
+    def divided(self) -> bool:
+        """True if parts of a batch that failed wait. They are known in memory only."""
+        return any(halving.at(input.index) for halving, input in zip(self.halving, self.inputs))
+
+    def lingers_ns(self) -> list[int]:
+        """Return the nanoseconds until each wait for more messages ends."""
+        return [end - clock.monotonic_ns() for end in self._lingering.values()]
+
+    # --- taking ---
+
+    def take(self, room: int) -> Taken | None:
+        """Take the messages of a step, at most ``room`` from each input; None if there are none."""
+        if self.repeats is not None:
+            return self._take_again(room, *self.repeats)
+        calls, bucket = self._calls, self._bucket
+        assert calls is not None
+        size = calls.pace.count
+        if bucket is not None and not self._node.options.batch:
+            size = min(size, bucket.calls())
+        if room < size:
+            size = room
+        for place, inputs in self._together or self._choices():
+            halving = self.halving[place]
+            most = self._bounded(place, size) if halving.ends or self.careful else size
+            count = self._count(inputs, most)
+            if count:
+                self.served = place + 1
+                if self._lingering:
+                    self._lingering.pop(inputs[0].tailer, None)
+                times = None
+                if self.held is not None:
+                    for input in inputs:
+                        if input.delays:
+                            count, times = self.held.cut(inputs, count)
+                            break
+                part = bool(halving.ends) and halving.at(inputs[0].index)
+                return Taken([input.take(count) for input in inputs], count, times=times, part=part)
+        return None
+
+    def _choices(self) -> list[tuple[int, list[Input]]]:
+        """Return the inputs that a step may take from: all together; for AnyOf any single one, in turn."""
+        if self._together is not None:
+            return self._together
+        places = [(self.served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
+        return [(place, [self.inputs[place]]) for place in places]
+
+    def _count(self, inputs: list[Input], size: int) -> int:
+        """Return the number of messages that a step takes now from each of these inputs, at most ``size``."""
+        count = size
+        for input in inputs:
+            count = min(count, input.fill(size))
+            if not count:
+                return 0
+        if self._linger_ns and count < size and self.may_linger():
+            now = clock.monotonic_ns()
+            ends = self._lingering.setdefault(inputs[0].tailer, now + self._linger_ns)
+            return 0 if now < ends else count
+        return count
+
+    def _bounded(self, place: int, size: int) -> int:
+        """Return the largest number of messages that a step may take from this choice of inputs."""
+        index = self.inputs[place].index
+        if index < self.careful.get(place, 0):
+            return 1
+        halving = self.halving[place]
+        return halving.bound(index, size) if halving.ends else size
+
+    # --- taking again ---
+
+    def repeat(self, snapshot: tries.Snapshot) -> None:
+        """Let the next step take exactly the ranges of a snapshot, under its hash."""
+        ends = dict(snapshot.end)
+        whole = True
+        for input in self.inputs:
+            if input.tailer not in ends:
+                continue
+            row = input.queue.core.row()
+            lost = min(row.first, ends[input.tailer]) - snapshot.start[input.tailer]
+            if lost > 0:
+                whole = False
+                self._emit(
+                    events.Event(
+                        self._node.id,
+                        f"{lost} messages of {input.queue.id} that a step had taken were purged before it"
+                        " committed; they are lost, the rest is a new step",
+                        logging.WARNING,
+                    )
+                )
+                input.go(min(row.first, ends[input.tailer]))
+        # The rest of a purged range is another set of messages and gets another hash, like any new step.
+        # An unpurged range is taken exactly as in the snapshot, under its hash.
+        self.repeats = (snapshot, ends) if whole else None
+
+    def _take_again(self, room: int, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
+        """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""
+        again = [input for input in self.inputs if input.tailer in ends]
+        for input in again:
+            count = ends[input.tailer] - input.index
+            while input.ahead < count:
+                before = input.ahead
+                input.fill(count)
+                if input.index != snapshot.start[input.tailer]:  # purged since the start: another set of messages
+                    self.repeat(snapshot)
+                    return self.take(room)
+                if input.ahead == before:
+                    raise Diverged(
+                        f"{self._node.id} must take {input.tailer} up to {ends[input.tailer]} again, but the"
+                        f" queue ends before {input.index + input.ahead}.",
+                        "run cues check; or --fresh to start again.",
+                        processor=self._node.id,
+                    )
+        slices = [input.take(ends[input.tailer] - input.index) for input in again]
+        self.repeats = None
+        return Taken(slices, len(slices[0].messages), snapshot.hash)
+
+    # --- steps that died or failed ---
+
+    def place_of(self, taken: Taken) -> int:
+        """Return the place of the input that a step took from; 0 if it took from all."""
+        return self.inputs.index(taken.slices[0].input)
+
+    def condemned(self, taken: Taken, verdict: Verdict) -> bool:
+        """Return whether a step is the one in which the worker died at each attempt."""
+        piece = taken.slices[0]
+        return (verdict.chosen, verdict.start, verdict.count) == (self.place_of(taken), piece.start, taken.count)
+
+    def divide(self, taken: Taken) -> None:
+        """Let the next steps take the messages of a batch that failed in parts (halving.py)."""
+        self.halving[self.place_of(taken)].divide(taken.slices[0].start, taken.slices[0].stop)
