@@ -41,6 +41,7 @@ NO_FILES_OF_STORES = {
     "checkpoints.jsonfile.JSONFileCheckpoint._read": "the file that the user names",
     "tools.doctor": "files in a directory that it has just made, and /proc",
     "tools.backup": "files of a backup; new ones are made with O_EXCL",
+    "storage.backup_manifest": "the manifest of a backup",
     "tools.follower.redo": "a file of a copy that this user makes",
     "spark.remote": "a place, not a file",
     "spark.java": "the user's own installation of Java",
