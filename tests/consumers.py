@@ -210,7 +210,7 @@ def remember_syncs(place: str) -> None:
     def sync(self: Store) -> None:
         if Path(self.path).name == "b":
             pieces: list[bytes] = []
-            self._dump(pieces.append)
+            self.core.dump(pieces.append)
             file.with_suffix(".next").write_bytes(b"".join(pieces))
             os.replace(file.with_suffix(".next"), file)
         real(self)

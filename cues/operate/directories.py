@@ -63,7 +63,7 @@ class DirectoryPlace:
 
     @property
     def files(self) -> Files:
-        return open_files(self.location)
+        return open_files(self.location, make=False)
 
     @property
     def name(self) -> str:
