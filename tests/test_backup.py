@@ -200,6 +200,7 @@ def test_a_damaged_manifest_hinders_only_the_backups_that_need_it(root: Path, tm
         make_backup(root, dest, 4)
 
 
+@pytest.mark.interpreted
 def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Path) -> None:
     """Without the comparison, the transaction of the first store would be older than that of the second."""
     with cues.open(root / "s") as first, cues.open(root / "o") as second:

@@ -28,6 +28,7 @@ from cues.steps.hashes import Hasher
 from cues.steps.part import Part
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
+from cues.storage.store_core import StoreCore
 
 EXAMPLES_FAST = 10
 EXAMPLES = 100
@@ -104,7 +105,7 @@ def purge_off_by_one(patch: Patch) -> None:
 
 def purge_that_tells_no_reader(patch: Patch) -> None:
     """Tailers continue to hand out what they read ahead."""
-    patch.setattr(Store, "_purged", lambda self: None)
+    patch.setattr(StoreCore, "note_purge", lambda self: None)
 
 
 def retention_off_by_one(patch: Patch) -> None:

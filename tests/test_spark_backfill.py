@@ -227,17 +227,18 @@ def test_every_core_has_a_stretch_and_batches_are_not_cut() -> None:
 
 def test_a_slow_function_gets_short_jobs_and_a_quick_one_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever kills the driver, or stops the graph, loses a job at most."""
-    delivery = object.__new__(stretches.StretchStepper)
+    delivery = object.__new__(stretches.StretchTaker)
+    delivery._most = stretches.FIRST_MESSAGES
     monkeypatch.setattr(stretches, "RANGE_MESSAGES", 1_000_000)
     for _ in range(10):
-        delivery._pace(0.1)
+        delivery.pace(0.1)
     assert delivery._most == 1_000_000
-    delivery._pace(1000.0)
+    delivery.pace(1000.0)
     assert delivery._most == 5_000
-    delivery._pace(5.0)
+    delivery.pace(5.0)
     assert delivery._most == 5_000
     for _ in range(10):
-        delivery._pace(1000.0)
+        delivery.pace(1000.0)
     assert delivery._most == 1
 
 
