@@ -35,6 +35,7 @@ from cues.errors import (
     TopologyChanged,
     Unsupported,
 )
+from cues.operate.refused import Refused
 from cues.queues.base import views_of
 from cues.storage.locks import process_state
 
@@ -988,8 +989,8 @@ def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) ->
         (line,) = [line for line in shown.output.splitlines() if line.startswith(f"  {processor}: ")]
         assert place in line
     for command in (run_command, show):
-        refused = runner.invoke(command, [str(file), "--queues", str(tmp_path / "q")])
-        assert refused.exit_code == 2 and str(tmp_path / "q") in refused.output and not (tmp_path / "q").exists()
+        refused = runner.invoke(command, [str(file), "--queues", str(tmp_path / "q")]).exception
+        assert isinstance(refused, Refused) and str(tmp_path / "q") in str(refused) and not (tmp_path / "q").exists()
 
 
 @pytest.mark.parametrize("cluster", [False, True])

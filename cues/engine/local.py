@@ -101,8 +101,8 @@ class EmbeddedEngine:
             emit=host.emit,
             **self._options,
         )
-        self.plan, self.store, self.queues = self._assembly.plan, self._assembly.store, self._assembly.queues
         try:
+            self.plan, self.store, self.queues = self._assembly.plan, self._assembly.store, self._assembly.queues
             self._begin_record()
             if self._assembly.growth is not None and "before_claim" not in self._options:  # it runs all processors
                 identities.note(self.store, self.plan, host.emit)

@@ -63,7 +63,6 @@ class GraphRun(Running):
         self._guard: DiskGuard | None = None
         self._progress = Progress(self)
         engine.start(self)
-        self.started_at = time.monotonic()
 
     @override
     def guard(self, min_free: int | None) -> None:
