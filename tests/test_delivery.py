@@ -768,7 +768,7 @@ def test_state_that_is_only_read_is_not_kept_in_memory_for_ever(store: Store, mo
 
     def look(message: Message, process: Any) -> None:
         process.state_of(message["n"]).get("seen")
-        sizes.append(len(process._layer._table._cache))
+        sizes.append(len(process.core.layer._table._cache))
 
     feed(store, a=range(500))
     run(store, Sink(look, "a", batch_size=10))

@@ -178,7 +178,7 @@ def hash_of_the_epoch(patch: Patch) -> None:
     def init(self: Stepper, store: Store, node: Any, row: ProcessorRow, *setting: Any, **options: Any) -> None:
         real(self, store, node, row, *setting, **options)
         self.builder.hasher = Hasher(node.id, row.epoch)
-        self.process._renew(self.builder.hasher, row.epoch)
+        self.process.core.renew(self.builder.hasher, row.epoch)
 
     patch.setattr(Stepper, "__init__", init)
 

@@ -182,7 +182,7 @@ def test_what_is_committed_is_not_kept_twice() -> None:
             process.state[n % 5] = n
             yield n, {"n": n}
             if n % 1_000 == 999:
-                largest.append(len(process._layer._table._table._step))
+                largest.append(len(process.core.layer._table._table._step))
 
     with testing.temporary_store() as store:
         testing.run_until_idle(graph(source), store)

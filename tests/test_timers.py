@@ -173,7 +173,7 @@ def test_death_at_every_point_and_hit_fires_each_once(options: dict[str, Any]) -
 
 def test_control_a_timer_that_is_not_compared_when_it_fires(monkeypatch: pytest.MonkeyPatch) -> None:
     """A due timer that another one cancels in the same step must not fire; without the comparison it does."""
-    monkeypatch.setattr(processes.Process, "_fires", lambda self, timer: True)
+    monkeypatch.setattr(processes.ProcessCore, "fires", lambda self, timer: True)
     assert played(PLAY_CANCEL, graph_of())["queues"]["out"] != model(PLAY_CANCEL)
 
 

@@ -283,12 +283,12 @@ def _firing(fn: Function) -> Function:
     given = wants_process(fn)
 
     def fire(timer: dict[str, Any], process: Any) -> Any:
-        if process._fires(timer):
+        if process.core.fires(timer):
             return fn(timer, process=process) if given else fn(timer)
         return None
 
     async def fire_async(timer: dict[str, Any], process: Any) -> Any:
-        if process._fires(timer):
+        if process.core.fires(timer):
             return await (fn(timer, process=process) if given else fn(timer))
         return None
 

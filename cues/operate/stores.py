@@ -30,7 +30,7 @@ from cues.operate.shape import Shape, shape_of_store
 from cues.operate.target import GROUP, Target, open_queue, queue_of, store_of
 from cues.queues import backpressure
 from cues.queues.committed import Isolation
-from cues.queues.queue import Queue, open_named
+from cues.queues.queue import Queue, open_named, purge_to
 from cues.queues.retention import PlannedPurge, PositionHolder
 from cues.queues.store import Store
 from cues.steps import delays
@@ -299,7 +299,7 @@ class StorePlace:
             plans = [self._with_new_processors(plan) for plan in queue.plan_purge(at)]
             indices = {plan.log: plan.index for plan in plans}
             yield PlannedPurges(
-                plans, lambda force: queue._purge(lambda txn, log, row: indices.get(log.id, row.first), not force)
+                plans, lambda force: purge_to(queue, lambda txn, log, row: indices.get(log.id, row.first), not force)
             )
 
     def _with_new_processors(self, plan: PlannedPurge) -> PlannedPurge:

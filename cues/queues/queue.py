@@ -220,7 +220,7 @@ class Queue(BaseQueue):
         """
         if unread not in ("drop", "refuse"):
             raise InvalidArgument(f"unread={unread!r}.", "pass 'drop' or 'refuse'.")
-        return self._purge(self._place_of(before), unread == "refuse")
+        return purge_to(self, self._place_of(before), unread == "refuse")
 
     def _place_of(self, before: int | datetime) -> Place:
         """The index on a log before which a purge drops messages."""
@@ -246,20 +246,7 @@ class Queue(BaseQueue):
 
     def delete(self) -> int:
         """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
-        return self._purge(lambda txn, log, row: row.next)
-
-    def _purge(self, place: Place, refuse: bool = False) -> int:
-        self.core.check_open()
-        self.core.refuse_try_log("trims")
-        logs = [view.core.log.records for view in views_of(self)]
-        try:
-            dropped = self.store.core.commit(self._move_fronts, logs, place, refuse)
-        except StoreFull as error:
-            error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
-            raise
-        for log in logs:
-            self._sweep(log, dropped)
-        return dropped
+        return purge_to(self, lambda txn, log, row: row.next)
 
     def _sweep(self, log: Log, dropped: int) -> None:
         """Free the space of dropped messages, in smaller commits if the map has no room for larger ones."""
@@ -303,6 +290,21 @@ class Queue(BaseQueue):
         self.store.core.note_purge()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
         return deleted
+
+
+def purge_to(queue: Queue, place: Place, refuse: bool = False) -> int:
+    """Drop the messages before the index that ``place`` returns for each log; return their number."""
+    queue.core.check_open()
+    queue.core.refuse_try_log("trims")
+    logs = [view.core.log.records for view in views_of(queue)]
+    try:
+        dropped = queue.store.core.commit(queue._move_fronts, logs, place, refuse)
+    except StoreFull as error:
+        error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
+        raise
+    for log in logs:
+        queue._sweep(log, dropped)
+    return dropped
 
 
 def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = None) -> Queue:

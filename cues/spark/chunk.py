@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cues import codec
+from cues.base.events import Counters
 from cues.queues.options import QueueOptions
 from cues.queues.placement import Placer
 from cues.records.provenance import Provenance
@@ -75,10 +76,11 @@ def run_stretch(packed: bytes, stage: StagingArea, part: Stretch) -> ChunkResult
     report = result = ChunkResult()
     with reporting(report):
         inputs = inputs_of(part)
-        runner = remote_runner(job, part)
+        counters = Counters()
+        runner = remote_runner(job, part, counters)
         with contextlib.closing(runner), reporting(report):
             result = _through(stage, job, part, inputs, runner)
-        result.retries = runner._counters.retries
+        result.retries = counters.retries
     return result
 
 

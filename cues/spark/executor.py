@@ -214,6 +214,7 @@ def runner_of(
     generation: int,
     state: StateTable,
     options_of: Callable[[str], QueueOptions],
+    counters: events.Counters,
     layer: Layer | None = None,
     process_type: type[Process] = Process,
     runner_type: type[Runner] = Runner,
@@ -225,7 +226,6 @@ def runner_of(
     imperative = Imperative(job.node.id, {}, {})
     hasher = Hasher(job.node.key, generation)
     process = process_type(job.node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
-    counters = events.Counters()
     return runner_type(job.node, process, state, _pause, lambda event: None, counters, options_of, imperative)
 
 

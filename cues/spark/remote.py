@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cues import faults
+from cues.base.events import Counters
 from cues.errors import Diverged, Unsupported
 from cues.graphs.processor import Node
 from cues.overrides import override
@@ -29,7 +30,7 @@ from cues.spark.executor import (
 )
 from cues.spark.place import Site
 from cues.spark.session import in_short
-from cues.steps.process import Process
+from cues.steps.process import Process, ProcessCore
 from cues.steps.runner import Runner, StepAborted
 from cues.steps.state import Layer, StateTable
 from cues.steps.taking import Input, Slice, Taken
@@ -67,22 +68,26 @@ class StepJob(Job):
 # --- in an executor -----------------------------------------------------------------------------
 
 
+class _RemoteCore(ProcessCore):
+    @override
+    def states(self) -> Layer:
+        raise NeedsState
+
+
 class _RemoteProcess(Process):
     """``process`` without state."""
 
-    @override
-    def _states(self) -> Layer:
-        raise NeedsState
+    core_type = _RemoteCore
 
 
 _stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
 """By process (workers are forked), place, and device and inode."""
 
 
-def remote_runner(job: StepJob, part: Stretch) -> Runner:
+def remote_runner(job: StepJob, part: Stretch, counters: Counters) -> Runner:
     """The runner that calls the job's function without state."""
     state = StateTable(_store(part.pieces[0].site), job.node.key)  # never read
-    return runner_of(job, job.generation, state, job.options.__getitem__, process_type=_RemoteProcess)
+    return runner_of(job, job.generation, state, job.options.__getitem__, counters, process_type=_RemoteProcess)
 
 
 def inputs_of(part: Stretch) -> list[Input]:

@@ -165,7 +165,7 @@ class Feed:
 
     def pull(self, count: int) -> None:
         """Pull up to ``count`` messages in the calling thread (deterministic runs)."""
-        self._source.process._waits = False
+        self._source.process.core.waits = False
         self._most = count
         try:
             if self._iterator is None:
@@ -191,7 +191,7 @@ class Feed:
             if self._has_position:
                 self._table = StateTable(source.store, source.node.key)
                 self._state = self._table.apart()
-            source.process._use(self._state)
+            source.process.core.use(self._state)
         yielded = fn(*arguments, **({"process": source.process} if has_process else {}))
         try:
             if isinstance(yielded, AsyncIterable):
@@ -411,8 +411,8 @@ class SourceStepper(Stepper):
     ) -> None:
         super().__init__(store, node, row, setting, marks=marks, lanes=lanes, give_up=give_up)
         self.feed = Feed(self)
-        self.process._checked = lambda message: self.feed.check(message)
-        self.process._answered = lambda: self.feed.note_answer()
+        self.process.core.checked = lambda message: self.feed.check(message)
+        self.process.core.answered = lambda: self.feed.note_answer()
         self._failures = 0
         self._has_state = has_state(source_of(self.fence.expected))
 

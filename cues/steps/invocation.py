@@ -43,27 +43,27 @@ def _in_transaction(
     node: Node, target: CheckpointTarget, call: Invocation, check_ran: Callable[[Any], None]
 ) -> Invocation:
     def in_transaction(taken: Taken, given: list[Any], process: Process) -> Any:
-        before = process._chosen
+        core, before = process.core, process.core.chosen
         with ExitStack() as opened:
             transaction = _begun(node, target, process, opened)
             known = transaction.known
             if known:
                 if not node.options.batch:
                     return None
-                chosen = process._chosen if process._chosen is not None else range(taken.count)
+                chosen = core.chosen if core.chosen is not None else range(taken.count)
                 fresh = [place for place, offset in enumerate(chosen) if offset >= known]
                 if not fresh:
                     return None
-                process._chosen = [chosen[place] for place in fresh]
+                core.chosen = [chosen[place] for place in fresh]
                 given = [[column[place] for place in fresh] for column in given]
-            process._connection = transaction.connection
+            core.connection = transaction.connection
             try:
                 result = call(taken, given, process)
                 if not node.outputs:
                     check_ran(result)  # inside the transaction: its commit would record the messages as done
                 return result
             finally:
-                process._connection, process._chosen = None, before
+                core.connection, core.chosen = None, before
 
     return in_transaction
 

@@ -7,7 +7,7 @@ import difflib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cues.base import clock, names
 from cues.errors import CuesError, InvalidArgument
@@ -98,6 +98,108 @@ def _instant_ns(at: datetime | float) -> int:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class ProcessCore:
+    """The step and the call that a :class:`Process` is about, as the engine sets them. ``Process`` is its face."""
+
+    def __init__(
+        self, node: Node, hasher: Hasher, epoch: int, state: Layer | None, stopping: Callable[[], bool]
+    ) -> None:
+        self.node = node
+        self.hasher = hasher
+        self.epoch = epoch
+        self.layer = state
+        self.key = node.options.key
+        self.stopping = stopping
+        self.waits = True
+        """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
+        self.checked: Callable[[Any], None] | None = None
+        """Of a source: raises the error of a message that cannot be written."""
+        self.answered: Callable[[], None] = lambda: None
+        """Notes that the function of a source has answered: it waits for something new."""
+        self.inputs: Sequence[Input] = ()
+        """The inputs of the unit, also in a call of its timers."""
+        self.taken: Taken | None = None
+        self.offset = 0
+        self.chosen: list[int] | None = None
+        """The offsets of the messages of a batch function that it is called with, if not all."""
+        self.connection: Any = None
+        self.now_ns = 0
+        self.own_state: State | None = None
+        """The state of the key of the message at ``state_offset``: a function asks for it several times a message."""
+        self.state_offset = 0
+        self.states_by_key: dict[str | None, State] = {}
+
+    def renew(self, hasher: Hasher, epoch: int) -> None:
+        """Follow a new generation or epoch, after a seek."""
+        self.hasher = hasher
+        self.epoch = epoch
+
+    def use(self, state: Layer | None) -> None:
+        """Let the function of a source, which is called now, use this state."""
+        self.layer = state
+        self.own_state = None
+        self.states_by_key = {}
+
+    def begin(self, taken: Taken) -> None:
+        """Set the current step."""
+        self.taken, self.chosen, self.offset = taken, None, 0
+        self.now_ns = 0
+        self.own_state = None
+
+    def end(self) -> None:
+        """Clear the current step."""
+        self.taken = self.connection = self.own_state = None
+
+    def step(self) -> Taken:
+        """Return the messages of the current step."""
+        if self.taken is None:
+            raise CuesError(f"{self.node.key} has no current message.", "use process inside the function.")
+        return self.taken
+
+    def key_at(self, offset: int) -> Any:
+        """Return the key of the message at ``offset``; of a join, the key of the first input's message."""
+        return key_of(self.node, self.step().slices[0].messages[offset])
+
+    def lane(self, offset: int) -> Hashable:
+        """Return the lane of a message: its packed key. Calls of one lane run one after another."""
+        if self.key is None:
+            return offset
+        try:
+            return key_part(self.key_at(offset))
+        except Exception:
+            return offset  # the call raises the same error
+
+    def states(self) -> Layer:
+        """Return the state, of all keys. Raises :class:`CuesError` if the function cannot have one."""
+        node, id = self.node, self.node.key
+        if node.options.checkpoint is not None:
+            raise CuesError(
+                f"{id} has checkpoint=: messages that the target has are not delivered again, so state in the"
+                " store would miss them.",
+                "keep the state in the target, in the same transaction: use process.connection.",
+            )
+        if self.layer is None:
+            if node.kind == "source":
+                raise CuesError(
+                    f"{id} is a source that takes no position, so it has no state: what it has read is not known.",
+                    "declare def …(position, process), and yield position, message.",
+                )
+            raise CuesError(
+                f"{id} runs up to {node.options.concurrency} calls at once; they would race for the processor's state.",
+                "declare key=… (calls of one key run one after another), or concurrency=1.",
+            )
+        return self.layer
+
+    def fires(self, timer: dict[str, Any]) -> bool:
+        """Return whether a due timer is still set, and delete it."""
+        states = self.states()
+        if states.timer(timer["key"], timer["name"]) != clock.to_ns(timer["at"]):
+            return False
+        states.set_timer(timer["key"], timer["name"], None)
+        return True
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Process:
     """The argument ``process`` of a function.
 
@@ -122,6 +224,8 @@ class Process:
     check(message)        of a source: raise the error for which the message would be refused: :meth:`check`
     """
 
+    core_type: ClassVar[type[ProcessCore]] = ProcessCore
+
     def __init__(
         self,
         node: Node,
@@ -137,65 +241,14 @@ class Process:
         self.partition = node.partition
         self.opts = node.options.opts
         self.system = system
-        self._node = node
-        self._hasher = hasher
-        self._epoch = epoch
+        self.core = self.core_type(node, hasher, epoch, state, stopping)
+        """For the engine."""
         self._store_id = store_id
-        self._layer = state
-        self._key = node.options.key
-        self._stopping = stopping
-        self._waits = True
-        """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
-        self._checked: Callable[[Any], None] | None = None
-        """Of a source: raises the error of a message that cannot be written."""
-        self._answered: Callable[[], None] = lambda: None
-        """Notes that the function of a source has answered: it waits for something new."""
         self._imperative = imperative
-        self._inputs: Sequence[Input] = ()
-        """The inputs of the unit, also in a call of its timers."""
-        self._taken: Taken | None = None
-        self._offset = 0
-        self._chosen: list[int] | None = None
-        self._connection: Any = None
-        self._now_ns = 0
-        self._own_state: State | None = None
-        """The state of the key of the message at ``_state_offset``: a function asks for it several times a message."""
-        self._state_offset = 0
-        self._states_by_key: dict[str | None, State] = {}
-
-    def _renew(self, hasher: Hasher, epoch: int) -> None:
-        """Follow a new generation or epoch, after a seek."""
-        self._hasher = hasher
-        self._epoch = epoch
-
-    def _use(self, state: Layer | None) -> None:
-        """Let the function of a source, which is called now, use this state."""
-        self._layer = state
-        self._own_state = None
-        self._states_by_key = {}
-
-    def _begin(self, taken: Taken) -> None:
-        """Set the current step."""
-        self._taken, self._chosen, self._offset = taken, None, 0
-        self._now_ns = 0
-        self._own_state = None
-
-    def _end(self) -> None:
-        """Clear the current step."""
-        self._taken = self._connection = self._own_state = None
-
-    def _beside(self, offset: int, state: Layer) -> Process:
-        """Return the view of a concurrent call for the message at ``offset``, without the processor's own state."""
-        view = copy.copy(self)
-        raced = self._key is None and self._node.options.concurrency > 1
-        view._offset, view._layer = offset, None if raced else state
-        view._own_state = None
-        view._states_by_key = {}
-        return view
 
     @property
     def stopping(self) -> bool:
-        return self._stopping()
+        return self.core.stopping()
 
     def pause(self, seconds: float) -> bool:
         """Wait in the function of a source; return False at once when the graph drains, and the source should return.
@@ -206,9 +259,9 @@ class Process:
         In :func:`cues.testing.run_until_idle` nothing waits: it returns False, because a source that waits is idle. The
         next run calls the source again, with its committed position.
         """
-        self._answered()
+        self.core.answered()
         end = time.monotonic() + seconds
-        while self._waits and not self._stopping():
+        while self.core.waits and not self.core.stopping():
             left = end - time.monotonic()
             if left <= 0:
                 return True
@@ -221,29 +274,29 @@ class Process:
         It may be called in any thread. A source that answers others calls it before it says yes: what is wrong with a
         message (what cannot be stored, its size, its schema, its key) is then said to whoever sent it.
         """
-        if self._checked is None:
+        if self.core.checked is None:
             raise CuesError(f"{self.id} is no source: its messages are checked when they are returned.", "return them.")
-        self._checked(message)
+        self.core.checked(message)
 
     @property
     def binding(self) -> str:
-        return self._now().slices[0].binding
+        return self.core.step().slices[0].binding
 
     @property
     def index(self) -> Any:
-        return self._by_binding(lambda s: s.start + self._offset)
+        return self._by_binding(lambda s: s.start + self.core.offset)
 
     @property
     def indices(self) -> Any:
-        chosen = self._chosen
+        chosen = self.core.chosen
         if chosen is None:
             return self._by_binding(lambda s: list(range(s.start, s.stop)))
         return self._by_binding(lambda s: [s.start + offset for offset in chosen])
 
     @property
     def metadata(self) -> dict[str, Any]:
-        taken = self._now()
-        offset = taken.count - 1 if self._node.options.batch else self._offset
+        taken = self.core.step()
+        offset = taken.count - 1 if self.core.node.options.batch else self.core.offset
         fields = taken.provenance().at(offset)
         carried = taken.slices[0]
         index = carried.start + offset
@@ -257,49 +310,49 @@ class Process:
 
     @property
     def state(self) -> State:
-        known = self._own_state
-        if known is not None and self._state_offset == self._offset:
+        known = self.core.own_state
+        if known is not None and self.core.state_offset == self.core.offset:
             return known
-        self._own_state = state = self._state_of_message()
-        self._state_offset = self._offset
+        self.core.own_state = state = self._state_of_message()
+        self.core.state_offset = self.core.offset
         return state
 
     def _state_of_message(self) -> State:
-        if self._key is None:
+        if self.core.key is None:
             return self._state_by_key(None)
-        if self._node.options.batch:
+        if self.core.node.options.batch:
             raise CuesError(
                 f"{self.id} is a batch function with key=, so its messages have many keys.",
                 "call process.state_of(key).",
             )
-        value = self._key_at(self._offset)
-        return self._state_by_key(value) if type(value) is str else self._states().view(value)
+        value = self.core.key_at(self.core.offset)
+        return self._state_by_key(value) if type(value) is str else self.core.states().view(value)
 
     def _state_by_key(self, value: str | None) -> State:
-        known = self._states_by_key.get(value)
+        known = self.core.states_by_key.get(value)
         if known is None:
-            if len(self._states_by_key) == _STATES_MAX:
-                self._states_by_key.clear()
-            known = self._states_by_key[value] = self._states().view(value)
+            if len(self.core.states_by_key) == _STATES_MAX:
+                self.core.states_by_key.clear()
+            known = self.core.states_by_key[value] = self.core.states().view(value)
         return known
 
     def state_of(self, key: Any) -> State:
         """Return the state of one key."""
-        return self._states().view(key)
+        return self.core.states().view(key)
 
     @property
     def now(self) -> datetime:
         """The time of this step, in UTC: the clock when a call of the step first asks for it."""
-        self._now()
-        self._now_ns = self._now_ns or clock.now_ns()
-        return clock.to_datetime(self._now_ns)
+        self.core.step()
+        self.core.now_ns = self.core.now_ns or clock.now_ns()
+        return clock.to_datetime(self.core.now_ns)
 
     def unread(self, binding: str | None = None) -> bool:
         """Return whether a message waits that this step did not take: on an input, or on any.
 
         An input without one has been silent; one that has them has only not been read, for example after a pause.
         """
-        return any(input.waits() for input in self._inputs if binding in (None, input.binding))
+        return any(input.waits() for input in self.core.inputs if binding in (None, input.binding))
 
     def timer(self, key: Any, at: datetime | float | None, name: str | None = None) -> None:
         """Call the function ``timer=`` of this processor for ``key``, once, at the time ``at`` or soon after it.
@@ -309,108 +362,72 @@ class Process:
         and a timer in the past fires after this step. Raises :class:`CuesError` without ``timer=``, and
         :class:`InvalidArgument` for a time that is not an instant.
         """
-        if self._node.options.timer is None:
+        if self.core.node.options.timer is None:
             raise CuesError(
                 f"{self.id} sets a timer, and has no function for it.",
-                f"declare one: @graph.timer({self._node.options.id!r}), def fire(timer, process): …",
+                f"declare one: @graph.timer({self.core.node.options.id!r}), def fire(timer, process): …",
             )
         if name is not None and not isinstance(name, str):
             raise InvalidArgument(f"The name of a timer is {name!r}.", "give a text, or None.")
-        self._states().set_timer(key, name, None if at is None else _instant_ns(at))
-
-    def _fires(self, timer: dict[str, Any]) -> bool:
-        """Return whether a due timer is still set, and delete it."""
-        states = self._states()
-        if states.timer(timer["key"], timer["name"]) != clock.to_ns(timer["at"]):
-            return False
-        states.set_timer(timer["key"], timer["name"], None)
-        return True
+        self.core.states().set_timer(key, name, None if at is None else _instant_ns(at))
 
     @property
     def delivery(self) -> Delivery:
-        taken = self._now()
-        if self._node.options.batch:
+        taken = self.core.step()
+        if self.core.node.options.batch:
             start, stop, known = 0, taken.count, taken.hash
         else:
-            start, stop, known = self._offset, self._offset + 1, None
+            start, stop, known = self.core.offset, self.core.offset + 1, None
         ranges = taken.ranges(start, stop)
         return Delivery(
-            known or self._hasher.digest(ranges),
-            self._hasher.generation,
+            known or self.core.hasher.digest(ranges),
+            self.core.hasher.generation,
             {tailer: low for tailer, _, low, _ in ranges},
             {tailer: high for tailer, _, _, high in ranges},
-            self._epoch,
+            self.core.epoch,
             self._store_id,
             lambda tailer, index: next(s for s in taken.slices if s.tailer == tailer).seal_before(index),
         )
 
     @property
     def tailers(self) -> ByBinding[ProcessTailer]:
-        self._now()
+        self.core.step()
         return self._imperative.tailers
 
     @property
     def appenders(self) -> ByBinding[ProcessAppender]:
-        self._now()
+        self.core.step()
         return self._imperative.appenders
 
     @property
     def connection(self) -> Any:
-        if self._connection is None:
+        if self.core.connection is None:
             raise CuesError(
                 f"{self.id} has no transaction: a sink has one inside its function, in its checkpoint.",
                 "declare it as cues.Sink(…, checkpoint=cues.checkpoints.SQLCheckpoint(…)).",
             )
-        return self._connection
+        return self.core.connection
 
     @property
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
-    def _key_at(self, offset: int) -> Any:
-        """Return the key of the message at ``offset``; of a join, the key of the first input's message."""
-        return key_of(self._node, self._now().slices[0].messages[offset])
-
-    def _lane(self, offset: int) -> Hashable:
-        """Return the lane of a message: its packed key. Calls of one lane run one after another."""
-        if self._key is None:
-            return offset
-        try:
-            return key_part(self._key_at(offset))
-        except Exception:
-            return offset  # the call raises the same error
-
-    def _states(self) -> Layer:
-        if self._node.options.checkpoint is not None:
-            raise CuesError(
-                f"{self.id} has checkpoint=: messages that the target has are not delivered again, so state in the"
-                " store would miss them.",
-                "keep the state in the target, in the same transaction: use process.connection.",
-            )
-        if self._layer is None:
-            if self._node.kind == "source":
-                raise CuesError(
-                    f"{self.id} is a source that takes no position, so it has no state: what it has read is not known.",
-                    "declare def …(position, process), and yield position, message.",
-                )
-            raise CuesError(
-                f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
-                " processor's state.",
-                "declare key=… (calls of one key run one after another), or concurrency=1.",
-            )
-        return self._layer
-
-    def _now(self) -> Taken:
-        if self._taken is None:
-            raise CuesError(f"{self.id} has no current message.", "use process inside the function.")
-        return self._taken
-
     def _by_binding(self, of: Callable[[Slice], Any]) -> Any:
-        slices = self._now().slices
-        if self._node.mode == "join":
+        slices = self.core.step().slices
+        if self.core.node.mode == "join":
             return {s.binding: of(s) for s in slices}
         return of(slices[0])
 
     @override
     def __repr__(self) -> str:
         return f"<cues.Process {self.id}>"
+
+
+def beside(process: Process, offset: int, state: Layer) -> Process:
+    """Return the view of a concurrent call for the message at ``offset``, without the processor's own state."""
+    view, core = copy.copy(process), copy.copy(process.core)
+    view.core = core
+    raced = core.key is None and core.node.options.concurrency > 1
+    core.offset = offset
+    core.use(None if raced else state)
+    return view

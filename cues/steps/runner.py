@@ -49,7 +49,7 @@ from cues.steps.imperative import Imperative
 from cues.steps.invocation import invocation, waiting
 from cues.steps.outgoing import Packer
 from cues.steps.pace import Pace, Stride
-from cues.steps.process import Process
+from cues.steps.process import Process, beside
 from cues.steps.repeats import ONCE, Repeats, Wait
 from cues.steps.results import Output, Results, stops
 from cues.steps.returned import Kept, ReturnedMessages
@@ -197,7 +197,7 @@ class Runner(Calls):
 
         ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
         """
-        self._process._begin(taken)
+        self._process.core.begin(taken)
         self._trouble.error = None
         if isinstance(self._fn, TypedFunction):
             self._fn.binding = taken.slices[0].binding
@@ -230,7 +230,7 @@ class Runner(Calls):
             raise
         finally:
             self._counters.in_flight = 0
-            self._process._end()
+            self._process.core.end()
 
     def forget(self) -> None:
         """Drop the changes that the calls of the step made: state, own tailers, own appenders."""
@@ -332,8 +332,9 @@ class Runner(Calls):
     def _run_with_process(self, messages: list[Any], results: list[Kept], stop: int) -> None:
         """Call a function that is given one message and the process, for the messages up to ``stop``."""
         fn, process, layer, keep = self._fn, self._process, self._layer, self._keep
+        core = process.core
         for offset in range(len(results), stop):
-            process._offset = offset
+            core.offset = offset
             kept = keep(fn(messages[offset], process=process), offset)
             if layer.touched:
                 layer.settle()
@@ -344,7 +345,7 @@ class Runner(Calls):
             messages = self._passing(taken, messages)
             if not messages:
                 return None
-        self._process._offset = offset
+        self._process.core.offset = offset
         if faults.active:
             faults.point("function.before")
         result = self._invoke(taken, messages, self._process)
@@ -399,7 +400,7 @@ class Runner(Calls):
 
     def _run_at_once(self, taken: Taken) -> Results:
         """Call the function in up to ``concurrency`` callers, then collect the results in the order of the messages."""
-        calls = _Calls(taken, [self._process._lane(offset) for offset in range(taken.count)], self._stride.look)
+        calls = _Calls(taken, [self._process.core.lane(offset) for offset in range(taken.count)], self._stride.look)
         callers = min(self._width, calls.schedule.width)
         if self._loop is not None:
             self._loop.run(self._on_loop(self._loop, calls, callers))
@@ -475,14 +476,14 @@ class Runner(Calls):
         while True:
             # Each attempt has its own layer: an attempt that timed out may still use its layer.
             layer = self._layer_of(calls.lanes[offset])
-            process = self._process._beside(offset, layer)
+            process = beside(self._process, offset, layer)
             try:
                 if self._filtered:
                     messages = self._passing(taken, messages)
                     if not messages:
                         return None, {}
                 if isinstance(self._node.options.key, str):
-                    process._key_at(offset)  # a message without the field has no order relative to those with it
+                    process.core.key_at(offset)  # a message without the field has no order relative to those with it
                 if faults.active:
                     faults.point("function.before")
                 result = await self._in_time(taken, messages, process)
@@ -497,7 +498,7 @@ class Runner(Calls):
                 layer.discard()
                 error = failed
             finally:
-                process._end()
+                process.core.end()
             if (wait := self._next(repeats, error)) is None:
                 return self._failure(error, repeats.count), {}
             if self._loop is None:
@@ -536,7 +537,7 @@ class Runner(Calls):
             process, layer = self._process, self._layer
             if self._limited is not None:
                 layer = self._state.apart()
-                process = process._beside(0, layer)
+                process = beside(process, 0, layer)
             try:
                 last = taken.count - 1
                 began = self._begin_call()
@@ -573,7 +574,7 @@ class Runner(Calls):
             if not chosen:
                 return None
             columns = [[column[o] for o in chosen] for column in columns]
-            process._chosen = chosen
+            process.core.chosen = chosen
         faults.point("function.before")
         try:
             if self._limited is None:

@@ -158,7 +158,7 @@ class Stepper:
         self.process = Process(
             node, setting.system, hasher, row.epoch, store.id.hex(), state, setting.stopping, ports.imperative
         )
-        self.process._inputs = self.unit.inputs
+        self.process.core.inputs = self.unit.inputs
         self.runner: Calls | None = self._calls()
         self.taker = self.takes(node, self.inputs, self.runner, self.bucket, setting.may_linger, emit)
         self.recovery = Recovery(ports, fence, self.state, self.committer.try_log, emit, self.abroad)
@@ -246,7 +246,7 @@ class Stepper:
             raise fenced(self.node.id, self.fence.expected, row.pack())
         self.fence.committed(row.pack())
         hasher = self.builder.hasher = Hasher(self.node.key, row.generation)
-        self.process._renew(hasher, row.epoch)
+        self.process.core.renew(hasher, row.epoch)
         for mark in self.marks.values():
             mark.renew(row.epoch)
 

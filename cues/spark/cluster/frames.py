@@ -146,7 +146,7 @@ class FrameStage(Stage):
         retry = node.options.retry
         for attempt in range(1, retry.attempts + 1):
             try:
-                process._begin(taken)
+                process.core.begin(taken)
                 given = self._given(tailer, low, high)
                 result = call(node, {node.inputs[0].binding: given}, process)
                 frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
@@ -165,7 +165,7 @@ class FrameStage(Stage):
                 if driver.pause(wait_s):
                     raise Interrupted from error
             finally:
-                process._end()
+                process.core.end()
         raise AssertionError
 
     def _given(self, tailer: str, low: int, high: int) -> Any:

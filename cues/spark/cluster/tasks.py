@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cues import codec
-from cues.base import names
+from cues.base import events, names
 from cues.base.names import ProcessorKey
 from cues.errors import Diverged
 from cues.graphs.processor import Node
@@ -198,16 +198,17 @@ class _TaskProcess(Process):
     def index(self) -> Any:
         def of(piece: Slice) -> int:
             assert isinstance(piece, RowSlice)
-            return piece.rows.indices[self._offset]
+            return piece.rows.indices[self.core.offset]
 
         return self._by_binding(of)
 
     @override
     @property
     def metadata(self) -> dict[str, Any]:
-        slices: list[RowSlice] = self._now().slices  # type: ignore[assignment]
-        offset = len(slices[0].rows) - 1 if self._node.options.batch else self._offset
-        metadata = self._now().provenance().at(offset)
+        taken = self.core.step()
+        slices: list[RowSlice] = taken.slices  # type: ignore[assignment]
+        offset = len(slices[0].rows) - 1 if self.core.node.options.batch else self.core.offset
+        metadata = taken.provenance().at(offset)
         hash = slices[0].rows.hashes[offset]
         return metadata if hash is None else {**metadata, names.HASH: hash}
 
@@ -296,11 +297,13 @@ class _Work:
         self.output = TaskOutput()
         self.hasher = Hasher(self.job.node.id, 0)
         self.state = CarriedState(self.job.node.id, task.sees)
+        self.counters = events.Counters()
         self.runner = runner_of(
             self.job,
             0,
             self.state,
             lambda binding: self.job.targets[self.job.outputs[binding]][1],
+            self.counters,
             self.state.call,
             _TaskProcess,
             _RowRunner,
@@ -347,8 +350,7 @@ class _Work:
                 processor=self.job.node.id,
             )
         self._load(pieces)
-        counters = self.runner._counters
-        retries = counters.retries
+        retries = self.counters.retries
         # The step is one commit after its calls, so only a function without effects outside is called in parts.
         divides = not self.job.node.side_effects
         halving, whole, done = Halving(), pieces, 0
@@ -365,7 +367,7 @@ class _Work:
             self._put(pieces, taken, results, answer)
             self.state.committed()
             done = stop
-        answer.retries = counters.retries - retries
+        answer.retries = self.counters.retries - retries
 
     def _load(self, pieces: list[RowSlice]) -> None:
         """Read the state that the calls of a part may see."""
