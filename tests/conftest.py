@@ -72,6 +72,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+@pytest.hookimpl
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run where the groups are lost: each process would start a Java, a PostgreSQL and a broker of its own."""
+    if not hasattr(session.config, "workerinput"):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError("This pytest-xdist does not keep groups of tests together with this pytest.")
+
+
 def _group(item: pytest.Function) -> str | None:
     """Return the name of what all tests of a group share; None where a test shares nothing."""
     if item.path.stem.startswith("test_spark"):

@@ -97,7 +97,7 @@ def test_the_latency_of_workers_is_that_of_all_units_and_ends_with_the_run(graph
             assert 0.3 < (p99(graph) or 0) < 5
             table = command("status", graph, "--table").out
             assert re.search(r"P99[\s\S]*\ng\.slow .* [0-9.]+m?s ", table), table
-        assert p99(graph) is None
+        until(lambda: p99(graph) is None)  # the run was killed; its workers see that and end
         assert "P99" not in command("status", graph, "--table").out
 
 

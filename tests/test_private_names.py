@@ -23,15 +23,19 @@ PRODUCT = {
 TESTS_MAX = 191
 
 
+_KINDS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Attribute | ast.Name | ast.ImportFrom
+
+
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes(path: Path) -> list[ast.AST]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, _KINDS)]
 
 
+@cache
 def defined(path: Path) -> set[str]:
     """The private names that a module defines: functions, classes, attributes of ``self``, variables."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -54,9 +58,9 @@ def foreign(paths: list[Path], names: set[str]) -> Counter[str]:
     """How often each file uses one of ``names``, of an object other than ``self``, and does not define it."""
     found: Counter[str] = Counter()
     for path in paths:
-        own, place = defined(path), str(path.relative_to(ROOT))
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Attribute) and node.attr in names - own:
+        others, place = names - defined(path), str(path.relative_to(ROOT))
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and node.attr in others:
                 found[place] += not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
             elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("cues", "processors"):
                 found[place] += sum(is_private(alias.name) for alias in node.names)
