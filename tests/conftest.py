@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run where the groups are lost: each process would start a Java, a PostgreSQL and a broker of its own."""
+    """Refuse to run without groups: each process would start a Java, a PostgreSQL and a broker of its own."""
     if not hasattr(session.config, "workerinput"):
         return
     for item in session.items:
