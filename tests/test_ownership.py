@@ -399,10 +399,7 @@ def test_a_row_that_another_thread_unpacks_during_a_commit_is_not_taken_for_the_
         stepper = next(one for one in assembly.steppers if one.inputs)
         position = processor_rows.position_at(stepper.fence.expected, 0)
         first, second = (
-            processor_rows.moved(
-                stepper.fence.expected, False, [(0, processor_rows.POSITION.pack(*position._replace(next=at)))]
-            )
-            for at in (2, 3)
+            processor_rows.moved(stepper.fence.expected, False, [(0, *position._replace(next=at))]) for at in (2, 3)
         )
         stepper.fence.committed(first)
         unpack = processor_rows.ProcessorRow.unpack

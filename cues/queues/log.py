@@ -90,11 +90,11 @@ class Log:
         """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
 
     def row(self, txn: StoreTransaction) -> LogRow:
-        return self.records_row(txn)
+        return LogRow(*_unpack_row(self._raw_row(txn)))
 
     def records_row(self, txn: StoreTransaction) -> LogRow:
         """Return the row of the records; :class:`~cues.queues.committed.CommittedLog` has another :meth:`row`."""
-        return LogRow._make(_unpack_row(self._raw_row(txn)))
+        return LogRow(*_unpack_row(self._raw_row(txn)))
 
     def place_of(self, txn: StoreTransaction, index: int) -> int:
         """Return the position of a reader of this log before the record at ``index``."""
@@ -152,7 +152,9 @@ class Log:
             raise self._occupied(start)
         if flags & batch.PRODUCER and self._notes:
             self._note(txn, first, start, pages)
-        self._put_row(txn, _pack_row(identity, first, index, now, version))
+        body = _pack_row(identity, first, index, now, version)
+        self._checked = raw = body + batch.checksum(body)
+        txn.put(self.key, raw)
         return start, version
 
     def _note(self, txn: StoreTransaction, first: int, start: int, pages: Sequence[Page]) -> None:
@@ -186,15 +188,9 @@ class Log:
         if not txn.put(_pack_key(index), value, True, True, True, self.database):
             raise self._occupied(index)
         body = _pack_row(identity, first, index + 1, now, version)
-        raw = body + batch.checksum(body)
+        self._checked = raw = body + batch.checksum(body)
         txn.put(self.key, raw)
-        self._checked = raw
         return index, version
-
-    def _put_row(self, txn: StoreTransaction, body: bytes) -> None:
-        raw = sealed.seal(body)
-        txn.put(self.key, raw)
-        self._checked = raw
 
     def _occupied(self, index: int) -> StoreDamaged:
         return StoreDamaged(
@@ -210,8 +206,8 @@ class Log:
 
         Stops after ``bytes_max``. Verify with :meth:`batches` after the transaction.
         """
-        start = max(index, row.first)
-        stop = min(start + count, row.next)
+        start = row.first if index < row.first else index
+        stop = row.next if start + count > row.next else start + count
         raws: list[Raw] = []
         if start >= stop:
             return raws
@@ -382,26 +378,27 @@ class Log:
         Returns their number, and the first index that is left. The caller writes the row.
         """
         cursor = txn.cursor(self.database)
-        front, deleted, going, records = row.next, 0, 0, 0
-        keys = itertools.chain(cursor.iternext(values=False), (KEY.pack(row.next),))
-        for entries, key in enumerate(keys):
+        end = front = KEY.pack(row.next)
+        stop = KEY.pack(index)
+        deleted, going, records = 0, 0, 0
+        for entries, key in enumerate(itertools.chain(cursor.iternext(values=False), (end,))):
             if len(key) == 8:  # a record begins: those before it end here
-                start: int = KEY.unpack(key)[0]
-                if records and start > index:
+                if records and key > stop:
                     break
-                front, deleted, going = start, records, entries
-                if start >= index or records == most:
+                front, deleted, going = key, records, entries
+                if key >= stop or records == most:
                     break
                 records += 1
         cursor.first()
         for _ in range(going):  # each deletion moves the cursor to the next record
             cursor.delete()
-        return deleted, front
+        return deleted, KEY.unpack(front)[0]
 
     def move_front(self, txn: StoreTransaction, row: LogRow, index: int) -> None:
         """Write ``index`` into the row as the first index."""
         if index != row.first:
-            self._put_row(txn, _pack_row(*row._replace(first=index)))
+            self._checked = raw = sealed.seal(_pack_row(*row._replace(first=index)))
+            txn.put(self.key, raw)
 
     def _holds(self, cursor: StoreCursor, index: int) -> bool:
         """Move the cursor to the record that holds ``index``; False if no record holds it."""

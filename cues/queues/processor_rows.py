@@ -73,16 +73,15 @@ class ProcessorRow(NamedTuple):
         return ProcessorRow(owner, epoch, generation, pid, boot, bool(pending), positions, body[end:])
 
 
-def moved(raw: bytes, pending: bool, positions: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return a packed row with other positions: pairs of a place in the row, and the fields of :class:`Position`.
+def moved(raw: bytes, pending: bool, positions: Iterable[tuple[int, bytes, int, bytes]]) -> bytes:
+    """Return a packed row with other positions: each a place in the row, and the fields of :class:`Position`.
 
     Each step moves a row. To make the whole of it anew takes as long as an append.
     """
     body = bytearray(raw[: -sealed.CHECKSUM_BYTES])
     body[_PENDING_AT] = pending
-    for place, position in positions:
-        at = _HEAD.size + place * POSITION.size
-        body[at : at + POSITION.size] = position
+    for place, identity, next, seal in positions:
+        POSITION.pack_into(body, _HEAD.size + place * POSITION.size, identity, next, seal)
     return sealed.seal(bytes(body))
 
 

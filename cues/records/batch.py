@@ -263,7 +263,10 @@ def build(
 
 def build_one(packed: bytes, hash: bytes | None, provenance: Provenance | None, stamps: Stamps | None) -> Page | None:
     """Return what :func:`build` makes of one packed message; None if it does not fit one page."""
-    flags, optional = _optional(hash, stamps, provenance, 0, 1)
+    if hash is None or stamps is not None or provenance:
+        flags, optional = _optional(hash, stamps, provenance, 0, 1)
+    else:
+        flags, optional = HASH, hash
     tail = optional + b"\x91" + packed
     return Page(flags, 1, tail) if len(tail) <= _PLAIN_BYTES_MAX else None
 

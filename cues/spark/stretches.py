@@ -91,17 +91,6 @@ class Staging:
                 yield views[partition], pages
 
 
-class StagedPart(Part):
-    """A part whose pages are not in memory."""
-
-    staged = 0
-    """Number of LMDB values."""
-
-    @override
-    def values(self) -> int:
-        return self.staged + self.staged // 64  # with the branch pages above them
-
-
 class StretchTaker(Taker):
     """Takes long ranges for executors, and the messages of usual steps."""
 
@@ -301,7 +290,7 @@ class StretchStepper(Stepper):
     def _staged_part(self, taken: Taken, runs: list[CommitRun]) -> Part:
         """Runs that commit as one step."""
         start, stop = runs[0].start, runs[-1].stop
-        digest = self.builder.digest(taken, start, stop)
+        digest, taking = self.builder.identify(taken, start, stop)
         # One queue after another: each gets its messages in order, whatever the bindings are.
         staged = [
             (queue, run.outputs[binding])
@@ -311,13 +300,11 @@ class StretchStepper(Stepper):
         ]
         written = sum(output.count for _, output in staged)
         values = sum(output.values for _, output in staged)
-        taking = self.builder.taking(taken, start, stop)
         here = Staging(digest, staged)
         # A record of the fork queue has all messages of a step for another store.
         appends = self.builder.at_home(list(here), digest) if self.forks else here
-        part = StagedPart(start, stop, digest, taking, None, appends, written)
-        part.staged = values
-        return part
+        values += values // 64  # with the branch pages above them
+        return Part(start, stop, digest, taking, None, appends, written, values)
 
     def _told_part(self, taken: Taken, run: CommitRun, failure: Failure) -> Part | None:
         """The failed run with its messages, which are read again; None if they are purged."""

@@ -83,8 +83,8 @@ class Committer:
 
     def commit_snapshot(self, taken: Taken) -> None:
         """Commit the ranges that a step took, before its function runs."""
-        digest = self._builder.digest(taken, 0, taken.count)
-        pages = self._tries.snapshot(self._builder.taking(taken, 0, taken.count), digest)
+        digest, taking = self._builder.identify(taken, 0, taken.count)
+        pages = self._tries.snapshot(taking, digest)
         row = self.fence.moved(taken.slices) if self.node.at_most_once else self.fence.standing(taken)
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
@@ -156,19 +156,21 @@ class Committer:
     def _commit_parts(self, parts: list[Part], row: bytes) -> None:
         if faults.active:
             faults.point("commit.before")
-        pages = 2 * len(parts)
+        count = len(parts)
+        pages = 2 * count
         for part in parts:
-            pages += part.values()
+            pages += part.values
         if self.state.ttl_ns is not None:
             self.state.expire()
+        state = self.state if self.state.changed else None
         held = self.held if self.held is not None and self.held.table.changed else None
-        if self.state.changed:
-            self.patience.call(self.state.ensure)
-            pages += 2 * self.state.pages()
+        if state is not None:
+            self.patience.call(state.ensure)
+            pages += 2 * state.pages()
         if held is not None:
             self.patience.call(held.table.ensure)
             pages += 2 * held.table.pages()
-        self.patience.call(self.store.core.commit, self.write_step, parts, row, pages=pages)
+        self.patience.call(self.store.core.commit, self.write_step, parts, row, state, held, pages=pages)
         self.fence.committed(row)
         self.state.committed()
         if held is not None:
@@ -180,7 +182,7 @@ class Committer:
         if faults.active:
             faults.point("ring.after")
         counters = self.counters
-        counters.steps += len(parts)
+        counters.steps += count
         failed = 0
         for part in parts:
             if part.failure is not None:
@@ -194,25 +196,29 @@ class Committer:
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))
 
-    def write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
+    def write_step(
+        self, txn: StoreTransaction, parts: list[Part], row: bytes, state: StateTable | None, held: Held | None
+    ) -> None:
+        """Write the parts of a step; ``state``, ``held``: the tables that it changed."""
         self.fence.check(txn)
         records: list[Page] = []
         rings = self._rings
         for part in parts:
-            indices = part.indices
-            indices.clear()  # of a try that did not commit
+            indices: dict[str, int] = {}
             for queue, pages in part.appends:
                 index = queue.core.append_pages(txn, pages)
                 rings |= queue.core.log.mask  # also of partitions that were added since the start
-                indices.setdefault(queue.core.log.id, index)  # the index of the first, if two bindings have one queue
+                if queue.core.log.id not in indices:  # else two bindings have one queue
+                    indices[queue.core.log.id] = index
+            part.indices = indices
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None, part.pending)
         self._written = rings
         if faults.active:
             faults.point("commit.outputs")
-        if self.state.changed:
-            self.state.write(txn)
-        if self.held is not None and self.held.table.changed:
-            self.held.table.write(txn)
+        if state is not None:
+            state.write(txn)
+        if held is not None:
+            held.table.write(txn)
             faults.point("delay.holding")
         self.write_tries(txn, records)
         txn.put(self.fence.key, row)

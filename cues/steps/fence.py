@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cues.base import events, names
 from cues.base.names import ProcessorId
 from cues.errors import WriterStuck
-from cues.queues.processor_rows import NO_SEAL, POSITION, Position, ProcessorRow, moved, position_at
+from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow, moved, position_at
 from cues.steps.calls import Interrupted, Pause
 from cues.steps.ownership import fenced
 
@@ -104,10 +104,9 @@ class Fence:
     def moved(self, slices: list[Slice]) -> bytes:
         """Return the row with the positions after the taken messages and after the function's own reads."""
         places = self.place
-        positions = [(places[s.input.tailer], POSITION.pack(s.input.identity, s.stop, s.seal())) for s in slices]
+        positions = [(places[s.input.tailer], s.input.identity, s.stop, s.seal()) for s in slices]
         if self._own is not None:
-            for tailer, position in self._own.moved().items():
-                positions.append((places[tailer], POSITION.pack(*position)))
+            positions += [(places[tailer], *position) for tailer, position in self._own.moved().items()]
         return moved(self.expected, False, positions)
 
     def standing(self, taken: Taken) -> bytes:
@@ -117,7 +116,7 @@ class Fence:
             place = self.place[piece.tailer]
             before = position_at(self.expected, place)
             if before.next != piece.start:
-                positions.append((place, POSITION.pack(before.identity, piece.start, NO_SEAL)))
+                positions.append((place, before.identity, piece.start, NO_SEAL))
         return moved(self.expected, True, positions)
 
 

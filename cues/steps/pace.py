@@ -90,19 +90,20 @@ class Stride:
         self.calls = 1
         """Calls until the next check."""
         self._closes_ns: int | None = None
-        self.began_ns = self._looked_ns = 0
+        self.began_ns = self.looked_ns = 0
+        """The times of the beginning of the step, and of the last check."""
         self.spent_ns = 0
         """Calls between the last two checks."""
 
     def begin(self, bounded: bool) -> None:
         """Begin a step. ``bounded``: it may be closed."""
-        self.began_ns = self._looked_ns = now = clock.monotonic_ns()
+        self.began_ns = self.looked_ns = now = clock.monotonic_ns()
         self._closes_ns = now + self._bound_ns if bounded and self._bound_ns is not None else None
 
     def look(self) -> bool:
         """Return whether to close the step now."""
         now = clock.monotonic_ns()
-        self.spent_ns, self._looked_ns = now - self._looked_ns or 1, now
+        self.spent_ns, self.looked_ns = now - self.looked_ns or 1, now
         if self.calls < STRIDE_MAX or self.spent_ns > self._look_ns:
             self.calls = max(1, min(STRIDE_MAX, 2 * self.calls, self.calls * self._look_ns // self.spent_ns))
         return self._closes_ns is not None and now >= self._closes_ns

@@ -31,7 +31,9 @@ class Part:
         failure: Failure | None,
         appends: Iterable[tuple[Queue, list[Page]]],
         written: int,
+        values: int | None = None,
     ) -> None:
+        """``values``: the largest number of LMDB values that it appends, if ``appends`` may be read only once."""
         self.start = start
         self.stop = stop
         self.digest = digest
@@ -41,18 +43,17 @@ class Part:
         """Its appends in the home store: to outputs there, and to fork queues."""
         self.written = written
         """The number of messages for outputs, in all stores."""
+        if values is None:
+            values = 0
+            for _, pages in appends:
+                for page in pages:
+                    values += 1 + len(page.pieces) if page.pieces else 1
+        self.values = values
+        """The largest number of LMDB values that it appends, for which the disk must have room."""
         self.pending: dict[str, int] = {}
         """The index of its first pending message in each log of another store (pending.py)."""
         self.indices: dict[str, int] = {}
         """The index of its first message in each log of the home store, after it was written."""
-
-    def values(self) -> int:
-        """Return the largest number of LMDB values that it appends, for which the disk must have room."""
-        count = 0
-        for _, pages in self.appends:
-            for page in pages:
-                count += 1 + len(page.pieces)
-        return count
 
 
 def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:
@@ -60,7 +61,7 @@ def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[
 
     ``start`` is the offset of the message of the first item, if each item was made from one message.
     """
-    if not queue.is_partitioned:
+    if not queue.core.is_partitioned:
         return [(queue, output.items, output.origins)]
     items = output.items
     origins = output.origins if output.origins is not None else list(range(start, start + len(items)))

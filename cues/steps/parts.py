@@ -21,8 +21,6 @@ from cues.steps.failure import Failure, error_message
 from cues.steps.part import Part, divided
 
 if TYPE_CHECKING:
-    from cues.queues.queue import Queue
-    from cues.records.stamps import Stamps
     from cues.steps.abroad import Abroad, Appends
     from cues.steps.copies import Copies
     from cues.steps.hashes import Hasher
@@ -73,7 +71,8 @@ class PartBuilder:
         return taken, parts, stop
 
     def part(self, taken: Taken, start: int, stop: int, results: Results) -> Part:
-        digest = self.digest(taken, start, stop)
+        digest, taking = self.identify(taken, start, stop)
+        abroad = self.abroad
         appends: Appends = []
         written = 0
         provenance = None
@@ -97,46 +96,38 @@ class PartBuilder:
                         came = provenance.slice(start, stop)
                     else:
                         came = provenance.select(origins)
-                pages = outgoing.build(items, strips, digest, came, self._stamps(log, len(items)))
-                appends.append((log, pages))
+                stamps = None if abroad is None else abroad.stamps(log, len(items))
+                appends.append((log, outgoing.build(items, strips, digest, came, stamps)))
                 written += len(items)
-        appends = self.at_home(appends, digest)
-        return Part(start, stop, digest, self.taking(taken, start, stop), None, appends, written)
+        if abroad is not None:
+            appends = abroad.at_home(appends, digest)
+        return Part(start, stop, digest, taking, None, appends, written)
 
     def failed(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
         assert self._errors is not None
-        digest = self.digest(taken, start, stop)
+        digest, taking = self.identify(taken, start, stop)
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self._node, messages, failure)
         if self.copies is not None:
             record |= self.copies.origins(taken, start, stop)
         came = taken.carried().slice(start, stop).spread(1)
-        stamps = self._stamps(self._errors, 1)
+        stamps = None if self.abroad is None else self.abroad.stamps(self._errors, 1)
         try:
             pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True, stamps=stamps)
         except CuesError:  # q/meta of several inputs together may fit no page; this may be the failure itself
             pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True, stamps=stamps)
         appends = self.at_home([(self._errors, pages)], digest)
-        return Part(start, stop, digest, self.taking(taken, start, stop), failure, appends, 1)
-
-    def _stamps(self, queue: Queue, count: int) -> Stamps | None:
-        return None if self.abroad is None else self.abroad.stamps(queue, count)
+        return Part(start, stop, digest, taking, failure, appends, 1)
 
     def at_home(self, appends: Appends, digest: bytes) -> Appends:
         """Return the appends of a part, with those to other stores as the home store has them."""
         return appends if self.abroad is None else self.abroad.at_home(appends, digest)
 
-    def digest(self, taken: Taken, start: int, stop: int) -> bytes:
+    def identify(self, taken: Taken, start: int, stop: int) -> tuple[bytes, tries.Taking]:
+        """Return the delivery hash of the messages ``start`` to ``stop``, and their ranges for the try log."""
+        ranges = taken.ranges(start, stop)
+        tailers, _, starts, ends = zip(*ranges)
+        taking = tries.Taking(tailers, starts, ends, tailers[0] if self._alts else None)
         if taken.hash is not None and start == 0 and stop == taken.count:
-            return taken.hash
-        return self.hasher.digest(taken.ranges(start, stop))
-
-    def taking(self, taken: Taken, start: int, stop: int) -> tries.Taking:
-        tailers: list[str] = []
-        starts: list[int] = []
-        ends: list[int] = []
-        for piece in taken.slices:
-            tailers.append(piece.input.tailer)
-            starts.append(piece.start + start)
-            ends.append(piece.start + stop)
-        return tries.Taking(tailers, starts, ends, tailers[0] if self._alts else None)
+            return taken.hash, taking
+        return self.hasher.digest(ranges), taking

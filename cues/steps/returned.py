@@ -222,7 +222,9 @@ class ReturnedMessages:
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""
         columns, self._columns = self._columns, {}
-        outputs = {b: _column(b, kept, columns.get(b, [])) for b in self._bindings}
+        outputs: dict[str, Output] = {}
+        for binding in self._bindings:
+            outputs[binding] = _column(binding, kept, columns[binding] if columns else [])
         return Results(outputs, failures, len(kept), closed)
 
     def _by_binding(self, result: Any) -> dict[str, list[Any]]:

@@ -120,6 +120,9 @@ class Runner(Calls):
         """True if some messages of the step may be skipped: acknowledgements of transactions always are."""
         self._bindings = [port.binding for port in node.outputs]
         self._packers = {b: self.packer(functools.partial(options_of, b)) for b in self._bindings}
+        self._renewed = list(self._packers.values())
+        """The packers, which follow the options of their queues at each step."""
+        self._returns_nothing = not self._packers and self._imperative is None
         self._returned = ReturnedMessages(node, self._packers, self._imperative)
         self._keep = self._returned.keep
         self._counting = threading.Lock()
@@ -128,6 +131,8 @@ class Runner(Calls):
         self._stride = Stride(self.pace.bound_ns)
         self._threads = Threads(self._width, f"cues {node.id} call")
         self._limit_s = node.options.timeout_s
+        self._singly = self._width == 1 and self._limit_s is None and not node.options.batch
+        """True if messages are called one after another, by :meth:`_run_messages`."""
         self._loop: EventLoop | None = None
         if concurrency.is_async(node.fn):
             from cues.steps.eventloop import EventLoop
@@ -143,6 +148,7 @@ class Runner(Calls):
         if self._limit_s is not None and self._loop is None:
             self._limited = Limited(f"cues {node.id} call", self._limit_s)
         self._fn = adapted(node, self._fn)
+        self._typed = self._fn if isinstance(self._fn, TypedFunction) else None
         self._invoke = invocation(node, self._fn, self._returned.check_ran)
         # A target that keeps the index of its last message would count a failed message before it as done. So the
         # failure is committed before a later message is called.
@@ -154,9 +160,11 @@ class Runner(Calls):
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
             names_in = [port.binding for port in node.inputs]
-            by_name = node.mode == "join" and isinstance(self._fn, TypedFunction)
+            by_name = node.mode == "join" and self._typed is not None
             if not by_name:
                 self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
+        self._only_input = self._order[0] if self._order is not None and len(self._order) == 1 else None
+        """The place of the input whose message is the only argument of a call."""
 
     def _pace(self) -> Pace:
         options = self._node.options
@@ -198,28 +206,31 @@ class Runner(Calls):
         ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
         """
         self._process.core.begin(taken)
-        self._trouble.error = None
-        if isinstance(self._fn, TypedFunction):
-            self._fn.binding = taken.slices[0].binding
-        self._filtered = self._filters_some or taken.acknowledged
-        heavy = taken.heavy_provenance() if self._packers or self._imperative is not None else None
-        self._returned.begin(heavy)
-        for packer in self._packers.values():
+        trouble = self._trouble
+        trouble.error = None
+        if self._typed is not None:
+            self._typed.binding = taken.slices[0].binding
+        self._filtered = self._filters_some or (not taken.bare and taken.acknowledged)
+        self._returned.begin(None if taken.bare or self._returns_nothing else taken.heavy_provenance())
+        for packer in self._renewed:
             packer.renew()
         # Under at-most-once the positions have moved: messages left for the next step would be lost.
         self._stride.begin(bounded and not self._node.at_most_once)
         try:
-            if self._node.options.batch:
+            if self._singly:
+                results = self._run_messages(taken)
+            elif self._node.options.batch:
                 results = self._run_batch(taken)
             else:
-                singly = self._width == 1 and self._limit_s is None
-                results = self._run_messages(taken) if singly else self._run_at_once(taken)
-            self._trouble.check(self._paths)
+                results = self._run_at_once(taken)
+            if self._trouble.error is not None:
+                trouble.check(self._paths)
             if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
             if bounded:
                 count = taken.count if results.closed is None else results.closed
-                self.pace.ran(count, clock.monotonic_ns() - self._stride.began_ns)
+                ended_ns = self._stride.looked_ns if self._singly else clock.monotonic_ns()
+                self.pace.ran(count, ended_ns - self._stride.began_ns)
             return results
         except BaseException as error:
             self.forget()
@@ -261,9 +272,13 @@ class Runner(Calls):
         counters, stride, count = self._counters, self._stride, taken.count
         counters.in_flight = 1
         full = False
-        while (done := len(results)) < count:
+        done = 0
+        while done < count:
+            stop = done + stride.calls
+            if stop > count:
+                stop = count
             try:
-                self._run_from(taken, results, min(done + stride.calls, count))
+                self._run_from(taken, results, done, stop)
             except _STOPS:
                 raise
             except Exception as error:
@@ -278,17 +293,18 @@ class Runner(Calls):
                     outcome = None
                 results.append(outcome)
             over = stride.look() or full or (self._ends_at_failure and bool(failures))
-            counters.calls += len(results) - done
+            before, done = done, len(results)
+            counters.calls += done - before
             counters.calling_ns += stride.spent_ns
-            if over and len(results) < count:
-                return self._returned.collect(results, failures, closed=len(results))
+            if over and done < count:
+                return self._returned.collect(results, failures, closed=done)
         return self._returned.collect(results, failures)
 
-    def _run_from(self, taken: Taken, results: list[Kept], stop: int) -> None:
-        """Call the function for the messages from ``len(results)`` to ``stop``; ends at the first error."""
+    def _run_from(self, taken: Taken, results: list[Kept], start: int, stop: int) -> None:
+        """Call the function for the messages ``start``, which is ``len(results)``, to ``stop``; ends at an error."""
         if self._order is not None and not self._filtered and self._returned.provenance is None and not faults.active:
-            if stop - len(results) == 1:
-                self._run_one(taken, results)
+            if stop - start == 1:
+                self._run_one(taken, results, start)
             else:
                 self._run_all(taken, results, stop)
             if len(results) < stop:
@@ -298,7 +314,7 @@ class Runner(Calls):
         if self._given_process and not self._filtered and not faults.active:
             self._run_with_process(taken.slices[0].messages, results, stop)
             return
-        for offset in range(len(results), stop):
+        for offset in range(start, stop):
             results.append(self._call(taken, offset, [s.messages[offset] for s in taken.slices]))
 
     def _run_all(self, taken: Taken, results: list[Kept], stop: int) -> None:
@@ -316,14 +332,14 @@ class Runner(Calls):
                     taken.restored(offset)
             raise
 
-    def _run_one(self, taken: Taken, results: list[Kept]) -> None:
-        """Call the function for one message, as :meth:`_run_all` does for several."""
-        assert self._order is not None
-        offset, slices = len(results), taken.slices
+    def _run_one(self, taken: Taken, results: list[Kept], offset: int) -> None:
+        """Call the function for the message at ``offset``, as :meth:`_run_all` does for several."""
+        slices = taken.slices
         try:
-            if len(self._order) == 1:
-                result = self._fn(slices[self._order[0]].messages[offset])
+            if self._only_input is not None:
+                result = self._fn(slices[self._only_input].messages[offset])
             else:
+                assert self._order is not None
                 result = self._fn(*[slices[place].messages[offset] for place in self._order])
         except StopIteration:
             return

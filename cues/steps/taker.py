@@ -135,9 +135,11 @@ class Taker:
         """Return the number of messages that a step takes now from each of these inputs, at most ``size``."""
         count = size
         for input in inputs:
-            count = min(count, input.fill(size))
-            if not count:
+            ready = input.fill(size)
+            if not ready:
                 return 0
+            if ready < count:
+                count = ready
         if self._linger_ns and count < size and self.may_linger():
             now = clock.monotonic_ns()
             ends = self._lingering.setdefault(inputs[0].tailer, now + self._linger_ns)

@@ -19,7 +19,7 @@ from cues.queues.tailer import producer_of
 from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
-from cues.storage import timeline
+from cues.storage import timeline, wakeup
 from cues.storage.store_core import LastLook
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ PROVENANCE_BYTES_SAFE: Final = 1_000
 """A message with less provenance fits a page, also with the provenance that a step adds."""
 PROVENANCE_COLUMN_BYTES: Final = 32
 """The most bytes that one queue adds to the provenance of one message, besides its name."""
+_INPUTS_FEW: Final = PROVENANCE_BYTES_SAFE // PROVENANCE_COLUMN_BYTES
+"""With so many inputs, a message without provenance of its own cannot have too much of it."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -105,7 +107,7 @@ class Taken:
     """The messages of a step: from each input that it reads, a slice of ``count`` messages."""
 
     # Not a dataclass: the compiler does not compile the constructor of one, and each step makes this object.
-    __slots__ = ("_bare", "_came", "context", "count", "hash", "part", "slices", "times")
+    __slots__ = ("_came", "bare", "context", "count", "hash", "part", "slices", "times")
 
     def __init__(
         self,
@@ -129,28 +131,26 @@ class Taken:
         """True if these messages failed together with others (halving.py): several of them are called once, without
         tries after it."""
         self._came: Provenance | None = None
-        self._bare = True
-        """True if all entries are messages, and no record has provenance."""
+        self.bare = len(slices) <= _INPUTS_FEW
+        """True if all entries are messages, no record has provenance, and the inputs are few, as in most steps: then
+        :attr:`acknowledged` is False, and :meth:`heavy_provenance` is None."""
         for piece in slices:
             for batch in piece.batches:
                 head = batch.head
                 if head.acknowledges or head.provenance is not None:
-                    self._bare = False
+                    self.bare = False
 
     @property
     def acknowledged(self) -> bool:
         """True if any entry is an acknowledgement, and not a message."""
-        if self._bare:
-            return False
         return any(batch.head.acknowledges for piece in self.slices for batch in piece.batches)
 
     def heavy_provenance(self) -> Provenance | None:
-        """The provenance of the messages, if that of one may be too large for a page; else None, as in most steps."""
+        """The provenance of the messages, if that of one may be too large for a page; else None."""
         size = 0
-        if not self._bare:
-            for piece in self.slices:
-                for batch in piece.batches:
-                    size += len(batch.head.provenance or b"")
+        for piece in self.slices:
+            for batch in piece.batches:
+                size += len(batch.head.provenance or b"")
         if size + len(self.slices) * PROVENANCE_COLUMN_BYTES <= PROVENANCE_BYTES_SAFE:
             return None
         came = self.carried()
@@ -165,7 +165,7 @@ class Taken:
         for piece in self.slices:
             if piece.input.kept:
                 return True
-        return not self._bare and any(batch.head.provenance for piece in self.slices for batch in piece.batches)
+        return not self.bare and any(batch.head.provenance for piece in self.slices for batch in piece.batches)
 
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [s.range(start, stop) for s in self.slices]
@@ -205,6 +205,7 @@ class Input:
         self.tailer = tailer
         self.queue = queue
         self.log: Log = queue.core.log
+        self._store = queue.store.core
         self.on_pending: Callable[[str], None] | None = None
         """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
         self.kept: frozenset[str] = frozenset()
@@ -216,7 +217,7 @@ class Input:
         """The index after the messages that were read ahead."""
         self._end = 1
         """The index after the last message, when messages were copied out last."""
-        self._last_look = LastLook(queue.store.core)
+        self._last_look = LastLook(self._store)
         """The last copying."""
         self.delays = False
         """True if a message that was read ahead may have a time of delivery."""
@@ -266,7 +267,7 @@ class Input:
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
-        purges = self.queue.store.core.purges()
+        purges = self._store.word(wakeup.PURGES)
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
@@ -274,10 +275,10 @@ class Input:
         ahead = self._loaded - self.index
         if ahead >= count or (self._loaded == self._end and self._last_look.is_current()):
             return ahead
-        with self.queue.store.core.view() as txn:
+        with self._store.view() as txn:
             raws = self.copy(txn, count)
         self.open(raws)
-        return self.ahead
+        return self._loaded - self.index
 
     def copy(self, txn: StoreTransaction, count: int) -> list[Raw]:
         """Copy out the records with which ``count`` messages are read ahead; :meth:`open` opens them afterwards."""
@@ -287,7 +288,7 @@ class Input:
             self.go(row.first)
         self._end = row.next
         self.kept = self.queue.core.follow_options(txn, row).kept
-        return self.log.read(txn, row, self._loaded, count - self.ahead)
+        return self.log.read(txn, row, self._loaded, count - (self._loaded - self.index))
 
     def open(self, raws: list[Raw]) -> None:
         """Read ahead the messages of records that were copied out."""
@@ -298,7 +299,8 @@ class Input:
                 tell, self.on_pending = self.on_pending, None
                 tell(producer_of(opened))
             self._ahead.append((opened, opened.messages()))
-            self.delays = self.delays or opened.delays
+            if opened.head.provenance is not None and opened.delays:
+                self.delays = True
             self._loaded = opened.next
 
     def times(self, count: int) -> list[int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+from binascii import hexlify
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -114,8 +115,8 @@ class TryRecords:
                     _attempt(_HASH_HOLE, dict.fromkeys(indices, _HOLE), failed),
                 ]
                 form = self._forms[key] = _Form(maps)
-            body = form.fill((*taking.starts, *taking.ends, digest.hex().encode(), *indices.values()))
-            if len(body) <= _BODY_BYTES_MAX:
+            if form.fits:
+                body = form.fill((*taking.starts, *taking.ends, hexlify(digest), *indices.values()))
                 return [Page(batches.HASH, 2, digest + body)]
         maps = [self._snapshot(taking), _attempt(digest, indices, failed, pending)]
         return batches.build(maps, batches.OWN_BYTES_MAX, digest, reserved=True)
@@ -168,7 +169,10 @@ class _Form:
             else:
                 layout += f"{len(piece)}s"
             self._pieces.append(piece)
-        self._pack = struct.Struct(layout).pack
+        body = struct.Struct(layout)
+        self._pack = body.pack
+        self.fits = body.size <= _BODY_BYTES_MAX
+        """Whether the body fits one page."""
 
     def fill(self, values: Sequence[Any]) -> bytes:
         """The body, with these values: the numbers of the snapshot, the hash, and the indices of the attempt."""

@@ -168,13 +168,10 @@ class StoreCore:
 
     def purges(self) -> int:
         """A number that changes with every purge; -1 if it is unknown."""
-        return self._word(wakeup.PURGES)
+        return self.word(wakeup.PURGES)
 
-    def last_commit(self) -> int:
-        """The number of the last commit that its writer told the others; -1 if it is unknown."""
-        return self._word(wakeup.COMMITTED)
-
-    def _word(self, index: int) -> int:
+    def word(self, index: int) -> int:
+        """Return one of the words that processes share (wakeup.py); -1 if they cannot be read."""
         doorbells = self.environment.doorbells
         try:
             return -1 if doorbells is None else doorbells.words[index]
@@ -352,7 +349,7 @@ class LastLook:
 
     def is_current(self) -> bool:
         """Return whether nothing was committed since :meth:`note`, as far as is known."""
-        return self._store.last_commit() == self._commit and time.monotonic() < self._until
+        return self._store.word(wakeup.COMMITTED) == self._commit and time.monotonic() < self._until
 
 
 class ReadView:
