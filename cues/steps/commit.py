@@ -95,7 +95,7 @@ class Committer:
             faults.point("snapshot.after")
 
     def write_snapshot(self, txn: StoreTransaction, pages: list[Page], row: bytes) -> None:
-        self.fence.check(txn)
+        self.fence.check_step(txn)
         self.write_tries(txn, pages)
         txn.put(self.fence.key, row)
         if faults.active:
@@ -200,7 +200,7 @@ class Committer:
         self, txn: StoreTransaction, parts: list[Part], row: bytes, state: StateTable | None, held: Held | None
     ) -> None:
         """Write the parts of a step; ``state``, ``held``: the tables that it changed."""
-        self.fence.check(txn)
+        self.fence.check_step(txn)
         records: list[Page] = []
         rings = self._rings
         for part in parts:

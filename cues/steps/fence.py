@@ -56,6 +56,22 @@ class Fence:
         self.order = sorted(reader.tailer for reader in ports.readers)
         self.place = {tailer: place for place, tailer in enumerate(self.order)}
         """The place of a tailer's position in the row."""
+        self._apart = ports.store.core.environment.durability != "disk"
+        """True if each commit is a transaction of its own: on a "disk" store several share one (group_commit.py)."""
+        self._begun = self._last = 0
+        """Numbers of the transaction that compares the row for a step, and of that of the last step; 0: unknown."""
+
+    def check_step(self, txn: StoreTransaction) -> None:
+        """Compare as :meth:`check` does, inside the commit of a step.
+
+        LMDB numbers its commits. If the last one is that of the last step of this owner, the rows are as that step left
+        them, and none is read.
+        """
+        number = txn.id()
+        last, self._last = self._last, 0
+        if number != last + 1:
+            self.check(txn)
+        self._begun = number
 
     def check(self, txn: StoreTransaction) -> None:
         """Raise :class:`Fenced` unless owner, epoch and all positions are those that the step started from.
@@ -93,9 +109,16 @@ class Fence:
     def committed(self, row: bytes) -> None:
         """Keep the committed row: the next commit compares with it."""
         self.expected = row
+        if self._apart:
+            self._last, self._begun = self._begun, 0
         if self._own is not None:
             for tailer in self._own.tailers.values():
                 tailer.committed(self.position_in(self.row, tailer.tailer))
+
+    def adopt(self, row: bytes) -> None:
+        """Keep a row that another process wrote for this owner."""
+        self._begun = 0
+        self.committed(row)
 
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""

@@ -244,7 +244,7 @@ class Stepper:
         """
         if not self.owns(row):
             raise fenced(self.node.id, self.fence.expected, row.pack())
-        self.fence.committed(row.pack())
+        self.fence.adopt(row.pack())
         hasher = self.builder.hasher = Hasher(self.node.key, row.generation)
         self.process.core.renew(hasher, row.epoch)
         for mark in self.marks.values():
