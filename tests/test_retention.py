@@ -18,9 +18,14 @@ from cues.tools import metrics
 HOUR = timedelta(hours=1)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_said() -> None:
+    """Two tests may have a store at the same path."""
+    retention.said.clear()
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[cues.Store]:
-    retention._said.clear()
     with cues.open(tmp_path / "store", durability="process") as store:
         yield store
 

@@ -39,7 +39,7 @@ _WRONG_NS = 7 * 86_400 * 10**9
 clock."""
 _DOUBT_NS = 600 * 10**9
 """The time for which a clock is doubted after a jump."""
-_said: set[tuple[str, str, str]] = set()
+said: set[tuple[str, str, str]] = set()
 """The warnings that this process has logged: store, log and reader of each."""
 
 
@@ -221,8 +221,8 @@ def needed_from(txn: StoreTransaction, log: Log, identity: bytes, position: int)
 
 def _say(log: Log, reader: str, what: str) -> None:
     warning = (log.store.path, log.id, reader)
-    if warning not in _said:
-        _said.add(warning)
+    if warning not in said:
+        said.add(warning)
         log.store.core.afterwards.append(
             partial(logger.warning, f"retention of %s {what}", log.id, reader, **logs.of_log(log.id))
         )
