@@ -18,10 +18,10 @@ from store_machine import StoreMachine
 
 from cues.errors import CuesError
 from cues.queues import log, retention
+from cues.queues.cursor import Cursor
 from cues.queues.log import KEY, Log
 from cues.queues.processor_rows import ProcessorRow
 from cues.queues.store import Store
-from cues.queues.tailer import Tailer
 from cues.records.log_row import pack_row
 from cues.steps.commit import Committer
 from cues.steps.hashes import Hasher
@@ -137,7 +137,7 @@ def seek_by_time_off_by_one(patch: Patch) -> None:
 
 def named_tailer_that_overwrites(patch: Patch) -> None:
     """Two readers of one name: each writes its position whatever the other did."""
-    patch.setattr(Tailer, "_compare_and_set", Tailer._write_position)
+    patch.setattr(Cursor, "compare_and_set", Cursor.write_position)
 
 
 def large_messages_deleted_in_part(patch: Patch) -> None:

@@ -244,7 +244,7 @@ def test_the_hash_is_that_of_the_ranges(store: Store) -> None:
             visits = t.tailer("visits", "audit")
             visits.read_many(10)
             t.write("notes", {"n": 1})
-            hashes.append([part._index for part in visits._parts])  # type: ignore[attr-defined]
+            hashes.append([cursor.index for cursor in visits.cursors])
             if again:
                 raise ZeroDivisionError
     identities = {name: store.queue(name).core.row().identity for name in ("orders", "visits")}

@@ -14,7 +14,6 @@ from typing import Any
 from cues.base import clock
 from cues.groups.sticky import Partition
 from cues.groups.table import Move
-from cues.overrides import override
 from cues.queues.claims import Claim
 from cues.queues.queue import Queue
 from cues.queues.tailer import Envelope, Tailer
@@ -46,7 +45,7 @@ class HeldPartition:
         """The indices of the messages of the last read: in each run all from the first to before the second."""
         self.on_pending: Callable[[str], None] | None = None
         """Called with the id of a publisher whose pending messages are read as if they were committed."""
-        self._tailer: _IndexedTailer | None = None
+        self._tailer: Tailer | None = None
         """Reads ahead of :attr:`next`; None if the next read must begin at :attr:`next`."""
         self._last_tailer: Tailer | None = None
         """The tailer that read the last message."""
@@ -73,11 +72,11 @@ class HeldPartition:
         """Return the next messages, at most ``n``."""
         tailer = self._tailer
         if tailer is None:
-            tailer = _IndexedTailer(self.queue)
+            tailer = Tailer(self.queue)
             tailer.on_pending = self.on_pending
             tailer.go_to(self.next)
             self._tailer = tailer
-        self.runs = tailer.runs = []
+        self.runs = tailer.cursors[0].runs = []
         messages = tailer.read_many(n)
         if messages:
             self.next = tailer.position
@@ -107,21 +106,3 @@ class HeldPartition:
     def move(self, checkpoint: bytes | None = None, upto: int | None = None) -> Move:
         """Return the move of the position that commits the messages up to the index ``upto``, or all handed out."""
         return Move(self.log, self.claim, self.next if upto is None else upto + 1, checkpoint)
-
-
-class _IndexedTailer(Tailer):
-    """Notes the indices of the messages of a read: they have gaps where acknowledgements are."""
-
-    def __init__(self, queue: Queue) -> None:
-        super().__init__(queue)
-        self.runs: list[tuple[int, int]] = []
-
-    @override
-    def _take(self, n: int) -> list[dict[str, Any]]:
-        taken = super()._take(n)
-        if taken:
-            assert self._last is not None
-            batch, last = self._last
-            index = batch.index(last)  # not the position: with isolation="committed" that is a place
-            self.runs.append((index + 1 - len(taken), index + 1))
-        return taken

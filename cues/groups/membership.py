@@ -50,14 +50,13 @@ from cues.groups.table import GroupTable, new_id
 from cues.overrides import override
 from cues.queues import claims
 from cues.queues.base import view_of
-from cues.queues.base_tailer import Reader
 from cues.queues.committed import Isolation
 from cues.queues.group_rows import MemberRow
 from cues.queues.partitioners import name_of
 from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.queues.store import Store
-from cues.queues.tailer import Envelope
+from cues.queues.tailer import Envelope, Reader
 from cues.steps.ownership import LEASE_S
 from cues.storage import wakeup
 

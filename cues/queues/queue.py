@@ -39,8 +39,8 @@ from cues.native import mypyc_attr
 from cues.queues import spans
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
-from cues.queues.base_tailer import Place
 from cues.queues.committed import Isolation
+from cues.queues.cursor import Place
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names

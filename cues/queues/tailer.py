@@ -3,46 +3,41 @@
     t = q.tailer()              from the start; only the object has the position
     t = q.tailer("reader-1")    the position is in the store, under that name
 
-A tailer copies record batches out in short transactions and hands out their messages one by one.
-A named tailer moves its position in the store before a read returns, by compare and set. So readers of
-one name, in any process, share the queue: each message is read by one of them.
+The position is a :class:`~cues.queues.cursor.Cursor`, which reads the messages. A named tailer moves its position in
+the store before a read returns, by compare and set. So readers of one name, in any process, share the queue: each
+message is read by one of them.
 
 Not guaranteed: that a message is processed. The position moves when it is read. For exactly-once processing use a
 graph, whose positions move with the outputs.
 
 A tailer does not return messages that were read ahead and then purged. It is used by one thread at a time: a second
 thread gets :class:`~cues.errors.ConcurrentUse`.
+
+    Reader
+    └── Tailer             one partition, with a direction and a position that may have a name
+        └── MergedTailer   all partitions of a queue, merged by append time
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from cues.base import clock, names
-from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
+from cues.base.closing import Closing
+from cues.errors import Closed, ConcurrentUse, InvalidArgument
 from cues.native import mypyc_attr
 from cues.overrides import override
-from cues.queues import rollback
-from cues.queues.base import BaseQueue
-from cues.queues.base_tailer import BaseTailer, Place
-from cues.queues.committed import identity_of
-from cues.queues.log import Raw
-from cues.queues.processor_rows import NO_SEAL, Position, pack_reader, unpack_reader
-from cues.records import sealed
-from cues.records.batch import Batch, is_pending, stamps_of
-from cues.records.log_row import LogRow
+from cues.queues.base import BaseQueue, check_index
+from cues.queues.cursor import Cursor, Place, metadata, write_positions
+from cues.records.batch import Batch
 from cues.storage import wakeup
-from cues.storage.transaction import StoreTransaction
-
-AHEAD_BYTES_MAX: Final = 256 << 10
-"""The most bytes that read_many copies out of one transaction."""
 
 Direction = Literal["forward", "backward"]
 
@@ -69,71 +64,57 @@ class Envelope:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Tailer(BaseTailer):
+class Reader(Closing):
+    """Messages that are read one after another."""
+
+    def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
+        """Return the next message, or None if there is none; with ``block``, wait for one."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the messages that are there."""
+        while (message := self.read()) is not None:
+            yield message
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the messages and wait for more, until the reader or its store is closed (:class:`Closed`)."""
+        while True:
+            message = self.read(block=True)
+            if message is not None:
+                yield message
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Tailer(Reader):
     """Reads a queue from a position on; :meth:`Queue.tailer` makes it."""
 
-    _deferred: ClassVar[bool] = False
-    """True if the position of a named tailer is not committed by each read, but by another commit."""
-
-    def __init__(self, queue: BaseQueue, name: str | None = None, meta: bool = False) -> None:
+    def __init__(
+        self,
+        queue: BaseQueue,
+        name: str | None = None,
+        meta: bool = False,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """``check``: another commit than that of each read moves the position, and this is called before each use."""
         if name is not None:
             names.check("tailer", name)
-        super().__init__(queue)
+        self.queue = queue
         self.name = name
-        self.on_pending: Callable[[str], None] | None = None
-        """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
-        self._log = queue.core.log
+        self.served = 0
+        self._store = queue.store
+        self._check = check
+        self._closed = False
+        self._looks = check is not None
+        """True if :meth:`check_open` has more to do than to ask the queue and the store."""
+        self._commits = name is not None and check is None
         self._meta = meta
-        self._direction: Direction = "forward"
         self._busy = threading.Lock()
-        self._batch: Batch | None = None
-        self._messages: list[dict[str, Any]] = []
-        self._kept_from = self._kept_to = 0
-        """Offsets of the messages that were not returned yet; a caller may have changed the dicts of the others."""
-        self._ahead: list[Raw] = []
-        """Records copied out in the same transaction, the next one last."""
-        self._first = 0
-        self._low = 0
-        """The first message of the batch that still exists: a purge may have ended inside the batch."""
-        self._purges = -1
-        self._last: tuple[Batch, int] | None = None
-        self._read: Tailer | None = None
-        """With several partitions, the tailer of the message read last."""
-        self._row_key = names.reader_key(queue.name, queue.core.log.partition, name) if name is not None else b""
-        with self._store.core.view() as txn:
-            row = self._log.row(txn)
-            self._kept = queue.core.follow_options(txn, row).kept
-            self._stored = txn.get(self._row_key) if name is not None else None
-            records = self._log.records_row(txn).identity
-            self._compare(txn, row)
-        self._identity = row.identity
-        self._index = self._position(self._stored) if self._stored is not None else row.first
-        self._check_isolation(records)
-
-    def _compare(self, txn: StoreTransaction, row: LogRow) -> None:
-        """Compare a stored position with the log. Raises :class:`StoreDamaged`: from such a one messages are lost."""
-        stored = None if self._stored is None else self._unpacked(self._stored)
-        if stored is None or stored.identity != row.identity:
-            return
-        what = f"position of the named tailer {self.name!r} of queue {self._log.id}"
-        if not 1 <= stored.next <= row.next:
-            raise sealed.damaged(what, f"it is {stored.next}, and the queue ends before {row.next}")
-        if self._log.seal_before(txn, row, stored.next) not in (NO_SEAL, stored.seal) and stored.seal != NO_SEAL:
-            raise sealed.damaged(what, f"the messages before {stored.next} are not those that it was written after")
-
-    def _check_isolation(self, records: bytes) -> None:
-        """Refuse a stored position of the other isolation; ``records`` is the identity of the queue's records."""
-        if self._stored is None:
-            return
-        identity = self._unpacked(self._stored).identity
-        other = identity_of(records) if self._identity == records else records
-        if identity == other:
-            was, now = ("committed", "uncommitted") if self._identity == records else ("uncommitted", "committed")
-            raise InvalidArgument(
-                f"The tailer {self.name!r} of queue {self.queue.id!r} reads with isolation={was!r}, and was opened with"
-                f" {now!r}: messages would be lost or repeated.",
-                f"pass isolation={was!r}, or use another name.",
-            )
+        self.cursors: list[Cursor] = [Cursor(queue, name, meta)]
+        """The position on each partition that this tailer reads."""
+        self.last_cursor: Cursor = self.cursors[0]
+        """The cursor that returned the message read last, if there is one."""
+        self._current: Cursor | None = None
+        """Of several partitions, the cursor whose batch is being returned; None if the next one must be picked."""
 
     @override
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
@@ -162,15 +143,17 @@ class Tailer(BaseTailer):
     def peek(self) -> dict[str, Any] | None:
         """Return the message that :meth:`read` would return, and do not move."""
         with self._use():
-            return self._peek()
+            cursor = self._pick()
+            return None if cursor is None else cursor.peek()
 
-    def _peek(self) -> dict[str, Any] | None:
-        if not self._ready():
-            return None
-        assert self._batch is not None
-        offset = self._cursor() - self._first
-        message = self._batch.messages()[offset]
-        return self._with_meta(message, self._batch, offset) if self._meta else message
+    @property
+    def on_pending(self) -> Callable[[str], None] | None:
+        """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
+        return self.cursors[0].on_pending
+
+    @on_pending.setter
+    def on_pending(self, tell: Callable[[str], None] | None) -> None:
+        self.cursors[0].on_pending = tell
 
     @property
     def index(self) -> int:
@@ -179,65 +162,97 @@ class Tailer(BaseTailer):
         With ``isolation="committed"``, the index up to which the log was read. Inside a transaction it is that of the
         acknowledgement; pending messages before it are returned if they are committed later.
         """
-        return self._record_index()
-
-    def _record_index(self) -> int:
-        if not self.queue.core.is_committed:
-            return self._index
-        with self._store.core.view() as txn:
-            return self._log.index_of(txn, self._index)
+        return self.cursors[0].record_index()
 
     @property
     def positions(self) -> dict[int, int]:
-        """The index that is read next, as a dict with the one partition that this tailer reads."""
-        return {self._log.partition: self._record_index()}
+        """The index that is read next, of each partition that this tailer reads."""
+        return {cursor.log.partition: cursor.record_index() for cursor in self.cursors}
 
     @property
     def last_read_index(self) -> int | None:
         """The index of the message read last, on its partition; None before the first."""
-        last = (self._read or self)._last
+        last = self.last_cursor.last
         return last[0].index(last[1]) if last else None
 
     @property
     def envelope(self) -> Envelope | None:
         """Partition, index, time, hash and metadata of the message read last; None before the first."""
-        part = self._read or self
-        if part._last is None:
+        cursor = self.last_cursor
+        if cursor.last is None:
             return None
-        batch, offset = part._last
-        return envelope_of(batch, offset, metadata(batch, offset, part._log.id, part._kept), part._log.partition)
+        batch, offset = cursor.last
+        return envelope_of(batch, offset, metadata(batch, offset, cursor.log.id, cursor.kept), cursor.log.partition)
 
     @property
     def direction(self) -> Direction:
         """``"forward"`` (default) or ``"backward"``: read the message before the index, and move to it."""
-        return self._direction
+        return "backward" if self.cursors[0].backward else "forward"
 
     @direction.setter
     def direction(self, value: Direction) -> None:
         if value not in ("forward", "backward"):
             raise InvalidArgument(f"direction is {value!r}.", "pass 'forward' or 'backward'.")
-        self._turn(value)
+        for cursor in self.cursors:
+            cursor.backward = value == "backward"
+        self._current = None
 
-    def _turn(self, direction: Direction) -> None:
-        self._direction = direction
+    @property
+    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
+        """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
+        return self._store.core.doorbells, self.queue.core.log.mask
 
-    @override
+    def to_start(self) -> None:
+        """Move to the first message that is left, on every partition that this tailer reads."""
+        self._seek(lambda txn, log, row: row.first)
+
+    def to_end(self) -> None:
+        """Move after the last message, on every partition that this tailer reads."""
+        self._seek(lambda txn, log, row: row.next)
+
+    def to_index(self, index: int) -> None:
+        """Move to ``index``, from 1 to the next one to be written; from a purged one, to the first that is left."""
+        self._seek(lambda txn, log, row: max(row.first, check_index(index, row.next, f"to_index({index!r})")))
+
+    def to_time(self, when: datetime) -> None:
+        """Move to the first message appended at or after ``when`` (aware), or after the last message."""
+        ns = clock.to_ns(when)
+        self._seek(lambda txn, log, row: log.index_at(txn, row, ns))
+
     def _seek(self, place: Place) -> None:
+        """Move to the index that ``place`` returns, on each partition."""
         with self._use():
+            self._have_all()
             with self._store.core.view() as txn:
-                index = self._place(txn, place)
-            if self.name is not None and not self._deferred:
-                self._stored = self._store.core.commit(self._write_position, index)
-            self._index = index
-
-    def _place(self, txn: StoreTransaction, place: Place) -> int:
-        """Return the position of this tailer at a place of the log's records."""
-        return self._log.place_of(txn, place(txn, self._log.records, self._log.records_row(txn)))
+                goals = [cursor.place(txn, place) for cursor in self.cursors]
+            if self._commits:
+                stored = self._store.core.commit(write_positions, self.cursors, goals)
+                for cursor, row in zip(self.cursors, stored):
+                    cursor.stored = row
+            for cursor, goal in zip(self.cursors, goals):
+                cursor.index = goal
+            self._current = None
 
     @override
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
-        return f"<cues.Tailer{name} of {self.queue.id} at {self._index}>"
+        return f"<cues.Tailer{name} of {self.queue.id} at {self.cursors[0].index}>"
+
+    @override
+    def close(self) -> None:
+        """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""
+        self._closed = self._looks = True
+        self._store.core.ring_own()
+
+    def check_open(self) -> None:
+        """Raise :class:`Closed` if the tailer, its queue or its store is closed."""
+        if self._looks or self.queue.core.lifetime.closed or self._store.closed:
+            if self._check is not None:
+                self._check()
+            if self._closed:
+                raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open another one with queue.tailer(...).")
+            if self.queue.core.lifetime.closed or self._store.closed:
+                self.queue.core.check_open()
 
     def _use(self) -> AbstractContextManager[Any]:
         """The lock for one call, for use in a ``with``: no signal handler runs between taking it and the block."""
@@ -251,12 +266,12 @@ class Tailer(BaseTailer):
 
     def go_to(self, position: int) -> None:
         """Move to a position of the log that it reads, which is not always an index."""
-        self._index = position
+        self.cursors[0].index = position
 
     @property
     def position(self) -> int:
         """The position on the log that it reads."""
-        return self._index
+        return self.cursors[0].index
 
     def _next_if_open(self) -> list[dict[str, Any]]:
         self.check_open()
@@ -264,154 +279,38 @@ class Tailer(BaseTailer):
 
     def _next(self, n: int) -> list[dict[str, Any]]:
         """Take the next ``n`` messages and move; on an error, move nothing."""
+        cursor = self.cursors[0]
         while True:
-            index, last = self._index, self._last
+            mark = cursor.index, cursor.last
             try:
-                taken = self._take_ahead(n)
-                if self.name is None or not taken or self._commit_position():
+                taken = cursor.read(n)
+                if not self._commits or not taken or self._commit_positions():
                     return taken
             except BaseException:
-                self._go_back(index, last)
+                cursor.go_back(mark)
                 raise
-            # Another tailer of the same name was faster: continue at its position.
-            self._go_back(index, last)
-            with self._store.core.view() as txn:
-                self._stored = txn.get(self._row_key)
-            if self._stored is not None:
-                self._index = self._position(self._stored)
+            cursor.go_back(mark)
+            self._follow()
 
-    def _take_ahead(self, n: int) -> list[dict[str, Any]]:
-        taken: list[dict[str, Any]] = []
-        try:
-            while len(taken) < n and self._ready(n - len(taken)):
-                taken += self._take(n - len(taken))
-        except BatchDamaged:
-            if not taken:
-                raise
-        return taken
+    def _pick(self, n: int = 1) -> Cursor | None:
+        """Return the cursor whose message is next, with its batch loaded; None at the end."""
+        return self.cursors[0] if self.cursors[0].ready(n) else None
 
-    def _go_back(self, index: int, last: tuple[Batch, int] | None) -> None:
-        self._index, self._last = index, last
-        self._batch = None
-        self._ahead.clear()
+    def _have_all(self) -> None:
+        """Make a cursor for every partition that was added."""
 
-    def _take(self, n: int) -> list[dict[str, Any]]:
-        """Return up to ``n`` messages of the current batch."""
-        batch = self._batch
-        assert batch is not None
-        if self._direction == "backward":
-            n = 1
-        start = self._cursor() - self._first
-        stop = min(start + n, len(self._messages))
-        if start < self._kept_from or stop > self._kept_to:
-            self._decode(batch)
-        taken = self._messages[start:stop]
-        self._last = (batch, stop - 1)
-        if self._direction == "backward":
-            self._kept_to = start
-            self._index = self._first + start
-        else:
-            self._kept_from = stop
-            self._index = self._first + stop
-        if self._meta:
-            return [self._with_meta(message, batch, offset) for offset, message in enumerate(taken, start)]
-        return taken
-
-    def _decode(self, batch: Batch) -> None:
-        self._messages = [] if batch.head.acknowledges else batch.messages()
-        self._kept_from, self._kept_to = 0, len(self._messages)
-
-    def _cursor(self) -> int:
-        """The index of the message that is handed out next."""
-        return self._index - 1 if self._direction == "backward" else self._index
-
-    def _ready(self, n: int = 1) -> bool:
-        """Decode the batch that holds the next message, and read ahead for ``n`` messages; False at the end."""
-        purges = self._store.core.purges()
-        fresh = self._batch is not None and purges == self._purges and purges >= 0
-        if fresh and self._low <= self._cursor() < self._first + len(self._messages):
-            return True
-        while self._load(n, purges, fresh):
-            batch = self._batch
-            assert batch is not None
-            if self._messages or not batch.head.acknowledges:
-                return True
-            # An acknowledgement is not a message.
-            self._index = batch.first if self._direction == "backward" else batch.next
-        return False
-
-    def _load(self, n: int, purges: int, fresh: bool) -> bool:
-        """Open the next batch; with ``fresh``, the records that were read ahead are still valid."""
-        if fresh and self._ahead and self._ahead[-1][0] == self._index and self._direction == "forward":
-            self._open(self._ahead.pop())
-            return True
-        self._ahead.clear()
-        with self._store.core.view() as txn:
-            row = self._log.row(txn)
-            if self._direction == "backward":
-                self._index = min(self._index, row.next)
-                raws = self._log.read_before(txn, row, self._index)
-            else:
-                self._index = max(self._index, row.first)
-                raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
-            self._kept = self.queue.core.follow_options(txn, row).kept
-        if not raws:
-            if self.queue.core.is_committed and self._direction == "forward":
-                rollback.look(self.queue)
-            return False
-        batch = self._batch
-        if batch is None or batch.seal != raws[0][1][:8] or batch.first != raws[0][0]:
-            batch = self._open(raws[0])
-        self._ahead = raws[:0:-1]
-        self._low = max(batch.first, row.first)
-        self._purges = purges
-        return True
-
-    def _open(self, raw: Raw) -> Batch:
-        batch = self._log.batches([raw])[0]
-        if self.on_pending is not None and batch.head.stamps_at and is_pending(batch.value):
-            tell, self.on_pending = self.on_pending, None
-            tell(producer_of(batch))
-        self._decode(batch)
-        self._batch = batch
-        self._first = self._low = batch.first
-        return batch
-
-    def _with_meta(self, message: dict[str, Any], batch: Batch, offset: int) -> dict[str, Any]:
-        return {**message, names.META: metadata(batch, offset, self._log.id, self._kept)}
-
-    def _position(self, raw: bytes) -> int:
-        return self._unpacked(raw).next
-
-    def _unpacked(self, raw: bytes) -> Position:
-        assert self.name is not None
-        return unpack_reader(raw, self._log.id, self.name)
-
-    def _commit_position(self) -> bool:
-        """Move the stored position to this tailer's, unless another tailer of its name moved it."""
-        if self._deferred:
-            return True
-        stored = self._store.core.commit(self._compare_and_set, self._index)
-        self._stored = stored or self._stored
+    def _commit_positions(self) -> bool:
+        """Move the stored positions to those of this tailer, unless another tailer of its name moved one."""
+        cursor = self.cursors[0]
+        stored = self._store.core.commit(cursor.compare_and_set, cursor.index)
+        cursor.stored = stored or cursor.stored
         return stored is not None
 
-    def _compare_and_set(self, txn: StoreTransaction, index: int) -> bytes | None:
-        return self._write_position(txn, index) if txn.get(self._row_key) == self._stored else None
-
-    def _write_position(self, txn: StoreTransaction, index: int) -> bytes:
-        batch = self._batch
-        if batch is not None and batch.first < index <= batch.next:
-            seal = batch.seal
-        else:
-            seal = self._log.seal_before(txn, self._log.row(txn), index)
-        stored = pack_reader(self._identity, index, seal)
-        txn.put(self._row_key, stored)
-        return stored
-
-
-def producer_of(batch: Batch) -> str:
-    """Return the id of the producer of a record that has one, as 12 hex digits."""
-    return f"{stamps_of(batch.value).producer:012x}"
+    def _follow(self) -> None:
+        """Continue at the stored positions: another tailer of the same name was faster."""
+        with self._store.core.view() as txn:
+            for cursor in self.cursors:
+                cursor.follow(txn)
 
 
 def pending_read(reader: str, queue: str, producer: str) -> str:
@@ -434,16 +333,6 @@ def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: 
         partition,
         stamps.uuid(offset) if stamps else None,
     )
-
-
-def metadata(batch: Batch, offset: int, queue: str, kept: frozenset[str]) -> dict[str, Any]:
-    """Return the metadata map of one message, hash included."""
-    fields: dict[str, Any] = {}
-    if batch.head.hash:
-        fields[names.HASH] = batch.head.hash.hex()
-    if kept or batch.head.provenance:
-        fields |= batch.provenance(queue, kept).at(offset)
-    return fields
 
 
 def alts(tailers: Sequence[Tailer], timeout: float | None = None) -> tuple[Tailer, dict[str, Any]] | None:

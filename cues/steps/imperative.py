@@ -68,8 +68,9 @@ class ProcessTailer(Tailer):
         self.tailer = id
         """The tailer id, ``graph.processor.queue``."""
         self.log: Log = queue.core.log
-        self._committed = Position(self._identity, self._index, NO_SEAL)
-        self._step = self._index
+        self._cursor = self.cursors[0]
+        self._committed = Position(self._cursor.identity, self._cursor.index, NO_SEAL)
+        self._step = self._cursor.index
         self.trouble = StoreTrouble()
         """Notes the errors of the store in the calls of the user's function."""
 
@@ -97,7 +98,7 @@ class ProcessTailer(Tailer):
     def stand(self, position: Position) -> None:
         """Move to a committed position."""
         self._committed = position
-        self._identity = position.identity
+        self._cursor.identity = position.identity
         self._step = position.next
         self.discard()
 
@@ -107,14 +108,13 @@ class ProcessTailer(Tailer):
 
     def settle(self) -> None:
         """After a call that returned: the next call continues here."""
-        self._step = self._index
-        self._last = None
-        self._direction = "forward"
+        self._step = self._cursor.index
+        self._cursor.last, self._cursor.backward = None, False
 
     def discard(self) -> None:
         """After a call that failed: move back to the position at its beginning."""
-        self._go_back(self._step, None)
-        self._direction = "forward"
+        self._cursor.go_back((self._step, None))
+        self._cursor.backward = False
 
     def moved(self) -> Position:
         """The position to be committed with the step."""
@@ -122,7 +122,7 @@ class ProcessTailer(Tailer):
             return self._committed
         with self._store.core.view() as txn:
             seal = self.log.seal_before(txn, self.log.row(txn), self._step)
-        return Position(self._identity, self._step, seal)
+        return Position(self._cursor.identity, self._step, seal)
 
 
 class ProcessAppender:

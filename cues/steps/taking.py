@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues.native import mypyc_attr
 from cues.queues import rollback
-from cues.queues.tailer import producer_of
+from cues.queues.cursor import producer_of
 from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
@@ -198,7 +198,11 @@ class Taken:
 
 
 class Input:
-    """A tailer of a processor: its position, and the messages that were read ahead."""
+    """A tailer of a processor: its position, and the messages that were read ahead.
+
+    It is not a :class:`~cues.queues.cursor.Cursor`: a step takes a range with the batches of all its messages, which
+    are decoded when they are copied out, and this is the hottest path of the engine.
+    """
 
     def __init__(self, binding: str, tailer: str, queue: Queue) -> None:
         self.binding = binding

@@ -35,7 +35,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cues import faults
 from cues.base.names import ProcessorKey
@@ -43,6 +43,7 @@ from cues.errors import Closed, ConcurrentUse, InvalidArgument, TailerMoved
 from cues.overrides import override
 from cues.queues.base import OptionsChanged, read_as
 from cues.queues.committed import Isolation
+from cues.queues.cursor import Cursor, write_positions
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
 from cues.queues.tailer import Tailer
@@ -54,55 +55,12 @@ from cues.steps.taking import Slice, Taken
 from cues.storage import timeline
 
 if TYPE_CHECKING:
-    from cues.queues.log import Log
     from cues.queues.store import Store
     from cues.storage.transaction import StoreTransaction
 
 _HINT = "use a cues.txn.Publisher and a checkpoint (docs/transactions.md), or a graph, which forwards messages."
 _of_thread = threading.local()
 """``open``: weak references to the transactions that were begun in this thread and have not ended."""
-
-
-class _Lent:
-    """A named tailer of a transaction: its position is committed with the transaction, and it ends with it."""
-
-    _deferred = True
-
-    def __init__(self, transaction: BlockTransaction, queue: Queue, name: str, meta: bool) -> None:
-        self._transaction = transaction
-        super().__init__(queue, name, meta)  # type: ignore[call-arg]
-        self._starts = {part._log.partition: part._index for part in parts_of(self)}  # type: ignore[arg-type]
-        """The index at which each partition is read first, if it has no position in the store."""
-
-    def moved(self) -> list[tuple[Tailer, int]]:
-        """Return the partitions on which it moved, with the index at which it began."""
-        moved = []
-        for part in parts_of(self):  # type: ignore[arg-type]
-            stored = part._stored
-            # A partition that was added in the block begins at 1.
-            start = self._starts.get(part._log.partition, 1) if stored is None else part._position(stored)
-            if part._index != start:
-                moved.append((part, start))
-        return moved
-
-    def check_open(self) -> None:
-        self._transaction.check_open()
-        super().check_open()  # type: ignore[misc]
-
-
-class TransactionTailer(_Lent, Tailer):
-    """A :class:`cues.Tailer` of a transaction; :meth:`Transaction.tailer` makes it."""
-
-
-class MergedTransactionTailer(_Lent, MergedTailer):
-    """A :class:`cues.queues.merged.MergedTailer` of a transaction; :meth:`Transaction.tailer` makes it."""
-
-
-class _Origin(NamedTuple):
-    """The queue of a message that a tailer returned, as :class:`cues.steps.taking.Slice` uses it."""
-
-    log: Log
-    kept: frozenset[str]
 
 
 class BlockTransaction(Transaction):
@@ -112,7 +70,7 @@ class BlockTransaction(Transaction):
         store.core.check_open()
         self._store = store
         self._writes = CollectedWrites(store, "the transaction", _HINT)
-        self._tailers: dict[tuple[str, str], TransactionTailer | MergedTransactionTailer] = {}
+        self._tailers: dict[tuple[str, str], Tailer] = {}
         self._origins: list[Provenance] = []
         self._last: list[tuple[Any, int]] | None = None
         """The messages that the tailers had returned last when :attr:`_origins` got its last entry."""
@@ -141,10 +99,10 @@ class BlockTransaction(Transaction):
         key = source.id, name
         tailer = self._tailers.get(key)
         if tailer is None:
-            kind = MergedTransactionTailer if source.partitions > 1 else TransactionTailer
-            tailer = kind(self, source, name, meta)
-            taken = {part._row_key for other in self._tailers.values() for part in parts_of(other)}
-            if taken & {part._row_key for part in parts_of(tailer)}:
+            kind = MergedTailer if source.partitions > 1 else Tailer
+            tailer = kind(source, name, meta, self.check_open)
+            taken = {cursor.row_key for other in self._tailers.values() for cursor in other.cursors}
+            if taken & {cursor.row_key for cursor in tailer.cursors}:
                 raise InvalidArgument(
                     f"The transaction has a tailer {name!r} of {source.name!r} already, which has the position on"
                     f" {source.id!r}.",
@@ -230,7 +188,7 @@ class BlockTransaction(Transaction):
     # --- the commit ---
 
     def _commit(self) -> None:
-        moved = [tailer for tailer in self._tailers.values() if tailer.moved()]
+        moved = [tailer for tailer in self._tailers.values() if _moves(tailer)]
         if not moved and not self._writes:
             return
         digest = Hasher(ProcessorKey(""), 0).digest(self._ranges()) if moved else None
@@ -249,19 +207,14 @@ class BlockTransaction(Transaction):
         faults.point("transaction.after")
         self._store.core.ring(built.mask)
 
-    def _write(
-        self, txn: StoreTransaction, built: BuiltWrites, moved: list[TransactionTailer | MergedTransactionTailer]
-    ) -> dict[str, range]:
+    def _write(self, txn: StoreTransaction, built: BuiltWrites, moved: list[Tailer]) -> dict[str, range]:
         for tailer in self._tailers.values():
-            for part in parts_of(tailer):
-                stored = txn.get(part._row_key)
-                if stored != part._stored:
-                    raise _moved(part, stored)
+            for cursor in tailer.cursors:
+                stored = txn.get(cursor.row_key)
+                if stored != cursor.stored:
+                    raise _moved(cursor, stored)
         for tailer in moved:
-            if isinstance(tailer, MergedTailer):
-                tailer._write_positions(txn, [part._index for part in tailer._parts])
-            else:
-                tailer._write_position(txn, tailer._index)
+            write_positions(txn, tailer.cursors, [cursor.index for cursor in tailer.cursors])
         indices = built.append(txn)
         faults.point("transaction.inside")
         return indices
@@ -270,24 +223,22 @@ class BlockTransaction(Transaction):
         """The ranges over which the tailers moved, for the hash."""
         ranges = []
         for tailer in self._tailers.values():
-            for part, start in tailer.moved():
+            for cursor in _moves(tailer):
+                start, log = cursor.start, cursor.log
                 with self._store.core.view() as txn:
-                    line = timeline.read(txn, part._log.id)
-                    last = part._log.index_of(txn, max(start, part._index) - 1)
-                identity = timeline.identity(line, part._identity, last)
-                ranges.append((f"{tailer.name}.{part._log.id}", identity, start, part._index))
+                    line = timeline.read(txn, log.id)
+                    last = log.index_of(txn, max(start, cursor.index) - 1)
+                identity = timeline.identity(line, cursor.identity, last)
+                ranges.append((f"{tailer.name}.{log.id}", identity, start, cursor.index))
         return ranges
 
     def _origin(self) -> int:
         """Return the number of the provenance of a message that is written now."""
-        reads = [part for tailer in self._tailers.values() if (part := tailer._read or tailer)._last is not None]
-        last = [part._last for part in reads if part._last is not None]
+        reads = [tailer.last_cursor for tailer in self._tailers.values() if tailer.last_cursor.last is not None]
+        last = [cursor.last for cursor in reads if cursor.last is not None]
         if last == self._last:
             return len(self._origins) - 1
-        slices = [
-            Slice(_Origin(part._log, part._kept), batch.first + offset, [{}], [batch])
-            for part, (batch, offset) in zip(reads, last)
-        ]
+        slices = [Slice(cursor, batch.first + offset, [{}], [batch]) for cursor, (batch, offset) in zip(reads, last)]
         taken = Taken(slices, 1)
         self._heavy = taken.heavy_provenance() if slices else None
         self._origins.append(taken.provenance() if slices else Provenance(1, {}))
@@ -333,21 +284,20 @@ def _open_here() -> list[BlockTransaction]:
     return [other for ref in known if (other := ref()) is not None and other._state == "open"]
 
 
-def parts_of(tailer: Tailer) -> list[Tailer]:
-    """Return the tailer of each partition that a tailer reads."""
-    return tailer._parts if isinstance(tailer, MergedTailer) else [tailer]
+def _moves(tailer: Tailer) -> list[Cursor]:
+    """Return the partitions on which a tailer moved in the block."""
+    return [cursor for cursor in tailer.cursors if cursor.index != cursor.start]
 
 
-def _moved(part: Tailer, stored: bytes | None) -> TailerMoved:
-    expected = None if part._stored is None else part._position(part._stored)
-    found = None if stored is None else part._position(stored)
+def _moved(cursor: Cursor, stored: bytes | None) -> TailerMoved:
+    expected, found = (None if row is None else cursor.position_of(row) for row in (cursor.stored, stored))
     places = ["no position" if index is None else str(index) for index in (expected, found)]
     return TailerMoved(
-        f"Another reader named {part.name!r} moved its position on {part._log.id!r} from {places[0]} to {places[1]}"
+        f"Another reader named {cursor.name!r} moved its position on {cursor.log.id!r} from {places[0]} to {places[1]}"
         " while the transaction was open. Nothing was written.",
         "run the transaction again, which reads from the new position; give each independent reader its own name.",
-        queue=part._log.id,
-        tailer=part.name,
+        queue=cursor.log.id,
+        tailer=cursor.name,
         expected=expected,
         found=found,
     )
