@@ -202,7 +202,7 @@ class Worker:
             return False  # another owner took it over, and it stops at its next step
         left = []
         for read in delivery.inputs:
-            position = delivery.position_in(row, read.tailer)
+            position = delivery.fence.position_in(row, read.tailer)
             log = log_row(read.log)
             left.append(log.next - max(position.next, log.first))  # messages that were purged cannot be taken
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)

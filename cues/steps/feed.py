@@ -583,20 +583,13 @@ class SourceStepper(Stepper):
         return queue
 
     def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
-        queue = self.output
-        context = self.committer.span.context if self.committer.span is not None else None
-        return [
-            (
-                log,
-                outgoing.build(
-                    items,
-                    queue.core.options.strips,
-                    digest,
-                    Provenance(len(items), {}, context) if context is not None else None,
-                ),
-            )
-            for log, items, _ in divided(queue, Output(messages), 0)
-        ]
+        queue, span = self.output, self.committer.span
+        context = None if span is None else span.context
+        appends = []
+        for log, items, _ in divided(queue, Output(messages), 0):
+            came = None if context is None else Provenance(len(items), {}, context)
+            appends.append((log, outgoing.build(items, queue.core.options.strips, digest, came)))
+        return appends
 
     def _refused(self, refused: RefusedItem, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
         """The error message for a message that cannot be written, with its ``repr``."""

@@ -78,9 +78,7 @@ class Fence:
 
         Then read what others ask of the unit: a pause or its end, and redrives.
         """
-        stored = txn.get(self.key)
-        if stored != self.expected:
-            raise fenced(self.processor, self.expected, stored)
+        self.compare(txn)
         if self.unit is not None:
             self.unit.compare(txn)
         pause = self.pause

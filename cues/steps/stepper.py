@@ -35,8 +35,8 @@ from cues.graphs.pause import ProcessorPause
 from cues.graphs.processor import Node
 from cues.native import mypyc_attr
 from cues.queues.backpressure import Gate
-from cues.queues.options import seconds_of
-from cues.queues.processor_rows import Position, ProcessorRow
+from cues.queues.options import QueueOptions, seconds_of
+from cues.queues.processor_rows import ProcessorRow
 from cues.queues.tailer import pending_read
 from cues.steps import tracing
 from cues.steps.abroad import Abroad, ForkQueues
@@ -115,54 +115,39 @@ class Stepper:
         self.store = store
         self.node = node
         self.setting = setting
-        self.emit = emit = setting.emit
+        self.emit = setting.emit
+        self.marks = marks or {}
+        self._copies: Copies | None = copies
+        # Shared by all steppers of the unit.
         self.unit: Stepper = self if unit is None else unit
         """The stepper of the unit, which is another one for redriven messages and for timers."""
         self.counters: events.Counters = events.Counters() if unit is None else unit.counters
         self.state: StateTable = _table(store, node) if unit is None else unit.state
         self.pause: UnitPause = UnitPause(node) if unit is None else unit.pause
+        # The queues and the row.
         self.ports: Ports = Ports(store, node, setting.queues, None if unit is None else unit.ports.imperative)
-        ports = self.ports
-        self.inputs = ports.inputs
-        self.outputs = ports.outputs
-        self.errors = ports.errors
-        self.patience = Patience(node.id, setting.pause, emit)
-        self.fence: Fence = Fence(
-            node,
-            row,
-            ports,
-            self.pause,
-            None if copies is None else names.redriver_key(copies.own),
-            None if unit is None else unit.fence,
-        )
-        fence = self.fence
-        self.abroad: Abroad | None = None if unit is None else unit.abroad
-        if unit is None and node.pending:
-            self.abroad = PendingMessages(store, node, ports.away, fence, self.patience, emit, give_up)
-        elif unit is None and ports.away:
-            self.abroad = ForkQueues(store, node, {queue.store.id for queue in ports.away})
-        hasher = Hasher(node.key, row.generation) if copies is None else copies.hasher(row)
-        self.builder = PartBuilder(ports, hasher, self.abroad, copies)
+        self.inputs = self.ports.inputs
+        self.outputs = self.ports.outputs
+        self.errors = self.ports.errors
+        self.patience = Patience(node.id, setting.pause, self.emit)
+        own = None if copies is None else names.redriver_key(copies.own)
+        self.fence: Fence = Fence(node, row, self.ports, self.pause, own, None if unit is None else unit.fence)
+        self.abroad: Abroad | None = self._way_abroad(give_up) if unit is None else unit.abroad
+        # The objects of the protocol, from 4 to 1.
+        self.builder = PartBuilder(self.ports, self._hasher(row), self.abroad, copies)
         self.failures = FailureRows(node, self.pause)
-        self.marks = marks or {}
         self.committer = Committer(
-            ports, fence, self.builder, self.failures, self.state, self.patience, self.counters, self.marks
+            self.ports, self.fence, self.builder, self.failures, self.state, self.patience, self.counters, self.marks
         )
         self.meter = self.committer.meter
-        self.bucket: Bucket | None = None if unit is None else unit.bucket
-        """The calls that ``rate=`` allows, also for redriven messages and timers."""
-        if unit is None and node.options.calls_per_s is not None:
-            self.bucket = Bucket(node.options.calls_per_s, self._units, self.committer.try_log.core.row().time_ns)
-        # The state of a source is made with its generator.
-        state = None if node.kind == "source" else self.state.call
-        self.process = Process(
-            node, setting.system, hasher, row.epoch, store.id.hex(), state, setting.stopping, ports.imperative
-        )
-        self.process.core.inputs = self.unit.inputs
+        self.process = self._argument(row.epoch)
         self.runner: Calls | None = self._calls()
-        self.taker = self.takes(node, self.inputs, self.runner, self.bucket, setting.may_linger, emit)
-        self.recovery = Recovery(ports, fence, self.state, self.committer.try_log, emit, self.abroad)
-        self.gate = Gate(node.id, ports.written, store.id.hex(), {node.id, node.key}, ports.directories)
+        self.bucket: Bucket | None = self._allowed() if unit is None else unit.bucket
+        """The calls that ``rate=`` allows, also for redriven messages and timers."""
+        self.taker = self.takes(node, self.inputs, self.runner, self.bucket, setting.may_linger, self.emit)
+        self.recovery = Recovery(self.ports, self.fence, self.state, self.committer.try_log, self.emit, self.abroad)
+        # The turn.
+        self.gate = Gate(node.id, self.ports.written, store.id.hex(), {node.id, node.key}, self.ports.directories)
         """The waits for the readers of the queues that it writes to. Other stores know it by its key."""
         self.gate.take_over()
         # Steps whose calls are on executors are not traced.
@@ -172,7 +157,6 @@ class Stepper:
         self.verdict: Verdict | None = None
         self.paused = False
         """True from the step that notices a pause until the one that notices its end."""
-        self._copies: Copies | None = copies
         self._home_inputs = [
             input for input in self.inputs if input.queue.store.core.environment is store.core.environment
         ]
@@ -184,29 +168,68 @@ class Stepper:
         """Whether the target and the function have opened what they need."""
         self.held: Held | None = None
         """The delayed messages of the unit; None without their lane."""
-        if node.options.isolation == "uncommitted":
-            for reader in ports.readers:
-                reader.on_pending = functools.partial(self._tell_of_pending, reader.queue.id)
+        self._warn_of_pending()
         self.lanes: list[Lane] = [lane for make in lanes if (lane := make(self)) is not None]
         """Its work beside its inputs, in the order of their turns."""
 
+    # --- its objects ---
+
+    def _way_abroad(self, give_up: bool) -> Abroad | None:
+        """Return the way on which messages reach other stores; None if no queue is in one."""
+        node, store, away = self.node, self.store, self.ports.away
+        if node.pending:
+            return PendingMessages(store, node, away, self.fence, self.patience, self.emit, give_up)
+        return ForkQueues(store, node, {queue.store.id for queue in away}) if away else None
+
+    def _hasher(self, row: ProcessorRow) -> Hasher:
+        return Hasher(self.node.key, row.generation) if self._copies is None else self._copies.hasher(row)
+
+    def _argument(self, epoch: int) -> Process:
+        """Return the object ``process`` that the function gets."""
+        node, setting, imperative = self.node, self.setting, self.ports.imperative
+        # The state of a source is made with its generator.
+        state = None if node.kind == "source" else self.state.call
+        store_id = self.store.id.hex()
+        process = Process(
+            node, setting.system, self.builder.hasher, epoch, store_id, state, setting.stopping, imperative
+        )
+        process.core.inputs = self.unit.inputs
+        return process
+
     def _calls(self) -> Calls | None:
-        node = self.node
+        """Return the calls of the function; None for a source."""
+        node, setting, imperative = self.node, self.setting, self.ports.imperative
         if node.kind == "source":
             return None
-        options_of = lambda binding: self.outputs[binding].core.options  # noqa: E731
-        setting, imperative = self.setting, self.ports.imperative
         return setting.runner(
-            node, self.process, self.state, setting.pause, self.emit, self.counters, options_of, imperative
+            node, self.process, self.state, setting.pause, self.emit, self.counters, self._options_of, imperative
         )
+
+    def _options_of(self, binding: str) -> QueueOptions:
+        return self.outputs[binding].core.options
+
+    def _allowed(self) -> Bucket | None:
+        calls_per_s = self.node.options.calls_per_s
+        if calls_per_s is None:
+            return None
+        return Bucket(calls_per_s, self._units, self.committer.try_log.core.row().time_ns)
 
     def _units(self) -> int:
         """Return the number of units of the processor now."""
         queue = self.inputs[0].queue
         return (queue if queue.core.whole is None else queue.core.whole).options.partitions
 
+    def _warn(self, text: str) -> None:
+        self.emit(events.Event(self.node.id, text, logging.WARNING))
+
+    def _warn_of_pending(self) -> None:
+        """Let each reader tell if it reads messages of a transaction that may never commit."""
+        if self.node.options.isolation == "uncommitted":
+            for reader in self.ports.readers:
+                reader.on_pending = functools.partial(self._tell_of_pending, reader.queue.id)
+
     def _tell_of_pending(self, queue: str, producer: str) -> None:
-        self.emit(events.Event(self.node.id, pending_read(self.node.id, queue, producer), logging.WARNING))
+        self._warn(pending_read(self.node.id, queue, producer))
 
     @property
     def forks(self) -> Mapping[bytes, Queue]:
@@ -253,10 +276,6 @@ class Stepper:
     def owns(self, row: ProcessorRow) -> bool:
         """Return whether a row belongs to this owner, at any positions."""
         return row.owner == self.fence.row.owner
-
-    def position_in(self, row: ProcessorRow, tailer: str) -> Position:
-        """Return the position of a tailer in ``row``."""
-        return self.fence.position_in(row, tailer)
 
     def check_fence(self) -> None:
         """Raise :class:`Fenced`, as the next commit does, if a seek or a takeover wrote the row since the last one."""
@@ -444,11 +463,10 @@ class Stepper:
         """Drop a step that failed: the next steps take its messages in parts (halving.py)."""
         if not taken.part:
             failure = results.failures[0]
-            text = (
+            self._warn(
                 f"a batch of {taken.count:,} messages failed ({short(failure.error)}); runs it in halves, to find the"
                 " messages that fail alone"
             )
-            self.emit(events.Event(self.node.id, text, logging.WARNING))
         self.taker.divide(taken)
         self.committer.drop()
 
@@ -485,8 +503,7 @@ class Stepper:
 
     def hold(self) -> None:
         """Note that it waits for the readers of its outputs: its thread sleeps until there is room."""
-        warn = lambda text: self.emit(events.Event(self.node.id, text, logging.WARNING))  # noqa: E731
-        self.counters.waited_s += self.gate.hold(warn)
+        self.counters.waited_s += self.gate.hold(self._warn)
 
     @property
     def lingers_s(self) -> float | None:

@@ -13,6 +13,7 @@ has the delivery hash in its header, where recovery reads it.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from binascii import hexlify
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ _HOLE: Final = 1 << 63 | int.from_bytes(os.urandom(8), "big")
 _HOLE_BYTES: Final = codec.pack(_HOLE)[1:]  # without msgpack's mark of an unsigned 64-bit integer
 _HASH_HOLE: Final = os.urandom(16)
 _HASH_HOLE_BYTES: Final = _HASH_HOLE.hex().encode()
+_HOLES: Final = re.compile(b"(" + re.escape(_HOLE_BYTES) + b"|" + _HASH_HOLE_BYTES + b")", re.DOTALL)
 
 
 class Snapshot(NamedTuple):
@@ -161,7 +163,7 @@ class _Form:
         layout = ">"
         self._pieces: list[Any] = []
         """In turns the bytes before a hole, and what fills it."""
-        for piece in _split(codec.pack(maps)):
+        for piece in filter(None, _HOLES.split(codec.pack(maps))):  # there are always bytes between two holes
             if piece == _HOLE_BYTES:
                 layout += "Q"
             elif piece == _HASH_HOLE_BYTES:
@@ -178,17 +180,6 @@ class _Form:
         """The body, with these values: the numbers of the snapshot, the hash, and the indices of the attempt."""
         self._pieces[1::2] = values
         return self._pack(*self._pieces)
-
-
-def _split(data: bytes) -> list[bytes]:
-    """``data``, cut before and after each hole. There are always bytes between two of them."""
-    pieces: list[bytes] = []
-    while data:
-        holes = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]
-        at, hole = min(holes, default=(len(data), b""))
-        pieces += [data[:at], hole]
-        data = data[at + len(hole) :]
-    return [piece for piece in pieces if piece]
 
 
 def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:
