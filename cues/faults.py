@@ -338,7 +338,7 @@ def disarm() -> None:
     active = False
 
 
-def _arm_from_environment() -> None:
+def arm_from_environment() -> None:
     value = os.environ.get("CUES_FAULT")
     if not value:
         return
@@ -347,4 +347,4 @@ def _arm_from_environment() -> None:
     arm(name, int(hit or 1), stop if action == "stop" else kill)
 
 
-_arm_from_environment()
+arm_from_environment()

@@ -130,7 +130,7 @@ class Topic:
                 "use key= with shape='value', whose messages have no field for it, and 'same' with shape='record'.",
             )
         self._lock = threading.Lock()
-        self._units: dict[str, _Unit] = {}
+        self._units: dict[str, Unit] = {}
         self._pid = 0
 
     @override
@@ -155,9 +155,9 @@ class Topic:
         with self._lock:
             if self._pid != os.getpid():  # a client cannot be used after a fork
                 self._units, self._pid = {}, os.getpid()
-            unit = self._units.setdefault(process.id, _Unit(self, process.id, process.delivery.store))
+            unit = self._units.setdefault(process.id, Unit(self, process.id, process.delivery.store))
             if unit.store != process.delivery.store:
-                unit = self._units[process.id] = _Unit(self, process.id, process.delivery.store)
+                unit = self._units[process.id] = Unit(self, process.id, process.delivery.store)
         return write_once(_Positions(unit, process.delivery), process, Transaction)
 
     def holds(self, processors: Iterable[str]) -> list[str]:
@@ -194,7 +194,7 @@ takes({**SINK, "checkpoint": Topic})(write)
 class Writer:
     """The open transaction of a :class:`Topic`. Use it inside its block, in one thread."""
 
-    def __init__(self, unit: _Unit, delivery: cues.Delivery) -> None:
+    def __init__(self, unit: Unit, delivery: cues.Delivery) -> None:
         self._unit, self._delivery = unit, delivery
         self._topic = unit.topic
         self._lib = kafka.library()
@@ -335,7 +335,7 @@ class Writer:
         return False
 
 
-class _Unit:
+class Unit:
     """The clients of one processor (of one partition of it). ``lock`` is held during a transaction."""
 
     def __init__(self, topic: Topic, id: str, store: str) -> None:
@@ -407,7 +407,7 @@ class _Unit:
 class _Positions:
     """The committed offset of a group as a table of positions (:class:`cues.checkpoints.PositionTable`)."""
 
-    def __init__(self, unit: _Unit, delivery: cues.Delivery) -> None:
+    def __init__(self, unit: Unit, delivery: cues.Delivery) -> None:
         self._unit, self._delivery = unit, delivery
         self.where = unit.topic.where
 

@@ -118,7 +118,7 @@ class Records:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
-        reading = _Reading(self, position)
+        reading = Reading(self, position)
         try:
             reading.begin()
             yield from reading.records(process)
@@ -128,7 +128,7 @@ class Records:
             reading.consumer.close()
 
 
-class _Reading:
+class Reading:
     """One call of a source: its consumer, and the next offset of each partition."""
 
     def __init__(self, source: Records, position: Position | None) -> None:
@@ -173,7 +173,7 @@ class _Reading:
         """Yield records until the end (``follow``: until the graph drains)."""
         ended: set[int] = set()
         while process is None or not process.stopping:
-            self._validate()
+            self.validate()
             for message in self._next():
                 error, partition = message.error(), message.partition()
                 if partition in self._unvalidated and (
@@ -252,7 +252,7 @@ class _Reading:
             self._unvalidated[partition] = time.monotonic() + self._source.timeout_s
         return self._place(partition)
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
         """Have the broker compare leader epochs of positions with its logs: a seek does it, an assignment not.
 
         A seek is refused while the partition is not being read: not yet, or no longer, when the first fetch was

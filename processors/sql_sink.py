@@ -122,7 +122,7 @@ class Table:
     def __cues_prepare__(self) -> None:
         """Create or check the table."""
         if self._ready_in != os.getpid():
-            self.target.set_up(lambda raw: Writer(self, raw)._make_or_check())
+            self.target.set_up(lambda raw: Writer(self, raw).make_or_check())
             self._ready_in = os.getpid()
 
     def holds(self, processors: Iterable[str]) -> list[str]:
@@ -207,7 +207,7 @@ class Writer(databases.Connection):
                 f"The column {name!r} of {table.table!r} {error}. Try: convert it in a stream before the sink."
             ) from error
 
-    def _make_or_check(self) -> None:
+    def make_or_check(self) -> None:
         table = self._table
         there = self.columns(table.table)
         if not there:

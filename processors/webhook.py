@@ -152,7 +152,7 @@ class Webhook:
         self.remember, self.pending_max, self.body_bytes_max = remember, pending_max, body_bytes_max
         self.body_s, self.answer_s = body_s, answer_s
         self.__name__ = "webhook"
-        self._serving: _Serving | None = None
+        self._serving: Serving | None = None
         named = self.methods and all(isinstance(method, str) for method in self.methods)
         if not isinstance(path, str) or not path.startswith("/") or not named:
             raise InvalidArgument(f"path={path!r}, methods={methods!r}.", "give a path such as '/hooks', and methods.")
@@ -187,7 +187,7 @@ class Webhook:
         if self._serving is not None:  # the engine calls a source anew, for example after a seek
             self._serving.close()
         _, number, ids = position or (_VERSION, 0, b"")
-        self._serving = serving = _Serving(self, number, ids, getattr(process, "check", None))
+        self._serving = serving = Serving(self, number, ids, getattr(process, "check", None))
         try:
             while True:
                 event = None
@@ -213,7 +213,7 @@ class Webhook:
             serving.committed(position[1])
 
 
-class _Serving:
+class Serving:
     """The server of one start of a source. Methods with ``async`` run in its thread, the others in any."""
 
     def __init__(self, hook: Webhook, number: int, ids: bytes, check: Callable[[Message], None] | None = None) -> None:
@@ -323,7 +323,7 @@ class _Serving:
         number = self._take(identity, message)
         if number is None:
             return answered(503, error="busy")
-        if await self._wait(number):
+        if await self.wait(number):
             return answered(200, event=identity)
         return answered(503, error="the event is not committed yet")
 
@@ -375,7 +375,7 @@ class _Serving:
         self.events.put(_Event(self._number, key, message))
         return self._number
 
-    async def _wait(self, number: int) -> bool:
+    async def wait(self, number: int) -> bool:
         """Wait for the commit of an event; return whether it is committed."""
         if number <= self._committed:
             return True

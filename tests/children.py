@@ -27,11 +27,11 @@ class Child:
         try:
             variables = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
             files = given, out, self._errors.fileno()
-            self._process = forks.shared().program(code, arguments, files, Path(__file__).parent, variables)
+            self.process = forks.shared().program(code, arguments, files, Path(__file__).parent, variables)
         finally:
             os.close(given)
             os.close(out)
-        self.pid = self._process.pid
+        self.pid = self.process.pid
 
     def line(self) -> str:
         """The next printed line. If the child has ended, fail with its standard error."""
@@ -68,7 +68,7 @@ class Child:
             self._input.close()
         if not self._output.closed:
             self.rest += self._output.read()
-        return self._process.wait(timeout_s)
+        return self.process.wait(timeout_s)
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -76,8 +76,8 @@ class Child:
 
     def kill(self) -> None:
         """``kill -9``, and wait until it is gone."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def __enter__(self) -> Child:
         return self

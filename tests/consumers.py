@@ -131,8 +131,8 @@ class Still(Consumer):
     def _commit_in_thread(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
         self._app.full.wait(SLOW_S)  # type: ignore[attr-defined]
         assert self._publisher is not None
-        for one in self._publisher._all():  # what is left waits for the acknowledgements of this commit
-            one.wait(lambda one=one: bool(one._acknowledged_first() or not one._left()), 60, "the writer")
+        for one in self._publisher.all_writers():  # what is left waits for the acknowledgements of this commit
+            one.wait(lambda one=one: bool(one.acknowledged_first() or not one.left_appends()), 60, "the writer")
         super()._commit_in_thread(made, work, intents)
 
 

@@ -259,7 +259,7 @@ class HostRun(DriverRun):
         here = source_graph(graph, engine.plan)
         self.assembly = assemble(here, self._store, before_claim=engine._open_queues)
         self.sources = [stepper for stepper in self.assembly.steppers if isinstance(stepper, SourceStepper)]
-        (self.feeder,) = engine._feeders
+        (self.feeder,) = engine.feeders
 
     def pull(self, source: SourceStepper, count: int) -> bool:
         """Let a source yield ``count`` messages, and commit them. Return False if it yields nothing more."""

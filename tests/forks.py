@@ -200,7 +200,7 @@ def _program(code: str, words: list[str], cwd: Path, variables: dict[str, str], 
     gc.enable()
     from cues import faults
 
-    faults._arm_from_environment()
+    faults.arm_from_environment()
     main = sys.modules["__main__"] = ModuleType("__main__")
     status: Any = 0
     try:

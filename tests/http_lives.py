@@ -72,7 +72,7 @@ def hook(path: str, where: str, site: tuple[str, int] | None, remember: int, ear
         return True
 
     if early:
-        webhook._Serving._wait = at_once  # type: ignore[method-assign]
+        webhook.Serving.wait = at_once  # type: ignore[method-assign]
     source = (Early if early else Webhook)(port=0, id="X-Id", remember=remember)
     graph = cues.Graph("h", [cues.Source("events", source)], errors="errors")
     with (

@@ -264,14 +264,14 @@ def cut_power(
 
 
 def _acknowledge_first() -> None:
-    real = PendingMessages._write
+    real = PendingMessages.write_away
 
     def write(self: PendingMessages, *arguments: Any) -> Any:
         found = real(self, *arguments)
         self._settling.acknowledge(found)
         return found
 
-    PendingMessages._write = write  # type: ignore[method-assign]
+    PendingMessages.write_away = write  # type: ignore[method-assign]
 
 
 def _repeat_nothing() -> None:
@@ -309,13 +309,13 @@ def _acknowledge_late() -> None:
 
 def _no_sync(home: bool) -> Callable[[], None]:
     def break_it() -> None:
-        real = PendingMessages._sync
+        real = PendingMessages.sync
 
         def sync(self: PendingMessages, store: Store) -> None:
             if (store is self.store) is not home:
                 real(self, store)
 
-        PendingMessages._sync = sync  # type: ignore[method-assign]
+        PendingMessages.sync = sync  # type: ignore[method-assign]
 
     return break_it
 

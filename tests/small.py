@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues import Graph, testing
+from cues import Graph, codec, testing
 from cues.base import names
 from cues.queues.store import Store
 from cues.records.log_row import LogRow, pack_row
@@ -32,6 +32,15 @@ def until(condition: Callable[[], Any], otherwise: str = "it did not happen", li
         assert time.monotonic() < deadline, f"{otherwise} within {limit_s} s"
         time.sleep(0.005)
     return found
+
+
+ENCODERS, DECODERS = codec._encoders, codec._decoders
+"""The tables of the codec, for tests that take a type out of them."""
+
+
+def queue_of(running: cues.Running, name: str) -> Any:
+    """A queue of a running graph, in the store that it is in."""
+    return running._queue(name)
 
 
 def feed(store: Store, **queues: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sets import slow_except
+from small import DECODERS, ENCODERS
 
 import cues
 from cues import codec
@@ -31,12 +32,12 @@ def round_trip(value: Any) -> Any:
 @pytest.fixture
 def registry() -> Iterator[None]:
     """Whatever a test registers is forgotten afterwards."""
-    encoders, decoders = dict(codec._encoders), dict(codec._decoders)
+    encoders, decoders = dict(ENCODERS), dict(DECODERS)
     yield
-    codec._encoders.clear()
-    codec._encoders.update(encoders)
-    codec._decoders.clear()
-    codec._decoders.update(decoders)
+    ENCODERS.clear()
+    ENCODERS.update(encoders)
+    DECODERS.clear()
+    DECODERS.update(decoders)
 
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -248,14 +249,14 @@ def test_an_unknown_code_is_an_error_when_read_and_moves_nothing(registry: None,
         queue = store.queue("q")
         queue.appender().write_many([{"n": 1}])
         queue.appender().write({"price": Money(5)})
-        del codec._decoders[7]
+        del DECODERS[7]
         tailer = queue.tailer()
         assert tailer.read() == {"n": 1}
         for _ in range(2):
             with pytest.raises(CodecError, match=r"cues.codec.register\(<type>, 7"):
                 tailer.read()
             assert (tailer.index, tailer.last_read_index) == (2, 1)
-        codec._decoders[7] = decode_money
+        DECODERS[7] = decode_money
         assert tailer.read() == {"price": Money(5)}
 
 

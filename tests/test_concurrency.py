@@ -758,12 +758,12 @@ def test_threads_are_made_as_they_are_needed_and_no_more() -> None:
     threads = Threads(3, "pool")
     assert threads.submit(lambda: 1).result() == 1
     assert threads.submit(lambda: 2).result() == 2
-    assert len(threads._threads) == 1
+    assert len(threads.threads) == 1
     barrier = threading.Barrier(3)
     assert sorted(f.result() for f in [threads.submit(partial(barrier.wait, MEET_S)) for _ in range(6)]) == (
         [0, 0, 1, 1, 2, 2]
     )
-    assert len(threads._threads) == 3
+    assert len(threads.threads) == 3
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 // 0).result()
     threads.close()

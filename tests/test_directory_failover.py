@@ -218,14 +218,14 @@ def test_a_backlog_is_one_copy_of_many_files(
     for _ in range(6):
         a.pull(a.sources[0], 5)
     a.assembly.queues["counted"].purge(8)
-    real = a.feeder._read
+    real = a.feeder.read_runs
 
     def late(*arguments: Any) -> Any:
         if arguments[1] == 12:
             a.assembly.queues["counted"].purge(18)
         return real(*arguments)
 
-    monkeypatch.setattr(a.feeder, "_read", late)
+    monkeypatch.setattr(a.feeder, "read_runs", late)
     assert a.feeder.step() and not a.feeder.step()
     live = a.queues["counted"].live
     assert [(file.first, file.count) for file in live] == [(8, 4), (18, 4), (22, 4), (26, 2)]
@@ -244,13 +244,13 @@ def test_copies_stay_short_while_sources_are_faster(
     """A cut is noted after each file. So a copy ends there, and not at the end of all that came meanwhile."""
     monkeypatch.setattr(feeder_module, "FEED_MESSAGES", 4)
     a = HostRun(files, graph(), tmp_path / "a")
-    real = a.feeder._write
+    real = a.feeder.write_runs
 
     def meanwhile(*arguments: Any) -> Any:
         a.pull(a.sources[2], 6)
         return real(*arguments)
 
-    monkeypatch.setattr(a.feeder, "_write", meanwhile)
+    monkeypatch.setattr(a.feeder, "write_runs", meanwhile)
     a.pull(a.sources[2], 6)
     ends = [1]
     while a.feeder.step():
@@ -504,15 +504,15 @@ def without_sources(feeder: Feeder, last: Any) -> bool:
 def sources_of_later(feeder: Feeder, id: str, queue: Any, end: int) -> Any:
     """As if the positions of the sources were read at the end of a copy."""
     files = REAL_COPY(feeder, id, queue, end)
-    feeder._look()
-    feeder._cuts[0].sources.update(feeder._cuts[-1].sources)
+    feeder.look()
+    feeder.cuts[0].sources.update(feeder.cuts[-1].sources)
     return files
 
 
-REAL_RESTORE, REAL_COPY = Feeder._restore, Feeder._copy
+REAL_RESTORE, REAL_COPY = Feeder.restore_from, Feeder.copy
 CONTROLS: dict[str, tuple[Any, str, Any]] = {
-    "sources begin anew": (Feeder, "_restore", without_sources),
-    "sources are read after the queues": (Feeder, "_copy", sources_of_later),
+    "sources begin anew": (Feeder, "restore_from", without_sources),
+    "sources are read after the queues": (Feeder, "copy", sources_of_later),
     "any store continues": (Feeder, "_compare", lambda feeder, id, queue, identity, next, last: None),
 }
 

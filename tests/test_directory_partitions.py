@@ -261,7 +261,7 @@ def test_an_operator_and_a_driver_that_add_entries_at_once_both_succeed(files: F
 def test_a_table_of_the_version_before_is_a_queue_of_one_partition(
     files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(QueueDirectory, "_metadata", _old_metadata(QueueDirectory._metadata))
+    monkeypatch.setattr(QueueDirectory, "metadata_of", _old_metadata(QueueDirectory.metadata_of))
     directory = QueueDirectory(files, "q", QueueOptions())
     directory.own("g")
     directory.publish("g.p", 0, directory.numbered([data_file(directory, "g.p", 0, orders(4))]))
@@ -340,7 +340,7 @@ def test_a_cut_has_the_count_that_was_asked_for_and_the_older_files_first(files:
     start, end = queue.ends()
     place = queue.cut(start, end, count)
     assert sum(place) - sum(start) == count
-    taken = {m["i"] for log, low, high in zip(queue._logs, start, place) for m in _range(log, low, high)}
+    taken = {m["i"] for log, low, high in zip(queue.logs, start, place) for m in _range(log, low, high)}
     whole = count // 10 * 10
     assert set(range(1, whole + 1)) <= taken <= set(range(1, whole + 11))
     edges = queue.edges(start, end, 7)
@@ -451,7 +451,7 @@ def test_the_format_reads_all_partitions_or_one(files: FaultyFiles) -> None:
     rows = rows_of(reader, reader.partitions())
     assert sorted(row["i"] for row in rows) == list(range(1, 101))
     assert {(row["partition"], row["index"]) for row in rows} == {
-        (log.partition, index) for log in reader.pinned._logs for index in range(log.first, log.next)
+        (log.partition, index) for log in reader.pinned.logs for index in range(log.first, log.next)
     }
     for row in rows:
         assert row["partition"] == partition_for(codec.unpack(row["value"])["user"], 3)

@@ -96,7 +96,7 @@ def test_processors_that_have_not_read_are_named(files: FaultyFiles) -> None:
     run = DriverRun(files, graph_of(Sink(save, "in", id="s"))).claim().feed("in", numbers(20), lambda: 6)
     stream, sink = run.stages
     stream.step()
-    sink.ledger.commit("taking", taking=sink._take())
+    sink.ledger.commit("taking", taking=sink.take())
     with pytest.raises(QueueInUse, match=r"'in' before 9 .* not read: g\.s is at 1 and has a step under way\."):
         purge(files, 9)
     assert left(files) == list(range(1, 21))

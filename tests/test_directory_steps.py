@@ -151,14 +151,14 @@ def test_a_keyed_step_that_stops_twice_counts_no_message_twice(files: FaultyFile
 
     def run(fail: bool) -> None:
         driver = DriverRun(files, graph, cores).feed("src", given).claim()
-        real = driver.stage._run
+        real = driver.stage.run
 
         def counting(taking: Any) -> Any:
             DOWN.clear()
             DOWN.update(next(failures) if fail else ())
             return real(taking)
 
-        driver.stage._run = counting  # type: ignore[method-assign]
+        driver.stage.run = counting  # type: ignore[method-assign]
         try:
             driver.run()
         finally:
@@ -183,7 +183,7 @@ def test_a_step_waits_for_no_messages_that_retention_has_removed_meanwhile(files
     retention = cues.QueueOptions(retention=cues.Retention(count=10))
     graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": retention})
     driver = DriverRun(files, graph).feed("src", numbers(60), lambda: 10).claim()
-    take = driver.stage._take
+    take = driver.stage.take
     kept = driver.queues["src"].options.retention
     assert kept is not None
 
@@ -192,7 +192,7 @@ def test_a_step_waits_for_no_messages_that_retention_has_removed_meanwhile(files
         driver.maintenance.retain(driver.queues["src"].log(0), kept)
         return taking
 
-    driver.stage._take = late  # type: ignore[method-assign]
+    driver.stage.take = late  # type: ignore[method-assign]
     driver.run()
     assert [message["i"] for message in driver.messages("out")] == list(range(51, 61))
 
@@ -203,13 +203,13 @@ def test_messages_of_a_step_under_way_stay_whatever_the_retention(files: FaultyF
     driver = DriverRun(files, graph).feed("src", numbers(60), lambda: 10).claim()
     kept = driver.queues["src"].options.retention
     assert kept is not None
-    real = driver.stage._run
+    real = driver.stage.run
 
     def late(taking: Any) -> Any:
         driver.maintenance.retain(driver.queues["src"].log(0), kept)
         return real(taking)
 
-    driver.stage._run = late  # type: ignore[method-assign]
+    driver.stage.run = late  # type: ignore[method-assign]
     driver.run()
     assert [message["i"] for message in driver.messages("out")] == list(range(1, 61))
     driver.maintenance.retain(driver.queues["src"].log(0), kept)
@@ -227,7 +227,7 @@ def test_steps_leave_only_the_files_of_the_state(files: FaultyFiles) -> None:
     assert set(files.names("_cues/state/g.s")) == named
     assert len(named) <= state_files.MERGE_RUNS
     assert [message["n"] for message in driver.messages("out")] == [1 + i // 5 for i in range(300)]
-    assert not any(directory._held for directory in driver.queues.values())
+    assert not any(directory.held for directory in driver.queues.values())
 
 
 def test_a_run_that_does_not_count_leaves_no_files(files: FaultyFiles) -> None:
@@ -255,7 +255,9 @@ def test_a_step_takes_fewer_messages_if_they_are_large_without_compression(
     graph = Graph("g", [Stream(same, "src", "out", id="s")])
     driver = DriverRun(files, graph, size=lambda: 100)
     driver.feed("src", [{"i": i, "text": "x" * 1000} for i in range(500)]).claim().run()
-    taken = [driver.stage.ledger._read(n).counts.get("taken", 0) for n in range(1, driver.stage.ledger.now.number + 1)]
+    taken = [
+        driver.stage.ledger.record_at(n).counts.get("taken", 0) for n in range(1, driver.stage.ledger.now.number + 1)
+    ]
     assert sum(taken) == 500 and taken[0] == 100 and max(taken[1:]) <= 50
 
 
@@ -382,7 +384,7 @@ def test_a_link_whose_answer_is_lost_counts(files: FaultyFiles, monkeypatch: pyt
     x.commit("step", counts={"taken": 3})
     monkeypatch.undo()
     x.commit("step", counts={"taken": 4})
-    assert [x._read(n).counts for n in (1, 2)] == [{"taken": 3}, {"taken": 4}]
+    assert [x.record_at(n).counts for n in (1, 2)] == [{"taken": 3}, {"taken": 4}]
     with pytest.raises(Fenced):
         other = Ledger(files, "g.x", "other")
         assert other.claim(other.read(), {})
@@ -395,14 +397,14 @@ def test_a_put_into_an_object_store_whose_answer_is_lost_counts() -> None:
     from obstore.store import MemoryStore
 
     found = ObjectFiles.__new__(ObjectFiles)
-    found._store = MemoryStore()
-    found._obstore = type("Repeating", (), {"get": staticmethod(obstore.get)})
+    found.store = MemoryStore()
+    found.obstore = type("Repeating", (), {"get": staticmethod(obstore.get)})
 
     def put(store: Any, name: str, data: bytes, mode: str) -> None:
         for _ in range(2):
             obstore.put(store, name, data, mode=mode)
 
-    found._obstore.put = staticmethod(put)
+    found.obstore.put = staticmethod(put)
     assert found.put("a", b"1")
     assert not found.put("a", b"2") and found.read("a") == b"1"
 
@@ -507,7 +509,7 @@ def test_a_merge_writes_a_large_file_rarely_again() -> None:
     for number in range(20_000):
         live.append(DataFile("f", 1 + 10 * number, 10, 5000, 0))
         given += 5000
-        run, _ = maintenance._run_of_small(live, 64)
+        run, _ = maintenance.run_of_small(live, 64)
         if run:
             size, at = sum(file.size for file in run), live.index(run[0])
             live[at : at + len(run)] = [DataFile("m", run[0].first, run[-1].next - run[0].first, size, 0)]
@@ -590,7 +592,7 @@ def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles
         patch.setattr(state_files, "_opened", lambda files, name: Opened(real(files, name)))
         merged = state_files.joined([state_files.merge(files, "s", 2, [run], True, span) for span in spans])
     assert merged is not None and state_files.load(files, "s", [merged], None) == rows
-    assert groups <= -(-len(rows) // state_files._GROUP_ROWS) + len(spans)
+    assert groups <= -(-len(rows) // state_files.GROUP_ROWS) + len(spans)
 
 
 # --- formats against simpler models -----------------------------------------------------------------
@@ -634,7 +636,7 @@ def written(files: LocalFiles, given: list[Provenance], flush: Callable[[], bool
     for came in given:
         writer.add([b"x"] * came.count, [None] * came.count, came)
         if flush():
-            writer._flush()
+            writer.flush()
     file = writer.close()
     assert file is not None
     return file
@@ -708,7 +710,7 @@ def test_more_messages_than_a_row_group_has(files: FaultyFiles) -> None:
     came = Provenance(count, {"src": (range(7, 7 + count), None)})
     writer = Writer(files, "q", "p", 1, 5)
     writer.add([b"%d" % i for i in range(count)], [None] * count, came, list(range(count)))
-    assert max(batch.num_rows for batch in writer._batches) == GROUP_ROWS
+    assert max(batch.num_rows for batch in writer.batches) == GROUP_ROWS
     file = writer.close()
     assert file is not None
     rows = read_rows(files, [Piece("q", file, GROUP_ROWS - 1, GROUP_ROWS + 1)])
@@ -722,7 +724,7 @@ def test_state_in_files_is_a_dict(files: FaultyFiles, monkeypatch: pytest.Monkey
     print(f"{seeds.VARIABLE}={seed}")
     chance = random.Random(seed)
     for name, choices in {
-        "_GROUP_ROWS": (1, 2, 5, 4096),
+        "GROUP_ROWS": (1, 2, 5, 4096),
         "_TASK_BYTES": (200, 2000, 1 << 26),
         "MERGE_RUNS": (2, 3, 8),
         "_SMALL_BYTES": (0, 100, 64 << 10),
@@ -784,7 +786,7 @@ def test_two_writers_and_two_keepers_of_a_queue_make_one_list(files: FaultyFiles
         while not last:
             last = ended.is_set()
             queue.read_on()
-            small, _ = maintenance._run_of_small(queue.live, 4)
+            small, _ = maintenance.run_of_small(queue.live, 4)
             if small:
                 one = [replace(maintenance.merged(files, queue.folder, "g.keeper", 1, small), first=small[0].first)]
                 with queue.lock:

@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_opened_is_a_problem_with_its_own_hint(store: Pat
     [("nfs4", "problem"), ("fuse.sshfs", "problem"), ("tmpfs", "warning"), ("overlay", "warning"), ("ext4", "ok")],
 )
 def test_the_file_system_decides(kind: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = doctor._linux_mounts(
+    mounts = doctor.linux_mounts(
         f"1 0 8:1 / / rw shared:1 - xfs /dev/a rw\n2 1 0:5 / {tmp_path.resolve()} rw - {kind} host:/x rw\n"
     )
     monkeypatch.setattr(doctor, "_mounts", lambda: mounts)
@@ -117,12 +117,12 @@ def test_the_file_system_decides(kind: str, state: str, tmp_path: Path, monkeypa
 
 
 def test_a_mount_point_with_a_space_and_the_last_mount_of_a_point(tmp_path: Path) -> None:
-    mounts = doctor._linux_mounts(
+    mounts = doctor.linux_mounts(
         "1 0 8:1 / /a\\040b rw - ext4 /dev/a rw\n2 1 8:2 / /a\\040b rw opt:1 x:2 - nfs h:/ rw\n"
     )
     assert mounts == [("/a b", "ext4"), ("/a b", "nfs")]
-    assert doctor._longest(Path("/a b/c"), mounts) == ("nfs", "/a b")
-    assert doctor._longest(Path("/a bc"), mounts) == ("unknown", "")
+    assert doctor.longest_mount(Path("/a b/c"), mounts) == ("nfs", "/a b")
+    assert doctor.longest_mount(Path("/a bc"), mounts) == ("unknown", "")
 
 
 def test_locks_that_other_processes_do_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ def test_a_file_system_that_refuses_locks(tmp_path: Path, monkeypatch: pytest.Mo
 def test_memory_and_clock_of_two_processes(
     answer: dict[str, int], check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = doctor._other_process
-    monkeypatch.setattr(doctor, "_other_process", lambda *given: real(*given) | answer)
+    real = doctor.other_process
+    monkeypatch.setattr(doctor, "other_process", lambda *given: real(*given) | answer)
     found = findings(tmp_path, "locks")
     assert {name for name, finding in found.items() if finding.state == "problem"} == {check}
 
@@ -230,7 +230,7 @@ def test_packages(
     ],
 )
 def test_versions(version: str, bounds: str, fits: bool) -> None:
-    assert doctor._fits(version, bounds) == fits
+    assert doctor.fits(version, bounds) == fits
 
 
 def test_java_is_asked_only_for_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_folders_in_which_files_are_deleted_may_not_be_links(place: Path, tmp_pa
     (other / "0").write_text("mine")
     put("a link", place / "bells", other)
     with pytest.raises(StoreForeign, match="bells"):
-        fresh._delete(place)
+        fresh.delete_store(place)
     if find_spec("pyspark"):
         staging = importlib.import_module("cues.spark.staging")
         put("a link", place / "staged", other)

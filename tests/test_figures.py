@@ -57,7 +57,7 @@ def test_recent_values_are_those_of_the_last_minute_to_ten_seconds_more(beats: l
                 may.add(each)
         assert all(found.get(bucket, 0) >= count for bucket, count in must.items())
         assert all(count <= may.get(bucket, 0) for bucket, count in found.items())
-        assert len(recent._copies) <= 8
+        assert len(recent.copies) <= 8
 
 
 @pytest.fixture

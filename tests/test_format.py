@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 import xxhash
+from small import DECODERS
 
 import cues
 from cues import codec
@@ -277,12 +278,12 @@ def test_the_reserved_places_are_kept() -> None:
     """No code may take these for itself."""
     assert names.processor_key("g.p.fork.0123456789abcdef") == b"\0proc\0g.p.fork.0123456789abcdef"
     assert names.log_database("q", 3) == b"log:q/3" and names.row_key("q", 3) == b"\0row\0q/3"
-    assert set(range(100, 112)) == {code for code in codec._decoders if code > codec.USER_CODE_MAX}
+    assert set(range(100, 112)) == {code for code in DECODERS if code > codec.USER_CODE_MAX}
 
 
 def test_every_extension_type_is_in_the_documentation() -> None:
     text = DOCS.read_text()
-    for code in sorted(codec._decoders):
+    for code in sorted(DECODERS):
         if code > codec.USER_CODE_MAX:
             assert re.search(rf"^\| {code} \|", text, re.M), f"extension {code}"
 

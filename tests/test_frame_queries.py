@@ -120,7 +120,7 @@ class Spark:
         before = self.files.read(state)
         assert before is None or before == text, "a repeated batch has another state"
         self.files.put(state, text)
-        self.stage._commit_batch(Rows([[table]], OUT), number)
+        self.stage.commit_batch(Rows([[table]], OUT), number)
         self.files.put(f"{self.folder}/commits/{number}", b"v1")
         self.ran.append(number)
 
@@ -525,4 +525,4 @@ def test_options_of_a_frame_are_checked_at_its_declaration() -> None:
 def test_a_frame_that_keeps_state_over_partitions_is_refused_by_name() -> None:
     parted = graph(queues={"src": cues.QueueOptions(partitions=2, key="n")}).plan()
     with pytest.raises(GraphError, match=r"reads a queue with several partitions \(src\)"):
-        engine._refuse_partitions(parted, [node.id for node in parted.running])
+        engine.refuse_partitions(parted, [node.id for node in parted.running])

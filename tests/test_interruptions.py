@@ -172,8 +172,8 @@ def test_a_turn_that_is_interrupted_anywhere_leaves_no_lock_to_other_processes(
         world.appender = world.queue.appender()
         writer_lock = world.store.core.environment.writer_lock
         assert writer_lock is not None
-        writer_lock._words[1] = 1  # as another process that writes sets it
-        writer_lock._looked = 0.0
+        writer_lock.words[1] = 1  # as another process that writes sets it
+        writer_lock.looked_at = 0.0
 
     def act(world: World) -> None:
         world.appender.write({"n": N})

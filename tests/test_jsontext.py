@@ -28,8 +28,8 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "kafka": kafka.json_of,
     "files": files.jsonl_parser(files.Shape())("x", b""),
     "a framing": lambda line: framing_for("application/x-ndjson").decode(FrameReader(io.BytesIO(line + b"\n"))),
-    "an object of send": send._message,
-    "a value of send": lambda line: send._arguments(["v=" + line[6:-1].decode()]),
+    "an object of send": send.message_of,
+    "a value of send": lambda line: send.arguments_of(["v=" + line[6:-1].decode()]),
 }
 PLAIN = [
     (datetime(2026, 1, 31, 12, tzinfo=UTC), "2026-01-31T12:00:00+00:00"),

@@ -245,7 +245,7 @@ def hold_after_takeover(path: str) -> str:
             clock.advance(LEASE_S + 1)
             running = graph().start(store=store, take_over=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-        running.engine._assembly.ownership.beat()
+        running.engine.assembly.ownership.beat()
         os.kill(os.getpid(), signal.SIGSTOP)
         running.close()
     return "closed"

@@ -315,7 +315,7 @@ def test_a_wait_for_an_idle_graph_ends_a_linger(store: Store) -> None:
         running.send("a", {"n": 1})
         assert running.wait_idle(timeout=60)
         assert sizes == [1]
-        running._hurried_at = 0.0
+        running.hurried_at = 0.0
         running.send("a", {"n": 2})
         assert running.drain(timeout=60)
     assert sizes == [1, 1]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import seeds
+from small import queue_of
 from terminal import cues as command
 
 import cues
@@ -86,7 +87,7 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
         rest = list(messages)
         while rest:
             count = rng.choice([1, 5, 100])
-            running._queue("orders").appender().write_many(rest[:count])
+            queue_of(running, "orders").appender().write_many(rest[:count])
             del rest[:count]
         assert running.wait_idle(60)
         assert running.counters()["g.counted"].taken == 1500
@@ -243,7 +244,7 @@ def test_a_unit_that_stops_leaves_the_others_going(tmp_path: Path) -> None:
     bad = partition_for(messages[13]["user"], 4)
     running = graph.start()
     try:
-        running._queue("orders").appender().write_many(messages)
+        queue_of(running, "orders").appender().write_many(messages)
         with pytest.raises(ProcessorStopped, match="thirteen"):
             running.wait_idle(60)
         running.drain(60)  # the others continue until they have nothing left
@@ -375,7 +376,7 @@ def test_a_running_graph_takes_new_partitions_in(tmp_path: Path, fed: bool) -> N
     messages = random_messages(random.Random(5), 400, 20)
     told: list[events.Event] = []
     with graph.start(listeners=(told.append,)) as running:
-        running._queue("orders").appender().write_many(messages[:200])
+        queue_of(running, "orders").appender().write_many(messages[:200])
         with cues.open(tmp_path / "s") as store:
             store.queue("counts").grow(5)
             store.queue("orders").grow(9)
@@ -469,9 +470,9 @@ def test_a_seek_of_one_unit_moves_only_that(tmp_path: Path) -> None:
     from cues.steps.ownership import seek
 
     with counting(tmp_path / "s").start() as running:
-        running._queue("orders").appender().write_many(random_messages(random.Random(2), 100, 20))
+        queue_of(running, "orders").appender().write_many(random_messages(random.Random(2), 100, 20))
         assert running.wait_idle(60)
-        held = len(running._queue("orders").partition(2))
+        held = len(queue_of(running, "orders").partition(2))
         seek(running.store, "g.counted/2", {"g.counted.orders/2": 1})
         assert running.wait_idle(60)
         assert len(running.messages("counts")) == 100 + held
@@ -530,7 +531,7 @@ def test_partitions_in_another_store(tmp_path: Path) -> None:
     )
     messages = random_messages(random.Random(3), 200, 20)
     with graph.start() as running:
-        running._queue("orders").appender().write_many(messages)
+        queue_of(running, "orders").appender().write_many(messages)
         assert running.wait_idle(60)
     with cues.open(tmp_path / "abroad") as store:
         judge(messages, store.queue("out"))

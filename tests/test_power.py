@@ -29,7 +29,7 @@ from test_crashes import judge, template, undisturbed
 
 from cues import testing
 from cues.errors import Diverged
-from cues.forwarding.forwarder import Forwarder, _Fork
+from cues.forwarding.forwarder import ForkQueue, Forwarder
 from cues.queues.store import Store
 
 WRITERS = [
@@ -119,20 +119,20 @@ def crash_cut_and_finish(
 
 
 def _forward_without_sync() -> None:
-    Forwarder._settle = lambda self: None  # type: ignore[method-assign]
+    Forwarder.settle = lambda self: None  # type: ignore[method-assign]
 
 
 def _trim_without_sync() -> None:
-    real = Forwarder._trim
+    real = Forwarder.trim
 
-    def trim(self: Forwarder, one: _Fork, index: int) -> None:
+    def trim(self: Forwarder, one: ForkQueue, index: int) -> None:
         sync, self.other.sync = self.other.sync, lambda: None  # type: ignore[method-assign]
         try:
             real(self, one, index)
         finally:
             self.other.sync = sync  # type: ignore[method-assign]
 
-    Forwarder._trim = trim  # type: ignore[method-assign]
+    Forwarder.trim = trim  # type: ignore[method-assign]
 
 
 BREAKS: dict[str, Callable[[], None]] = {

@@ -174,8 +174,8 @@ def test_a_topic_that_was_created_again_or_cut_is_refused(
     kafka: Broker, monkeypatch: pytest.MonkeyPatch, slow_s: int
 ) -> None:
     own(kafka)
-    validate = kafka_source._Reading._validate
-    monkeypatch.setattr(kafka_source._Reading, "_validate", lambda *args: (time.sleep(slow_s), validate(*args))[1])
+    validate = kafka_source.Reading.validate
+    monkeypatch.setattr(kafka_source.Reading, "validate", lambda *args: (time.sleep(slow_s), validate(*args))[1])
     topic = kafka.topic(2)
     for value in ("0", "1", "2"):  # each in a batch of its own
         kafka.produce(topic, [value], partition=0)
@@ -519,7 +519,7 @@ def mirror(path: str, servers: str, source: str, target: str) -> None:
     """Mirror a topic to its end in this process; a test kills it on the way."""
     sink = Topic(servers, target, partition="same")
     if os.environ.get("WITHOUT_POSITION"):
-        kafka_sink._Unit.send_position = lambda unit, row: None  # type: ignore[method-assign]
+        kafka_sink.Unit.send_position = lambda unit, row: None  # type: ignore[method-assign]
 
     def write(messages: Any, process: cues.Process) -> None:
         kafka_sink.write(messages, process)
@@ -598,7 +598,7 @@ def test_an_error_that_lasts_is_told_before_a_position_is_validated(
     refused = SimpleNamespace(
         error=lambda: KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), partition=lambda: 0, offset=lambda: 0
     )
-    monkeypatch.setattr(kafka_source._Reading, "_validate", lambda self: None)
-    monkeypatch.setattr(kafka_source._Reading, "_next", lambda self: [refused] if self._unvalidated else [])
+    monkeypatch.setattr(kafka_source.Reading, "validate", lambda self: None)
+    monkeypatch.setattr(kafka_source.Reading, "_next", lambda self: [refused] if self._unvalidated else [])
     with pytest.raises(cues.CuesError, match="TOPIC_AUTHORIZATION_FAILED"):
         read(source, position)

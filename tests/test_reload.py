@@ -84,7 +84,7 @@ def test_only_files_of_the_project_are_local(tmp_path: Path) -> None:
 def test_a_save_with_the_time_and_size_of_before_is_seen_if_the_file_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text("x = 1")
-    files = reload._Files(str(path))
+    files = reload.WatchedFiles(str(path))
     files.forget()
     assert not files.changed()
     times = os.stat(path)
@@ -98,7 +98,7 @@ def test_a_file_of_a_new_folder_is_no_change_before_it_is_saved(tmp_path: Path) 
     (tmp_path / "package").mkdir()
     for name in ("graph.py", "package/one.py", "package/two.py"):
         (tmp_path / name).write_text("x = 1")
-    files = reload._Files(str(tmp_path / "graph.py"))
+    files = reload.WatchedFiles(str(tmp_path / "graph.py"))
     files.forget()
     files.note(str(tmp_path / "package/one.py"), reload.stamp_of(tmp_path / "package/one.py"))
     assert not files.changed(also_new=True)

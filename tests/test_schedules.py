@@ -34,6 +34,10 @@ def clock() -> Iterator[testing.Clock]:
         yield clock
 
 
+def times_of(source: Schedule, start: int) -> Iterator[int]:
+    return source._times(start)
+
+
 def ticking(source: Schedule | None = None, **options: Any) -> cues.Graph:
     return cues.Graph("ticking", [cues.Source("ticks", source or cues.every("10s"), **options)])
 
@@ -203,7 +207,7 @@ AUTUMN = int(datetime(2026, 10, 24, 12, tzinfo=UTC).timestamp()) * 10**9
     ],
 )
 def test_local_times_when_clocks_change(expression: str, start: int, expected: list[str]) -> None:
-    times = cron(expression, timezone="Europe/Berlin")._times(start)
+    times = times_of(cron(expression, timezone="Europe/Berlin"), start)
     assert [datetime.fromtimestamp(next(times) / 1e9, BERLIN).isoformat()[8:] for _ in range(3)] == expected
 
 
@@ -218,7 +222,7 @@ def test_expressions_with_a_star_follow_the_time_that_passes(expression: str, st
         at_minute = when.minute % int(minute[2:]) == 0 if minute.startswith("*") else when.minute == int(minute)
         if at_minute and (hour == "*" or 1 <= when.hour <= 3):
             wanted.append(start + 60 * offset * 10**9)
-    times = cron(expression, timezone="Europe/Berlin")._times(start)
+    times = times_of(cron(expression, timezone="Europe/Berlin"), start)
     assert [next(times) for _ in wanted] == wanted
 
 
@@ -229,7 +233,7 @@ def test_expressions_with_a_star_follow_the_time_that_passes(expression: str, st
 def test_each_tick_depends_on_the_one_before_it_alone(expression: str, start: int) -> None:
     """A restart after any tick, or at any moment between two, finds the same ticks as a run without one."""
     source = cron(expression, timezone="Europe/Berlin")
-    times = source._times(start)
+    times = times_of(source, start)
     found = [next(times) for _ in range(100)]
     assert found == sorted(set(found))
     for at, later in itertools.pairwise(found):

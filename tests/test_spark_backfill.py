@@ -219,27 +219,27 @@ def test_it_ends_although_another_program_continues_to_send(spark: SparkSession,
 
 
 def test_every_core_has_a_stretch_and_batches_are_not_cut() -> None:
-    assert stretches._edges(30, 1, 4) == [0, 8, 16, 24, 30]
-    assert stretches._edges(30, 7, 2) == [0, 21, 30]
-    assert stretches._edges(3, 7, 2) == [0, 3]
-    assert len(stretches._edges(1000, 1, 2)) == 26, "not more than 40 in one (see the top of this file)"
+    assert stretches.edges_of(30, 1, 4) == [0, 8, 16, 24, 30]
+    assert stretches.edges_of(30, 7, 2) == [0, 21, 30]
+    assert stretches.edges_of(3, 7, 2) == [0, 3]
+    assert len(stretches.edges_of(1000, 1, 2)) == 26, "not more than 40 in one (see the top of this file)"
 
 
 def test_a_slow_function_gets_short_jobs_and_a_quick_one_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever kills the driver, or stops the graph, loses a job at most."""
     delivery = object.__new__(stretches.StretchTaker)
-    delivery._most = stretches.FIRST_MESSAGES
+    delivery.most = stretches.FIRST_MESSAGES
     monkeypatch.setattr(stretches, "RANGE_MESSAGES", 1_000_000)
     for _ in range(10):
         delivery.pace(0.1)
-    assert delivery._most == 1_000_000
+    assert delivery.most == 1_000_000
     delivery.pace(1000.0)
-    assert delivery._most == 5_000
+    assert delivery.most == 5_000
     delivery.pace(5.0)
-    assert delivery._most == 5_000
+    assert delivery.most == 5_000
     for _ in range(10):
         delivery.pace(1000.0)
-    assert delivery._most == 1
+    assert delivery.most == 1
 
 
 @pytest.mark.long
@@ -249,7 +249,7 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
     """600,000 messages of 1,000 bytes, on a "disk" store, which keeps what it commits in memory until it is written."""
     for name, value in (("RANGE_MESSAGES", 300_000), ("STRETCH_MESSAGES", 100_000), ("COMMIT_VALUES_MAX", 8_192)):
         monkeypatch.setattr(stretches, name, value)
-    monkeypatch.setattr(stretches.StretchStepper, "_most", 300_000)
+    monkeypatch.setattr(stretches.StretchStepper, "most", 300_000)
     made = Graph("g", [Stream(spark_graphs.mended, "in", "out")])
     with cues.open(tmp_path / "store", durability="disk") as store:
         for start in range(0, 600_000, 5_000):

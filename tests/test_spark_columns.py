@@ -11,6 +11,7 @@ from uuid import UUID
 import msgpack
 import numpy
 import pytest
+from small import DECODERS, ENCODERS
 
 import cues
 from cues.errors import CodecError, Diverged, InvalidArgument, MessagesPurged, Unsupported
@@ -277,7 +278,7 @@ def test_an_extension_that_is_not_registered_here_spoils_nothing_but_its_field(t
     with cues.open(tmp_path / "s", durability="process") as store:
         cues.codec.register(Money, 7, lambda m: b"!", lambda b: Money())
         store.queue("q").appender().write_many([{"m": Money(), "x": 1}, {"m": "text", "x": 2}])
-    del cues.codec._encoders[Money], cues.codec._decoders[7]
+    del ENCODERS[Money], DECODERS[7]
     schema = T.StructType([T.StructField("m", TEXT), T.StructField("x", LONG)])
     assert rows(reader(tmp_path / "s", schema)) == [{"m": None, "x": 1}, {"m": "text", "x": 2}]
     with pytest.raises(CodecError, match="Message 1, field m: found ExtType"):

@@ -134,13 +134,13 @@ def test_the_parts_of_a_failed_batch_cost_no_jobs(
 ) -> None:
     """The executor that calls the batch calls its parts too, because each job costs more than most calls."""
     jobs: list[int] = []
-    real = StretchStepper._cut
+    real = StretchStepper.cut
 
     def cut(self: StretchStepper, taken: Any) -> Any:
         jobs.append(taken.count)
         return real(self, taken)
 
-    monkeypatch.setattr(StretchStepper, "_cut", cut)
+    monkeypatch.setattr(StretchStepper, "cut", cut)
     batches = Stream(spark_graphs.poisoned, "in", "out", batch=True, step_s=None)
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("in").appender().write_many([{"n": n} for n in range(100)])

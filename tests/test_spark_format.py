@@ -231,14 +231,14 @@ def test_a_task_that_fails_leaves_nothing_of_its_own(spark: SparkSession, tmp_pa
 
 def test_broken_values_that_make_up_whole_ones_together_are_not_messages() -> None:
     """Values are decoded many at once: half of a message, and the other half followed by the next one."""
-    from cues.spark.writing import _together
+    from cues.spark.writing import together
 
     whole = [codec.pack({"n": n}) for n in range(3)]
-    assert _together(b"\xdd\0\0\0\x03" + b"".join(whole), whole) == [{"n": n} for n in range(3)]
+    assert together(b"\xdd\0\0\0\x03" + b"".join(whole), whole) == [{"n": n} for n in range(3)]
     broken = [whole[0][:2], whole[0][2:] + whole[1], whole[2]]
-    assert _together(b"\xdd\0\0\0\x03" + b"".join(broken), broken) is None
+    assert together(b"\xdd\0\0\0\x03" + b"".join(broken), broken) is None
     no_dict = [codec.pack([1]), *whole[1:]]
-    assert _together(b"\xdd\0\0\0\x03" + b"".join(no_dict), no_dict) is None
+    assert together(b"\xdd\0\0\0\x03" + b"".join(no_dict), no_dict) is None
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_what_killed_writers_left_is_swept_and_what_living_ones_have_is_not(
     from cues.spark.staging import StagingArea, this_boot
 
     fill(tmp_path / "s", "q", [{"x": 1}])
-    mine = StagingArea(str(tmp_path / "s"), os.getpid())._folder
+    mine = StagingArea(str(tmp_path / "s"), os.getpid()).folder
     left = [mine.parent / f"{this_boot()}-{2**22 + 7}-dead", mine.parent / f"{'0' * 16}-1-rebooted"]
     for folder in (mine, *left):
         folder.mkdir(parents=True)

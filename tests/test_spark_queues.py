@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from small import queue_of
 
 import cues
 import cues.spark
@@ -244,11 +245,11 @@ def test_partitions_hold_what_the_embedded_engine_leaves_and_grow_while_the_grap
 
     places: dict[str, Any] = {"store": tmp_path / "spark" / "store", "queues": tmp_path / "spark" / "queues"}
     with made().start(engine="spark", spark=spark, **places) as running:
-        running._queue("in").grow(5)
+        queue_of(running, "in").grow(5)
         operations.growing(open_files(str(places["queues"])), "out").grow(4)
         until(lambda: {"g.counted/3", "g.several/4"} <= {unit.id for unit in running.standings()})
         more = [{"n": n} for n in range(1000, 1200)]
-        running._queue("in").appender().write_many(more)
+        queue_of(running, "in").appender().write_many(more)
         assert running.wait_idle(120)
     held_in, held_out = by_partition(tmp_path / "spark", "in"), by_partition(tmp_path / "spark", "out")
     assert held_in.keys() == set(range(5)) and held_out.keys() == set(range(4))
@@ -436,7 +437,7 @@ def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
     send(place, 120)
     hit = 1 if point == "spark.claimed" else hit
     with Child(DRIVER, place, CUES_FAULT=f"{point}:{hit}", CUES_TEST_NOTES=notes) as child:
-        child._process.wait(timeout=300)
+        child.process.wait(timeout=300)
         # The number of steps depends on the speed of the machine: the third time need not come.
         ends = {-signal.SIGKILL, 0} if (point, hit) == ("spark.taking", 3) else {-signal.SIGKILL}
         assert child.returncode(240) in ends, child.errors()
@@ -474,7 +475,7 @@ def test_a_driver_on_another_host_continues_and_the_first_store_is_refused(
     notes = str(place / "notes.db")
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
     with Child(HOST, place, CUES_FAULT=fault, CUES_TEST_NOTES=notes) as child:
-        child._process.wait(timeout=300)
+        child.process.wait(timeout=300)
         assert child.returncode(240) == -signal.SIGKILL, child.errors()
 
     def run(store: str, count: int) -> None:
@@ -602,7 +603,7 @@ def test_an_overtaken_driver_is_fenced_at_its_commit(
 ) -> None:
     told, first = both_step(tmp_path, spark)
     assert told == "Fenced"
-    assert first.ledger._read(1).kind == "claim"  # of the second, where the first would have put its step
+    assert first.ledger.record_at(1).kind == "claim"  # of the second, where the first would have put its step
     assert numbers(tmp_path) == [2 * n for n in range(20)]
     owner(tmp_path, spark).driver.queues["out"].vacuum()
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 4  # its two are in no log, and may be of a step
@@ -633,13 +634,13 @@ def test_control_without_put_if_absent_an_overtaken_driver_commits(
     """Records are written whatever is there: the claim that overtook the first one is gone."""
 
     def put(ledger: Ledger, record: LedgerRecord) -> bool:
-        ledger._files.write(ledger._name(record.number), record.to_json())
+        ledger.files.write(ledger.name_of(record.number), record.to_json())
         ledger.last = record
         return True
 
     monkeypatch.setattr(Ledger, "_put", put)
     _, first = both_step(tmp_path, spark)
-    record = first.ledger._read(1)
+    record = first.ledger.record_at(1)
     assert record.owner == first.driver.owner and not named(record) & live(tmp_path)  # committed, and on no queue
 
 

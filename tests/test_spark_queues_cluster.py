@@ -70,7 +70,7 @@ def test_january_and_kills_on_a_cluster(cluster: Cluster, tmp_path: Path) -> Non
     """The driver dies after a commit that is in no log yet; the next one finishes; then the process of a part dies."""
     environment = cluster.environment
     with Child(DRIVER, cluster.master, tmp_path, CUES_FAULT="spark.recorded:6", **environment) as child:
-        child._process.wait(timeout=240)
+        child.process.wait(timeout=240)
         assert child.returncode(240) == -signal.SIGKILL
     with Child(DRIVER, cluster.master, tmp_path, **environment) as child:
         assert child.line() == "flights"

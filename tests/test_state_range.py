@@ -47,7 +47,7 @@ def test_a_range_is_that_of_a_sorted_dict(actions: list[Any], size: int, rows: i
                 raise ValueError
             model[given[0]] = message["n"]
 
-    before, states._RANGE_ROWS = states._RANGE_ROWS, rows  # type: ignore[misc]
+    before, states.RANGE_ROWS = states.RANGE_ROWS, rows  # type: ignore[misc]
     try:
         with testing.temporary_store() as store:
             store.queue("m").appender().write_many([{"n": n} for n in range(len(actions))])
@@ -56,7 +56,7 @@ def test_a_range_is_that_of_a_sorted_dict(actions: list[Any], size: int, rows: i
             assert [e["err/cause"][0]["type"] for e in failed] == ["ValueError"] * sum(a[0] == "fail" for a in actions)
             assert {f: v for f, v in testing.state(store, "g.act").items() if len(f) == 2} == model
     finally:
-        states._RANGE_ROWS = before  # type: ignore[misc]
+        states.RANGE_ROWS = before  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("bounds", [("a", "b"), (b"a", b"bb"), (b"a", 1), (bytes(191), bytes(191))])

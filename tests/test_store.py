@@ -87,7 +87,7 @@ def test_opening_twice_shares_one_environment(tmp_path: Path) -> None:
             four.queue("q").appender().write({})
         one.close()
         assert two.queue("q").appender().write({"n": 102}) == 102
-    assert not stores._environments
+    assert not stores.environments
     with cues.open(tmp_path / "store") as again:
         assert numbers(again.queue("q")) == list(range(1, 103))
 
@@ -212,7 +212,7 @@ def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monke
     old.queue("q").appender().write({"n": 1})
     if inode == "same":
         monkeypatch.setattr(stores, "directory_key", lambda path, readonly: (path.mkdir(exist_ok=True), (1, 1))[1])
-        stores._environments = {(1, 1): old.core.environment}
+        stores.environments = {(1, 1): old.core.environment}
         old.core.environment.key = (1, 1)
     shutil.rmtree(path)
     with cues.open(path) as new:
@@ -333,7 +333,9 @@ def test_additions_of_a_newer_version_are_not_an_obstacle(tmp_path: Path) -> Non
     path = make(tmp_path / "store")
     with cues.open(path) as store:
         store.core.commit(
-            lambda txn: txn.put(names.FORMAT_KEY, format_record._packed({**format_record.record_of(txn), "note": 1}))
+            lambda txn: txn.put(
+                names.FORMAT_KEY, format_record.pack_record({**format_record.record_of(txn), "note": 1})
+            )
         )
     with cues.open(path) as store:
         assert len(store.queue("q")) == 100

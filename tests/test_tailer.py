@@ -275,7 +275,7 @@ def damage(queue: cues.Queue, index: int) -> tuple[int, int]:
     log = queue.core.log
     with queue.store.core.view() as txn:
         [(first, value, _)] = log.read(txn, log.row(txn), index, 1)
-        last = log._next_first(txn, first) - 1
+        last = log.next_first(txn, first) - 1
     flipped = bytearray(value)
     flipped[-1] ^= 4
     queue.store.core.commit(lambda txn: txn.put(first.to_bytes(8, "big"), bytes(flipped), db=log.database))
@@ -316,7 +316,7 @@ def test_a_record_that_is_missing_raises_and_can_be_passed(store: cues.Store, na
     log = queue.core.log
     with store.core.view() as txn:
         [(first, _, _)] = log.read(txn, log.row(txn), 500, 1)
-        last = log._next_first(txn, first) - 1
+        last = log.next_first(txn, first) - 1
     store.core.commit(lambda txn: txn.delete(first.to_bytes(8, "big"), db=log.database))
     tailer = queue.tailer(name)
     assert numbers(tailer.read_many(5000)) == list(range(1, first))

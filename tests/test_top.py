@@ -157,7 +157,7 @@ def test_the_picture_of_the_docs_is_what_top_draws(tmp_path: Path) -> None:
     [(None, ""), (0, "0"), (7.25, "7.2"), (999, "999"), (1204, "1.2k"), (123_456, "123k"), (5e6, "5.0M")]
 )  # fmt: skip
 def test_numbers_are_short(number: float | None, text: str) -> None:
-    assert top._short(number) == text
+    assert top.short(number) == text
 
 
 @pytest.mark.parametrize(

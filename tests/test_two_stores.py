@@ -441,7 +441,7 @@ def test_a_name_that_two_stores_have_gives_up_neither(tmp_path: Path) -> None:
         out = other.queue("out")
         with other.core.view() as txn:
             (lost,) = [reader for reader in backpressure.readers(txn, out.core.log) if reader.home == ids[0]]
-    hint = shlex.split(backpressure._hint(lost, "out", place))
+    hint = shlex.split(backpressure.hint_for(lost, "out", place))
     assert hint[0] == "cues" and terminal.cues(*hint[1:], "--yes").code == 0
     with cues.open(place) as other:
         out = other.queue("out")
@@ -723,13 +723,13 @@ def test_a_forwarder_that_is_overtaken_between_its_look_and_its_commit(
         while stepper.step() == "committed":
             pass
         slow, fast = (Forwarder(home, other, ["g.same"]) for _ in range(2))
-        monkeypatch.setattr(slow, "_settle", lambda: fast.step())
+        monkeypatch.setattr(slow, "settle", lambda: fast.step())
         if control:
-            compared = slow._append
+            compared = slow.append_steps
             monkeypatch.setattr(
-                slow, "_append", lambda txn, one, expected, *rest: compared(txn, one, txn.get(one.key), *rest)
+                slow, "append_steps", lambda txn, one, expected, *rest: compared(txn, one, txn.get(one.key), *rest)
             )
-        slow._forward(slow._forks[0])
+        slow.forward(slow.forks[0])
         assert testing.messages(other, "out") == (numbers(6) * 2 if control else numbers(6))
         assembly.forwarders.clear()
         assembly.close()

@@ -16,7 +16,7 @@ from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint, SQLCheckpoint
 from cues.errors import Fenced, InvalidArgument
 from cues.queues.store import Store
 from cues.txn import Checkpoint, Consumer
-from cues.txn.turns import Turn, _is_over, _process
+from cues.txn.turns import Turn, _process, is_over
 
 LONG_S = 600.0
 """A lease that does not end by itself within a test."""
@@ -217,11 +217,11 @@ def test_a_zombie_is_replaced_when_its_lease_ends_and_then_refused(store: Store,
 
 def test_owners_of_a_lease() -> None:
     boot, namespace, pid, start = _process(1).split(" ")
-    assert _is_over("") and not _is_over(f"{boot} {namespace} {pid} {start} 1 7")
-    assert _is_over(f"{boot} {namespace} {pid} {int(start) + 1 if start != '-' else 'x'} 1 7")  # the id is used again
-    assert _is_over(f"{boot} {namespace} {2**22 + 1} 5 1 7")
-    assert not _is_over(f"other {namespace} {2**22 + 1} 5 1 7")  # another machine
-    assert not _is_over(f"{boot} other {2**22 + 1} 5 1 7")  # another container
+    assert is_over("") and not is_over(f"{boot} {namespace} {pid} {start} 1 7")
+    assert is_over(f"{boot} {namespace} {pid} {int(start) + 1 if start != '-' else 'x'} 1 7")  # the id is used again
+    assert is_over(f"{boot} {namespace} {2**22 + 1} 5 1 7")
+    assert not is_over(f"other {namespace} {2**22 + 1} 5 1 7")  # another machine
+    assert not is_over(f"{boot} other {2**22 + 1} 5 1 7")  # another container
 
 
 def test_a_lease_time_that_cannot_be_meant_is_refused(store: Store, tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_columns_are_what_decoding_gives(files: FaultyFiles) -> None:
     given = [dict.fromkeys(schema, value) for value in values]
     run = DriverRun(files, graph_of(schema))
     feed(run, given)
-    fields = TypedColumns(QueueOptions(schema=schema).schema)._columns  # type: ignore[arg-type]
+    fields = TypedColumns(QueueOptions(schema=schema).schema).columns  # type: ignore[arg-type]
     stored = table(files, "in")
     for name, field in zip(schema, fields):
         assert stored[name].to_pylist() == field.array(given, lambda offset: offset).to_pylist()

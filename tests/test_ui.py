@@ -472,11 +472,11 @@ def test_few_searches_wait_for_another_one(tmp_path: Path) -> None:
         contextlib.closing(search.Searcher(settings, 60)) as searcher,
         ThreadPoolExecutor(search.WAITING_MAX + 1) as pool,
     ):
-        with searcher._one:  # as during a search
+        with searcher.one:  # as during a search
             asked = [
                 pool.submit(searcher.messages, queue="texts", where="1 == 1") for _ in range(search.WAITING_MAX + 1)
             ]
-            while searcher._few._value:
+            while searcher.few._value:
                 pass
             with pytest.raises(guard.Refusal, match="Other searches are running"):
                 searcher.messages(queue="texts", where="1 == 1")

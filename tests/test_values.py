@@ -92,7 +92,7 @@ def in_table(url: str) -> Callable[[Any, str], Any]:
             writer = Writer(table, raw)
             if ddl is not None:
                 writer.run(f"create table {table.table} (v {ddl})")
-            writer._make_or_check()
+            writer.make_or_check()
             writer.write({"v": value})
             found.extend(writer.rows(f"select v from {table.table}"))
 

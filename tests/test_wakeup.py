@@ -35,7 +35,7 @@ def wait_until_listening(store: cues.Store, count: int = 1) -> None:
     doorbells = store.core.doorbells
     assert doorbells is not None
     deadline = time.monotonic() + 30
-    flags = slice(wakeup._FLAGS_AT, wakeup._FLAGS_END)
+    flags = slice(wakeup.FLAGS_AT, wakeup.FLAGS_END)
     while sum(doorbells.mapping[flags]) < count:
         assert time.monotonic() < deadline, "nobody listens"
         os.sched_yield()
@@ -285,9 +285,9 @@ def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
     """It is written through a map: a hole in it would be a SIGBUS on a full disk."""
     with cues.open(tmp_path / "store"):
         found = (tmp_path / "store" / "wake").stat()
-        assert found.st_size == wakeup._FILE_BYTES
+        assert found.st_size == wakeup.FILE_BYTES
         if hasattr(os, "posix_fallocate"):
-            assert found.st_blocks * 512 >= wakeup._FILE_BYTES
+            assert found.st_blocks * 512 >= wakeup.FILE_BYTES
 
 
 @pytest.mark.interpreted

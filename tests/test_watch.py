@@ -253,10 +253,10 @@ def test_repetitions_are_counted_from_time_to_time(
     with progress.Lines("g") as lines:
         for _ in range(3):
             lines.log("warning", "away")
-        lines._print_repeats()
+        lines.print_repeats()
         lines.log("warning", "away")
-        lines._print_repeats()
-        lines._print_repeats()  # it did not come again meanwhile, so
+        lines.print_repeats()
+        lines.print_repeats()  # it did not come again meanwhile, so
         lines.log("warning", "away")  # this one is printed at once
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["text"], line.get("repeated"), line.get("total")) for line in told] == [
@@ -267,9 +267,9 @@ def test_repetitions_are_counted_from_time_to_time(
         ("away", None, 5),
     ]
     with progress.Progress("g") as quiet:
-        for number in range(3 * progress._MESSAGES_MAX):
+        for number in range(3 * progress.MESSAGES_MAX):
             quiet.log("warning", f"{number} is new")
-        assert len(quiet._repeats) <= progress._MESSAGES_MAX
+        assert len(quiet.repeats) <= progress.MESSAGES_MAX
 
 
 # --- figures of processes -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import pytest
 import seeds
-from small import until
+from small import queue_of, until
 from terminal import Command
 from terminal import cues as command
 
@@ -935,7 +935,7 @@ def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> Non
     cues.open(str(graph.store), durability="process", max_map_size=8 << 20).close()
     told = Told()
     with graph.start(workers=1, listeners=(told,)) as running:
-        running._queue("in").appender().write_many({"n": n} for n in range(400))
+        queue_of(running, "in").appender().write_many({"n": n} for n in range(400))
         told.until("tried again in 0.2 s")
         assert not running.idle() and not running.stopped
         running.close()

@@ -63,7 +63,7 @@ def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
             other.end()
         writer_lock = store.core.environment.writer_lock
         assert writer_lock is not None
-        writer_lock._looked = 0.0
+        writer_lock.looked_at = 0.0
         appender.write({"n": 0})
         assert shared(store) == 0, "alone again"
         assert len(store.queue("q")) == 40
@@ -407,14 +407,14 @@ def test_a_process_with_the_store_open_for_writing_is_known_before_it_writes(tmp
         store.queue("q")
     with children.Child(WRITE, path) as child:
         assert child.line() == "ready"
-        for use in (lambda: fresh._refuse_running(path), lambda: alone(path, cues.Store).__enter__()):
+        for use in (lambda: fresh.refuse_running(path), lambda: alone(path, cues.Store).__enter__()):
             with pytest.raises(AlreadyRunning) as caught:
                 use()
             assert caught.value.pid == child.pid
         child.say("1")
         assert child.line() == "1"
         child.end()
-    fresh._refuse_running(path)
+    fresh.refuse_running(path)
 
 
 def test_a_guest_that_dies_or_stops_holds_up_no_writer_for_ever(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ cues.open(sys.argv[1]).queue("q")
         assert shared(store) == 1
         writer_lock = store.core.environment.writer_lock
         assert writer_lock is not None
-        writer_lock._looked = 0.0
+        writer_lock.looked_at = 0.0
         assert appender.write({"n": 3}) == 3
         assert shared(store) == 0, "found out by the writer"
 
@@ -456,18 +456,18 @@ def test_the_last_process_to_leave_marks_the_store_clean_and_a_new_one_does_not_
     assert writer_lock is not None
     assert (path / "open").exists()
     seen = []
-    real = writer_lock._locks.holder
+    real = writer_lock.lock_file.holder
 
     def holder(start: int, stop: int | None = None) -> int | None:
         if start == locks.WRITERS and not seen:
             seen.append(locks.open_locks(path / "locks").mine(locks.REGISTER))
         return real(start, stop)
 
-    writer_lock._locks.holder = holder  # type: ignore[method-assign]
+    writer_lock.lock_file.holder = holder  # type: ignore[method-assign]
     try:
         store.close()
     finally:
-        del writer_lock._locks.holder  # type: ignore[method-assign]
+        del writer_lock.lock_file.holder  # type: ignore[method-assign]
     assert seen == [True], "it looks around with the door closed"
     assert not (path / "open").exists()
 

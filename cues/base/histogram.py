@@ -92,11 +92,11 @@ class Recent:
 
     def __init__(self, at: float) -> None:
         """``at`` is the time in seconds at which the histogram is empty."""
-        self._copies = deque([(at, Histogram())])
+        self.copies = deque([(at, Histogram())])
 
     def of(self, histogram: Histogram, at: float) -> Histogram:
         """Return the values that were added in the last :data:`RECENT_S` before ``at``, or a little earlier."""
-        copies = self._copies
+        copies = self.copies
         if at - copies[-1][0] >= _COPY_S:
             copies.append((at, histogram.copy()))
         while len(copies) > 1 and copies[1][0] <= at - RECENT_S:

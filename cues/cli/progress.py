@@ -24,7 +24,7 @@ _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
 _REPEAT_S: Final = 10.0
 """The shortest time between two prints of the count of a repeated message."""
-_MESSAGES_MAX: Final = 1000
+MESSAGES_MAX: Final = 1000
 """Different messages that are remembered; the oldest is forgotten first."""
 _PROCESSES: Final = re.compile(r"\b(worker-|process )\d+")
 """Numbers that differ between messages which say the same of several workers."""
@@ -67,7 +67,7 @@ class Progress:
         self.verbose = verbose
         self.started_at = time.monotonic()
         self._guard = threading.Lock()
-        self._repeats: dict[tuple[str, str], _Repeats] = {}
+        self.repeats: dict[tuple[str, str], _Repeats] = {}
         """By processor and topic, or by level and text of a log record."""
         self._repeats_at = self.started_at
 
@@ -77,15 +77,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         """Print how often each message came that was repeated."""
         with self._guard:
-            repeated = [message for message in self._repeats.values() if message.total > 1]
-            self._repeats = {}
+            repeated = [message for message in self.repeats.values() if message.total > 1]
+            self.repeats = {}
         for message in repeated:
             self._print(message, f" (×{message.total:,} in this run)", {"total": message.total})
 
     def tick(self, running: Running) -> None:
         """Redraw; called about every ``interval_s``."""
         if time.monotonic() - self._repeats_at >= _REPEAT_S:
-            self._print_repeats()
+            self.print_repeats()
 
     def event(self, event: events.Event) -> None:
         """Print an event, or count it if it repeats; called from any thread.
@@ -106,9 +106,9 @@ class Progress:
     def _tell(self, key: tuple[str, str], message: _Repeats) -> None:
         key = (key[0], _PROCESSES.sub(r"\1", key[1]))
         with self._guard:
-            message = self._repeats.setdefault(key, message)
-            if len(self._repeats) > _MESSAGES_MAX:
-                del self._repeats[next(iter(self._repeats))]
+            message = self.repeats.setdefault(key, message)
+            if len(self.repeats) > MESSAGES_MAX:
+                del self.repeats[next(iter(self.repeats))]
             message.total += 1
             first = message.total == 1 or not message.printed
             message.printed = True
@@ -116,11 +116,11 @@ class Progress:
         if first:
             self._print(message, "", {})
 
-    def _print_repeats(self) -> None:
+    def print_repeats(self) -> None:
         with self._guard:
             self._repeats_at = time.monotonic()
-            repeated = [(message, message.since) for message in self._repeats.values() if message.since]
-            for message in self._repeats.values():
+            repeated = [(message, message.since) for message in self.repeats.values() if message.since]
+            for message in self.repeats.values():
                 # Continue to count a message that was repeated. Others are printed at once when they come again.
                 message.printed = message.since > 0
                 message.since = 0

@@ -155,7 +155,7 @@ def watch(arguments: Sequence[str], graph: str, say: Callable[[str], object]) ->
     ``arguments`` are those of the whole command. A run that ends with wrong usage before any has started ends the
     watcher too, because no save can mend a command line.
     """
-    files = _Files(graph)
+    files = WatchedFiles(graph)
     has_started = False
     with _Signals() as signals:
         while True:
@@ -177,7 +177,7 @@ def watch(arguments: Sequence[str], graph: str, say: Callable[[str], object]) ->
             files.settle()
 
 
-def _until_end(run: _Run, files: _Files, signals: _Signals, say: Callable[[str], object]) -> bool:
+def _until_end(run: _Run, files: WatchedFiles, signals: _Signals, say: Callable[[str], object]) -> bool:
     """Wait until the run has ended; return whether it was ended because a file changed."""
     files.forget()
     forwarded = 0
@@ -244,7 +244,7 @@ class _Run:
         return [json.loads(line) for line in lines]
 
 
-class _Files:
+class WatchedFiles:
     """The files of the last run, with the stamps that they had when Python read them."""
 
     def __init__(self, graph: str) -> None:

@@ -78,7 +78,7 @@ def send(
 
     With a graph file, messages for a source that has schema= must fit it. A store alone does not know the schema.
     """
-    given = _arguments(messages)
+    given = arguments_of(messages)
     at = _time_of_delivery(delay, deliver_at)
     with opened_queue(target, create) as queue:
         schema = target.file.graph.plan().schema_of(queue.name) if target.file is not None else None
@@ -102,14 +102,14 @@ def opened_queue(target: targets.Target, create: bool) -> Iterator[Queue]:
         yield _queue(target, opened, create)
 
 
-def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
+def arguments_of(messages: tuple[str, ...]) -> list[dict[str, Any]]:
     if not messages:
         return []
     if all(text.lstrip().startswith("{") for text in messages):
         decoded = []
         for number, text in enumerate(messages, 1):
             try:
-                decoded.append(_message(text))
+                decoded.append(message_of(text))
             except ValueError as error:
                 raise WrongUsage(
                     f"Message {number} is not a JSON object: {error}.", """write a JSON object, such as '{"key": 1}'"""
@@ -150,7 +150,7 @@ def _time_of_delivery(delay: str | None, deliver_at: str | None) -> datetime | N
     return time
 
 
-def _message(text: str | bytes) -> dict[str, Any]:
+def message_of(text: str | bytes) -> dict[str, Any]:
     """Decode one JSON object; raises ValueError with the reason."""
     try:
         value = jsontext.decode(text, shown=True)
@@ -293,7 +293,7 @@ def _send_stdin(sender: _Sender) -> None:
             if not line.strip():
                 continue
             try:
-                messages.append(_message(line))
+                messages.append(message_of(line))
             except ValueError as error:
                 sender.send(messages, "line", lines=numbers)
                 raise CommandFailed(

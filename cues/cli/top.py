@@ -324,11 +324,11 @@ def _cell(row: Row, name: str) -> str:
     if value is None or (name == "errors" and not value):
         return ""
     if name == "calls":
-        return f"{_short(value)}/{_short(row['in_flight'])}"
-    return brief(value) if name in _SECONDS else _short(value)
+        return f"{short(value)}/{short(row['in_flight'])}"
+    return brief(value) if name in _SECONDS else short(value)
 
 
-def _short(value: float | None) -> str:
+def short(value: float | None) -> str:
     """A number in at most five characters."""
     if value is None:
         return ""

@@ -93,7 +93,7 @@ class EmbeddedEngine:
         """Own the processors, and start their threads."""
         self.host = host
         self._keeper = threading.Thread(target=self._keep, name="cues keeper", daemon=True)
-        self._assembly: Assembly = assemble(
+        self.assembly: Assembly = assemble(
             self.graph,
             pause=host.pause,
             stopping=lambda: host.draining,
@@ -102,19 +102,19 @@ class EmbeddedEngine:
             **self._options,
         )
         try:
-            self.plan, self.store, self.queues = self._assembly.plan, self._assembly.store, self._assembly.queues
+            self.plan, self.store, self.queues = self.assembly.plan, self.assembly.store, self.assembly.queues
             self._begin_record()
-            if self._assembly.growth is not None and "before_claim" not in self._options:  # it runs all processors
+            if self.assembly.growth is not None and "before_claim" not in self._options:  # it runs all processors
                 identities.note(self.store, self.plan, host.emit)
             self._start_threads()
         except BaseException:  # the caller has nothing to close yet
             host.halt()
             join(self._threads)
-            self._assembly.close()
+            self.assembly.close()
             raise
 
     def _start_threads(self) -> None:
-        self._run(self._assembly.steppers, self._assembly.forwarders)
+        self._run(self.assembly.steppers, self.assembly.forwarders)
         self._keeper.start()
 
     def _run(self, steppers: Sequence[Stepper], forwarders: Sequence[Forwarder]) -> None:
@@ -205,7 +205,7 @@ class EmbeddedEngine:
     def halt(self) -> None:
         self._look.set()
         self.end_sources()
-        stores = self._assembly.stores
+        stores = self.assembly.stores
         for store in (stores.home, *stores.others.values()):
             doorbells = None if store.closed else store.core.doorbells
             if doorbells is not None:
@@ -224,7 +224,7 @@ class EmbeddedEngine:
 
     def close(self) -> None:
         faults.point("close.before")
-        self._assembly.close()
+        self.assembly.close()
 
     # --- keeping ---
 
@@ -237,7 +237,7 @@ class EmbeddedEngine:
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + _BEAT_S
                 with contextlib.suppress(StoreError):  # a full disk: the lock of this process is still held
-                    self._assembly.ownership.beat(self._figures())
+                    self.assembly.ownership.beat(self._figures())
             if not self.host.halted:
                 self._look_for_growth()
             for worker in self.workers:
@@ -245,14 +245,14 @@ class EmbeddedEngine:
 
     def _grown(self) -> bool:
         """Return whether there are partitions that no unit reads yet. The keeper takes them in then."""
-        growth = self._assembly.growth
+        growth = self.assembly.growth
         if growth is None or not any(growth.look()):
             return False
         self._look.set()
         return True
 
     def _look_for_growth(self) -> None:
-        growth = self._assembly.growth
+        growth = self.assembly.growth
         if growth is None:
             return
         try:
@@ -265,7 +265,7 @@ class EmbeddedEngine:
 
     def _take_in(self, units: Sequence[Node]) -> None:
         """Own and run units of partitions that came while the graph ran."""
-        self._run(*self._assembly.take_in(units))
+        self._run(*self.assembly.take_in(units))
 
     def fail(self, error: BaseException) -> None:
         """Stop with an error that belongs to no processor, and wake the callers that wait. The first one counts."""

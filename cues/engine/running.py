@@ -57,7 +57,7 @@ class GraphRun(Running):
         self._given_back = False
         """Locks and stores are given back. It is set after ``_closed``."""
         self._quiet_mark: tuple[int, float] | None = None
-        self._hurried_at = -HURRY_S
+        self.hurried_at = -HURRY_S
         self._low: list[BaseException] = []
         """The error of the disk guard, if it stopped the run."""
         self._guard: DiskGuard | None = None
@@ -279,11 +279,11 @@ class GraphRun(Running):
 
     def hurry(self) -> None:
         """Let steps not wait for more messages (``linger_s``) for a short time, because a caller waits for idleness."""
-        self._hurried_at = time.monotonic()
+        self.hurried_at = time.monotonic()
 
     def may_linger(self) -> bool:
         """Return whether steps may wait for more messages now."""
-        return not (self.draining or self.halted) and time.monotonic() - self._hurried_at >= HURRY_S
+        return not (self.draining or self.halted) and time.monotonic() - self.hurried_at >= HURRY_S
 
     def changed(self) -> None:
         """Wake the callers that wait, because a worker is idle now or has ended."""

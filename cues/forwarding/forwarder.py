@@ -62,7 +62,7 @@ class Marked:
     place: int
 
 
-class _Fork:
+class ForkQueue:
     """The fork queue of one processor for the other store."""
 
     def __init__(self, home: BaseStore, other: BaseStore, processor: ProcessorKey) -> None:
@@ -95,25 +95,25 @@ class Forwarder:
         self.other = other
         self.forwarded = 0
         """Messages that were forwarded since the start."""
-        self._forks = [_Fork(home, other, processor) for processor in processors]
+        self.forks = [ForkQueue(home, other, processor) for processor in processors]
         self._marks = marks
         self._marked_at = time.monotonic()
         bounded = any(marked.mark.queue.core.bounded for marked in marks)  # writers there wait for these readers
         self._mark_s = wakeup.SAFETY_S if bounded else MARK_S
         self._queues: dict[str, Queue] = dict(queues or {})
-        self.mask = wakeup.union(fork_queue.log.mask for fork_queue in self._forks)
+        self.mask = wakeup.union(fork_queue.log.mask for fork_queue in self.forks)
         """The wake-up mask of the fork queues: a thread sleeps on it until there are messages to forward."""
 
     def compare(self) -> None:
         """Compare each fork queue with its producer row (last row of the start table). Raises :class:`Diverged`."""
-        for fork_queue in self._forks:
+        for fork_queue in self.forks:
             self._after(fork_queue, self._row(fork_queue))
 
-    def _row(self, fork_queue: _Fork) -> bytes | None:
+    def _row(self, fork_queue: ForkQueue) -> bytes | None:
         with self.other.core.view() as txn:
             return txn.get(fork_queue.key)  # type: ignore[no-any-return]
 
-    def _after(self, fork_queue: _Fork, raw: bytes | None) -> int:
+    def _after(self, fork_queue: ForkQueue, raw: bytes | None) -> int:
         """Return the index after the step that a producer row names. Both stores must have the same step there."""
         while True:
             known = fork_queue.known
@@ -128,7 +128,7 @@ class Forwarder:
             if raw == before:
                 raise after
 
-    def _compared(self, fork_queue: _Fork, raw: bytes | None) -> int | Diverged:
+    def _compared(self, fork_queue: ForkQueue, raw: bytes | None) -> int | Diverged:
         """Do the work of :meth:`_after` for a row that was not compared before."""
         row = None if raw is None else ProducerRow.unpack(raw)
         with self.home.core.view() as txn:
@@ -157,13 +157,13 @@ class Forwarder:
     def step(self) -> bool:
         """Forward the messages that wait; False when there were none. Raises :class:`Diverged`, :class:`StoreError`."""
         moved = False
-        for fork_queue in self._forks:
-            moved |= self._forward(fork_queue)
+        for fork_queue in self.forks:
+            moved |= self.forward(fork_queue)
         if time.monotonic() - self._marked_at >= self._mark_s:
             self.publish()
         return moved
 
-    def _forward(self, fork_queue: _Fork) -> bool:
+    def forward(self, fork_queue: ForkQueue) -> bool:
         # 1. Read the producer row.
         raw = self._row(fork_queue)
         # 2. Read the steps.
@@ -173,12 +173,12 @@ class Forwarder:
         faults.point("forward.read")
         self.other.core.check_file()
         # 3. Sync.
-        self._settle()
+        self.settle()
         faults.point("forward.synced")
         # 4. Commit.
         queues = {queue: self._queue(queue) for step in steps for queue, _ in step.appends}
         pages = sum(1 + len(page.pieces) for step in steps for _, pages in step.appends for page in pages)
-        row = self.other.core.commit(self._append, fork_queue, raw, steps, queues, pages=pages)
+        row = self.other.core.commit(self.append_steps, fork_queue, raw, steps, queues, pages=pages)
         if row is None:
             return True  # another forwarder was faster: read the row again
         faults.point("forward.after")
@@ -188,13 +188,13 @@ class Forwarder:
         self.other.core.ring(wakeup.union(queue.core.log.mask for queue in queues.values()))
         # 6. Trim.
         if steps[-1].index - fork_queue.first > TRIM_MESSAGES:
-            self._trim(fork_queue, steps[-1].index)
+            self.trim(fork_queue, steps[-1].index)
         return True
 
-    def _append(
+    def append_steps(
         self,
         txn: StoreTransaction,
-        fork_queue: _Fork,
+        fork_queue: ForkQueue,
         expected: bytes | None,
         steps: list[Step],
         queues: dict[str, Queue],
@@ -212,7 +212,7 @@ class Forwarder:
         txn.put(fork_queue.key, row)
         return row
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Make the steps that were read durable in the home store."""
         self.home.sync()
 
@@ -222,7 +222,7 @@ class Forwarder:
             self._queues[id] = open_queue(self.other, id)
         return self._queues[id]
 
-    def _trim(self, fork_queue: _Fork, index: int) -> None:
+    def trim(self, fork_queue: ForkQueue, index: int) -> None:
         self.other.sync()
         faults.point("trim.synced")
         while True:
@@ -230,7 +230,7 @@ class Forwarder:
             if not deleted or fork_queue.first >= index:
                 return
 
-    def _drop(self, txn: StoreTransaction, fork_queue: _Fork, index: int) -> tuple[int, int]:
+    def _drop(self, txn: StoreTransaction, fork_queue: ForkQueue, index: int) -> tuple[int, int]:
         row = fork_queue.log.row(txn)
         deleted, front = fork_queue.log.delete_before(txn, row, index)
         fork_queue.log.move_front(txn, row, max(front, row.first))
@@ -256,23 +256,23 @@ class Forwarder:
                 if mark.outdated(index):
                     late.append((mark, index))
         if late:
-            self._settle()
+            self.settle()
             for mark, index in late:
                 mark.publish(index)
         return bool(late)
 
     def ends(self, txn: StoreTransaction) -> list[int]:
         """Return the ends of the fork queues, in a transaction of the home store; for :meth:`done`."""
-        return [fork_queue.log.row(txn).next for fork_queue in self._forks]
+        return [fork_queue.log.row(txn).next for fork_queue in self.forks]
 
     def done(self, ends: Sequence[int]) -> bool:
         """Return whether all messages before ``ends`` are in the other store. Any thread may call it."""
-        return all(self._after(fork_queue, self._row(fork_queue)) >= end for fork_queue, end in zip(self._forks, ends))
+        return all(self._after(fork_queue, self._row(fork_queue)) >= end for fork_queue, end in zip(self.forks, ends))
 
     def waiting(self) -> int:
         """Return the number of messages that wait to be forwarded. It reads them all."""
         count = 0
-        for fork_queue in self._forks:
+        for fork_queue in self.forks:
             at = self._after(fork_queue, self._row(fork_queue))
             while steps := fork.read(fork_queue.log, at, BYTES_MAX):
                 count += sum(step.next - step.index - 1 for step in steps)
@@ -282,10 +282,10 @@ class Forwarder:
     def tidy(self) -> None:
         """Write the marks and trim the forwarded messages. Call it before the stores are closed."""
         self.publish(at_rest=True)
-        for fork_queue in self._forks:
+        for fork_queue in self.forks:
             raw = self._row(fork_queue)
             if raw is not None and (at := ProducerRow.unpack(raw).at) > fork_queue.first:
-                self._trim(fork_queue, at)
+                self.trim(fork_queue, at)
 
     @override
     def __repr__(self) -> str:

@@ -125,7 +125,7 @@ def clear(
     what = [] if shared is None else [shared.words]
     if exists:
         what.insert(0, f"the store {shown(path)}: {_describe(path)}")
-        _refuse_running(path)
+        refuse_running(path)
     stays = "Data that sinks wrote elsewhere stays."
     if elsewhere:
         queues = ", ".join(f"{name} in {shown(place)}" for name, place in elsewhere.items())
@@ -145,8 +145,8 @@ def clear(
     try:
         # While the register is held no process becomes a writer of this store.
         register.try_lock(locks.REGISTER)
-        _refuse_running(path, register)
-        _delete(path)
+        refuse_running(path, register)
+        delete_store(path)
     finally:
         register.unlock(locks.REGISTER)
         register.close()
@@ -170,7 +170,7 @@ def _describe(path: Path) -> str:
         return f"it is damaged ({error.message.rstrip('.')})"
 
 
-def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
+def refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
     try:
         opened = register or locks.open_locks(path / "locks")
     except OSError:
@@ -196,7 +196,7 @@ def _forget(path: Path) -> None:
                 other_stores.forget(other, home=store.id)
 
 
-def _delete(path: Path) -> None:
+def delete_store(path: Path) -> None:
     door.look(path / "bells", stat.S_IFDIR)
     for bell in (path / "bells").glob("*"):
         bell.unlink(missing_ok=True)

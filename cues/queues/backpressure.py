@@ -165,12 +165,12 @@ def room_on(txn: StoreTransaction, queue: BaseQueue, options: QueueOptions, excu
                 limits.append(f"max_bytes={options.max_bytes:,}")
         if limits:
             where = os.path.abspath(log.store.directory)
-            hint = _hint(reader, log.id, where)
+            hint = hint_for(reader, log.id, where)
             late.append(Edge(log.id, where, reader.home, reader.name, reader.behind, ", ".join(limits), hint))
     return room, late
 
 
-def _hint(reader: Reader, log: str, store: str) -> str:
+def hint_for(reader: Reader, log: str, store: str) -> str:
     """How to give up a reader that will never read."""
     if reader.kind == "group":
         return f"cues forget {quoted(store)}#group:{quoted(reader.name.removeprefix('group '))}"

@@ -312,7 +312,7 @@ class Log:
     def damaged(self, first: int) -> BatchDamaged:
         """Return the error for the record at ``first``."""
         with self.store.core.view() as txn:
-            last = self._next_first(txn, first) - 1
+            last = self.next_first(txn, first) - 1
         return self._damage(first, last, "is damaged (its checksum fails)")
 
     def _missing(self, cursor: StoreCursor, index: int, end: int) -> BatchDamaged:
@@ -432,6 +432,6 @@ class Log:
                 return int(KEY.unpack(key)[0])
         return end
 
-    def _next_first(self, txn: StoreTransaction, first: int) -> int:
+    def next_first(self, txn: StoreTransaction, first: int) -> int:
         cursor, end = txn.cursor(self.database), self.row(txn).next
         return self._following(cursor, end) if cursor.set_key(KEY.pack(first)) else first + 1

@@ -49,7 +49,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "age", seconds_of(self.age))
-        object.__setattr__(self, "bytes", _bytes(self.bytes))
+        object.__setattr__(self, "bytes", bytes_of(self.bytes))
         for name in ("count", "age", "bytes"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
@@ -179,7 +179,7 @@ class QueueOptions:
         self._set("schema", schema_of(schema))
         lag_fits = max_lag is None or is_count(max_lag, 1, (1 << 62) - 1)
         self._set("max_lag", max_lag, lag_fits, "pass a number of messages, 1 or more, or None.")
-        size = _bytes(max_bytes)
+        size = bytes_of(max_bytes)
         self._set(
             "max_bytes", size, size is None or is_count(size, 1, 1 << 62), "pass a size such as '500MB', or None."
         )
@@ -336,10 +336,10 @@ def size_of(value: int | str | None) -> int | None:
     """Return the bytes of a size such as ``"500MB"``; 0 and None stay. Raises :class:`InvalidArgument`."""
     if value is not None and not isinstance(value, str) and not is_count(value, 0, 1 << 62):
         raise InvalidArgument(f"{value!r} is not a size.", "pass a number of bytes, or a size such as '500MB'.")
-    return 0 if value in ("0", 0) else _bytes(value)
+    return 0 if value in ("0", 0) else bytes_of(value)
 
 
-def _bytes(value: int | str | None) -> int | None:
+def bytes_of(value: int | str | None) -> int | None:
     if not isinstance(value, str):
         return value
     return int(_measured(value, _UNITS_BYTES, "a size", "write '500MB' or '2GiB', or '10d' for an age."))

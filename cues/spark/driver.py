@@ -64,7 +64,7 @@ class SparkEngine(EmbeddedEngine):
         context = self.spark.sparkContext
         if is_local(context.master or ""):
             return
-        stores = self._assembly.stores
+        stores = self.assembly.stores
         try:
             require_sight(context, (stores.home, *stores.others.values()))
         except BaseException:

@@ -81,7 +81,7 @@ class StagingArea:
 
     def __init__(self, store: str, owner: int) -> None:
         """``owner`` is the process that will commit the pages. After its end they are worthless."""
-        self._folder = _area(store) / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
+        self.folder = _area(store) / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
     def collect(self, pages: Iterable[PlacedPage], local: bool, inline_bytes: int = INLINE_BYTES_MAX) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
@@ -96,10 +96,10 @@ class StagingArea:
                     staged.values += 1 + len(page.pieces)
                     size += len(raw)
                     if file is None and size > inline_bytes and local:
-                        self._folder.mkdir(parents=True, exist_ok=True)
+                        self.folder.mkdir(parents=True, exist_ok=True)
                         context = TaskContext.get()
                         task = context.partitionId() if context is not None else 0
-                        staged.path = str(self._folder / f"{task}-{secrets.token_hex(8)}")
+                        staged.path = str(self.folder / f"{task}-{secrets.token_hex(8)}")
                         file = opened.enter_context(open(staged.path, "xb"))
                         file.writelines(staged.inline)
                         staged.inline = []
@@ -114,7 +114,7 @@ class StagingArea:
 
     def clear(self) -> None:
         """On the driver, when no task runs any more: delete the rest of the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def sweep(store: str) -> None:

@@ -96,7 +96,7 @@ class StretchTaker(Taker):
 
     def __init__(self, node: Node, *more: Any) -> None:
         super().__init__(node, *more)
-        self._most = FIRST_MESSAGES
+        self.most = FIRST_MESSAGES
         """Messages of the next job, adapted to the time of the last one."""
         self.on_executors = why_local(node) is None
         """True if executors call the function. A function that asks for the state of the processor changes it."""
@@ -124,7 +124,7 @@ class StretchTaker(Taker):
     def _range(self, room: int) -> Taken | None:
         """The ranges of the next job on the inputs. No message is read."""
         size = self.size
-        most = min(self._most, FORKED_MESSAGES if self.forks else RANGE_MESSAGES, room)
+        most = min(self.most, FORKED_MESSAGES if self.forks else RANGE_MESSAGES, room)
         if self._node.options.batch:
             most = min(room, size * min(BATCHES_MAX, max(1, most // size)))  # whole batches
         chosen = self.inputs
@@ -149,9 +149,9 @@ class StretchTaker(Taker):
     def pace(self, took_s: float) -> None:
         """Set the size of the next job, so that its time is not too long to be repeated."""
         if took_s < JOB_S / 4:
-            self._most = min(self._most * 4, RANGE_MESSAGES)
+            self.most = min(self.most * 4, RANGE_MESSAGES)
         elif took_s > JOB_S:
-            self._most = max(1, int(self._most * JOB_S / 2 / took_s))
+            self.most = max(1, int(self.most * JOB_S / 2 / took_s))
 
 
 class StretchStepper(Stepper):
@@ -195,7 +195,7 @@ class StretchStepper(Stepper):
         stage = StagingArea(self.store.directory, os.getpid())
         try:
             began = time.monotonic()
-            results = self._run_stretches(self._cut(taken), stage)
+            results = self._run_stretches(self.cut(taken), stage)
             self.ranges.pace(time.monotonic() - began)
             if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
                 return False
@@ -227,7 +227,7 @@ class StretchStepper(Stepper):
             self.emit(events.Event(self.node.id, text))
         return None if any(declined) else results
 
-    def _cut(self, taken: Taken) -> list[Stretch]:
+    def cut(self, taken: Taken) -> list[Stretch]:
         """The stretches of a range."""
         reads = []
         for piece in taken.slices:
@@ -236,7 +236,7 @@ class StretchStepper(Stepper):
                 self._sites[queue.store] = Site.of(queue.store)
             site = self._sites[queue.store]
             reads.append(InputRange(piece.binding, piece.tailer, site, queue.id, piece.input.identity, piece.start))
-        edges = _edges(taken.count, self.ranges.size, int(self._context.defaultParallelism))
+        edges = edges_of(taken.count, self.ranges.size, int(self._context.defaultParallelism))
         return [
             Stretch(low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
             for low, high in itertools.pairwise(edges)
@@ -321,7 +321,7 @@ class StretchStepper(Stepper):
         return self.builder.failed(Taken(slices, count), 0, count, failure)
 
 
-def _edges(count: int, size: int, cores: int) -> list[int]:
+def edges_of(count: int, size: int, cores: int) -> list[int]:
     """The offsets of the edges of stretches. There is one for every core, and no batch of ``size`` is cut."""
     stretch = min(STRETCH_MESSAGES, -(-count // cores))
     stretch = -(-stretch // size) * size

@@ -116,7 +116,7 @@ class _Writing:
         """
         encoded = [value for value in values if value is not None]
         body = _ARRAY.pack(0xDD, len(encoded)) + b"".join(encoded)
-        messages = _together(body, encoded) if len(encoded) == len(values) else None
+        messages = together(body, encoded) if len(encoded) == len(values) else None
         if messages is None:
             messages = [_message(value) for value in values]  # the broken one raises
         return messages, None if _RESERVED in body else encoded
@@ -266,7 +266,7 @@ def _as_values(schema: T.StructType, options: WriteOptions) -> bool:
     return True
 
 
-def _together(body: bytes, values: list[bytes]) -> list[dict[str, Any]] | None:
+def together(body: bytes, values: list[bytes]) -> list[dict[str, Any]] | None:
     """The messages of ``values``, which are one array in ``body``; None if one of them is not a message.
 
     Decoding them together is twice as fast. Two broken values may be whole ones together, so the end of each

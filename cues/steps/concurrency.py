@@ -134,7 +134,7 @@ class Threads:
         self._size = size
         self._name = name
         self._jobs: queue.SimpleQueue[PooledCall[Any] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self._open = 0
         """The number of jobs that were submitted and have not ended."""
         self._closed = False
@@ -147,9 +147,9 @@ class Threads:
             if self._closed:
                 raise RunnerClosed
             self._open += 1
-            if self._open > len(self._threads) < self._size:
-                thread = threading.Thread(target=self._serve, name=f"{self._name} {len(self._threads)}", daemon=True)
-                self._threads.append(thread)
+            if self._open > len(self.threads) < self._size:
+                thread = threading.Thread(target=self._serve, name=f"{self._name} {len(self.threads)}", daemon=True)
+                self.threads.append(thread)
                 thread.start()
             self._jobs.put(job)
         return job
@@ -167,7 +167,7 @@ class Threads:
         """Let every thread end after its job; do not wait for them."""
         with self._lock:
             self._closed = True
-            for _ in self._threads:
+            for _ in self.threads:
                 self._jobs.put(None)
 
 

@@ -297,7 +297,7 @@ class PendingMessages(Abroad):
         with self.store.core.view() as txn:
             self._fence.check(txn)
             row = read_row(txn, self.node.key)
-        self._sync(self.store)
+        self.sync(self.store)
         give_up, self._give_up = self._give_up, False  # the permission holds for one start
         given_up = {} if row is None else self._patience.call(self._settling.settle, row, give_up)
         for what in given_up.values():
@@ -309,7 +309,7 @@ class PendingMessages(Abroad):
         self._due = {target: ack for target, ack in due.items() if target not in given_up}
         if row is None or row.producer != self._producer or given_up:
             self._patience.call(self.store.core.commit, self._name)
-            self._sync(self.store)
+            self.sync(self.store)
             if faults.active:
                 faults.point("pending.named")
         self._settled = True
@@ -342,7 +342,7 @@ class PendingMessages(Abroad):
         # 3. Write.
         written: list[tuple[Queue, Due]] = []
         for id, store in {log.store.id: log.store for _, log, _ in away}.items():
-            written += self._write(store, [entry for entry in away if entry[1].store.id == id])
+            written += self.write_away(store, [entry for entry in away if entry[1].store.id == id])
         self._next = self._due | {(log.store.id, log.core.log.id): due for log, due in written}
         try:
             # 4. Commit.
@@ -354,7 +354,7 @@ class PendingMessages(Abroad):
             raise
         self._due = self._next
         # 5. Sync.
-        self._sync(self.store)
+        self.sync(self.store)
         if faults.active:
             faults.point("pending.committed")
         # 6. Acknowledge.
@@ -370,12 +370,12 @@ class PendingMessages(Abroad):
             part.appends = [(log, pages) for log, pages in appends if log.store.id == self.store.id]
         return away
 
-    def _write(self, store: BaseStore, away: list[tuple[Part, Queue, list[Page]]]) -> list[tuple[Queue, Due]]:
+    def write_away(self, store: BaseStore, away: list[tuple[Part, Queue, list[Page]]]) -> list[tuple[Queue, Due]]:
         """Append pending messages to one other store, durably; return their acknowledgements."""
         store.core.check_file()
         size = sum(1 + len(page.pieces) for _, _, pages in away for page in pages)
         last: dict[str, int] = self._patience.call(store.core.commit, self._write_pending, away, pages=size + len(away))
-        self._sync(store)
+        self.sync(store)
         rings = 0
         for _, log, _ in away:
             rings |= log.core.log.mask
@@ -404,7 +404,7 @@ class PendingMessages(Abroad):
         if any(part.pending for part in parts):
             self._put(txn, self._next)
 
-    def _sync(self, store: BaseStore) -> None:
+    def sync(self, store: BaseStore) -> None:
         if store.durability != "disk":
             store.sync()
 

@@ -77,7 +77,7 @@ CACHE_BYTES_MAX: Final = 64 << 20
 VERIFY_ROWS: Final = 50_000
 VERIFY_BYTES: Final = 16 << 20
 
-_RANGE_ROWS: Final = 256
+RANGE_ROWS: Final = 256
 """The most rows that one read transaction of :meth:`StateTable.range` copies. The first one copies four: most callers
 want few rows."""
 _FIXED_VALUES: Final = frozenset((int, str, float, bool, bytes, type(None), type(ABSENT)))
@@ -453,7 +453,7 @@ class StateTable:
                         rows.append(key[:-2])
             yield from rows
             found = len(rows) == most
-            most = min(4 * most, _RANGE_ROWS)
+            most = min(4 * most, RANGE_ROWS)
             low = rows[-1] + b"\xff\xff" if rows else high
 
     def _open(self) -> bool:

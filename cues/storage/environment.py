@@ -144,7 +144,7 @@ class Environment:
             raise translate(error, str(self.path)) from error
 
 
-_environments: dict[tuple[int, int], Environment] = {}
+environments: dict[tuple[int, int], Environment] = {}
 _inherited: list[Environment] = []
 """The parent's environments that a forked child has not closed yet."""
 _CLOSE_INHERITED_S: Final = 2.0
@@ -174,7 +174,7 @@ def acquire(
         try:
             key = directory_key(path, readonly)
             _close_inherited(path)
-            shared = _environments.get(key)
+            shared = environments.get(key)
             if shared is not None and shared.file == file_key(path):
                 _same(shared, durability, readonly)
             else:
@@ -187,7 +187,7 @@ def acquire(
                         raise
                     # Another process made the store at the same moment, with another durability.
                     shared = _open_environment(path.resolve(), key, None, *sizes, readonly, timeout_s, check)
-                _environments[key] = shared
+                environments[key] = shared
         except OSError as error:
             raise translate(error, str(path)) from error
         shared.users += 1
@@ -202,8 +202,8 @@ def release(shared: Environment) -> None:
     with opening_lock:
         shared.users -= 1
         if shared.users == 0:
-            if _environments.get(shared.key) is shared:
-                del _environments[shared.key]
+            if environments.get(shared.key) is shared:
+                del environments[shared.key]
             with contextlib.nullcontext() if shared.writer_lock is None else shared.writer_lock.mutex:
                 shared.close(clean=True)
 
@@ -220,12 +220,12 @@ def is_inside(shared: Environment) -> bool:
 
 def environment_of(key: tuple[int, int]) -> Environment | None:
     """Return the open environment of the directory with this device and inode."""
-    return _environments.get(key)
+    return environments.get(key)
 
 
 def paths_of(id: bytes) -> list[Path]:
     """Return the directories of the stores of that id that this process has open; a copy has its original's id."""
-    return [shared.path for shared in list(_environments.values()) if shared.id == id and shared.state == "open"]
+    return [shared.path for shared in list(environments.values()) if shared.id == id and shared.state == "open"]
 
 
 def _close_inherited(path: Path) -> None:
@@ -469,7 +469,7 @@ def _check_suspect(check: Check, shared: Environment) -> None:
 def _before_fork() -> None:
     """Note the environments that a child may close: those without a transaction in any thread."""
     pid = str(os.getpid())
-    for shared in _environments.values():
+    for shared in environments.values():
         slots = [line.split() for line in shared.env.readers().splitlines()]
         writing = shared.writer_lock is not None and shared.writer_lock.inside
         shared.quiet = not writing and not any(slot[:1] == [pid] for slot in slots)
@@ -479,7 +479,7 @@ def _after_fork_in_child() -> None:
     """Remove the parent's environments in the child; their handles raise :class:`Forked` from now on."""
     global opening_lock
     opening_lock = threading.RLock()
-    for shared in _environments.values():
+    for shared in environments.values():
         shared.state = "forked"
         # A thread of the parent, which the child does not have, may have held any of these locks.
         shared.group = GroupCommit()
@@ -489,7 +489,7 @@ def _after_fork_in_child() -> None:
         if shared.doorbells is not None:
             shared.doorbells.forget_in_child()
         _inherited.append(shared)
-    _environments.clear()
+    environments.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

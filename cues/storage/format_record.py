@@ -96,7 +96,7 @@ def write_format(
                 "map_size": size,
                 "created_ns": clock.now_ns(),
             }
-            raw = _packed(record if size_max is None else record | {"max_map_size": size_max})
+            raw = pack_record(record if size_max is None else record | {"max_map_size": size_max})
             txn.put(names.FORMAT_KEY, raw)
         return bytes(raw)
 
@@ -119,14 +119,14 @@ def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) 
         if size_max is not None:
             record["max_map_size"] = size_max
         record["requires"] = sorted(datafile.FEATURES)
-        txn.put(names.FORMAT_KEY, _packed(record))
+        txn.put(names.FORMAT_KEY, pack_record(record))
         return record
 
     written: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
     return written
 
 
-def _packed(record: dict[str, Any]) -> bytes:
+def pack_record(record: dict[str, Any]) -> bytes:
     return codec.pack(record | {"seal": datafile.seal_of(record)})
 
 

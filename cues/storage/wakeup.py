@@ -55,10 +55,10 @@ ALLOCATED: Final = 5
 COMMITTED: Final = 6
 """The number of the last commit: a data file with fewer was put back (timeline.py)."""
 
-_FILE_BYTES: Final = 8192
+FILE_BYTES: Final = 8192
 _SLOT_COUNT: Final = 256
-_FLAGS_AT: Final = 512
-_FLAGS_END: Final = _FLAGS_AT + _SLOT_COUNT
+FLAGS_AT: Final = 512
+FLAGS_END: Final = FLAGS_AT + _SLOT_COUNT
 _MASKS_WORD: Final = 128
 _UP: Final = b"\1"
 
@@ -91,11 +91,11 @@ class Bell:
         bells = self._doorbells
         with contextlib.suppress(ValueError):  # closed meanwhile, which the sleeper notices itself
             bells.words[_MASKS_WORD + self.slot] = mask
-            bells.mapping[_FLAGS_AT + self.slot] = 1
+            bells.mapping[FLAGS_AT + self.slot] = 1
 
     def quiet(self) -> None:
         """Lower the flag. If a writer did so already, its ring is removed later, before the next sleep."""
-        mapping, at = self._doorbells.mapping, _FLAGS_AT + self.slot
+        mapping, at = self._doorbells.mapping, FLAGS_AT + self.slot
         with contextlib.suppress(ValueError):
             if mapping[at]:
                 mapping[at] = 0
@@ -120,8 +120,8 @@ class Doorbells:
         door.look(self._fifos, stat.S_IFDIR)
         fd = door.opened(directory / "wake", os.O_RDWR | os.O_CREAT)
         try:
-            allocate(fd, _FILE_BYTES)
-            self.mapping = mmap.mmap(fd, _FILE_BYTES)
+            allocate(fd, FILE_BYTES)
+            self.mapping = mmap.mmap(fd, FILE_BYTES)
         finally:
             os.close(fd)
         self.words = memoryview(self.mapping).cast("Q")
@@ -135,13 +135,13 @@ class Doorbells:
     def ring(self, mask: int) -> None:
         """Wake every sleeper that is interested in a log of ``mask``."""
         try:
-            at = self._find(_UP, _FLAGS_AT, _FLAGS_END)
+            at = self._find(_UP, FLAGS_AT, FLAGS_END)
             while at >= 0:
-                slot = at - _FLAGS_AT
+                slot = at - FLAGS_AT
                 if self.words[_MASKS_WORD + slot] & mask:
                     self.mapping[at] = 0
                     self._ring(slot)
-                at = self._find(_UP, at + 1, _FLAGS_END)
+                at = self._find(_UP, at + 1, FLAGS_END)
         except ValueError:  # closed after the commit
             if not self._closed:
                 raise
@@ -204,7 +204,7 @@ class Doorbells:
                 return
             self._closed = True
             for slot in self._all:
-                self.mapping[_FLAGS_AT + slot] = 0
+                self.mapping[FLAGS_AT + slot] = 0
                 (self._fifos / str(slot)).unlink(missing_ok=True)
                 self._locks.unlock(SLOTS + slot)
             for bell in self._idle:

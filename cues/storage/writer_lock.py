@@ -65,8 +65,8 @@ class WriterLock:
         self._env = env
         self._begin = env.begin
         self._allocate = allocate
-        self._locks = lock_file
-        self._words: Any = doorbells.words  # Any: another process changes them between two reads
+        self.lock_file = lock_file
+        self.words: Any = doorbells.words  # Any: another process changes them between two reads
         self._timeout_s = timeout_s
         self._on_join = on_join
         self._joined = False
@@ -74,13 +74,13 @@ class WriterLock:
         self._held: set[int] = set()
         """Locks that are given back within the call that takes them. A lock that a call finds here was left by a call
         that a signal handler ended: a lock is noted before it is taken, and removed after it is given back."""
-        self._looked = 0.0
+        self.looked_at = 0.0
         self.mutex = threading.RLock()
         self.inside = False
         """Whether a thread is inside of a call. With the mutex, it is the thread that holds it."""
         try:
             self._take(locks.REGISTER)  # held by a process that deletes or replaces the whole store
-            self._locks.try_lock(locks.OPENED + self._pid)
+            self.lock_file.try_lock(locks.OPENED + self._pid)
         finally:
             try:
                 self._give_back()
@@ -94,7 +94,7 @@ class WriterLock:
         Raises :class:`WriterStuck` at the deadline. After any error nothing was written. Every small
         append uses this method, so it makes as few calls as possible.
         """
-        words = self._words
+        words = self.words
         with self.mutex:
             if self.inside:
                 raise reentered(self.path)
@@ -179,7 +179,7 @@ class WriterLock:
                 self.inside = False
 
     def _look_as_guest(self, look: Callable[[StoreTransaction], Any]) -> Any:
-        words = self._words
+        words = self.words
         self._take(locks.REGISTER)
         shared = words[SHARED_WRITERS]
         txn = None
@@ -204,12 +204,12 @@ class WriterLock:
     def _take(self, offset: int) -> None:
         """Wait for a lock; after any error the caller gives it back."""
         self._held.add(offset)
-        self._await(lambda: self._locks.try_lock(offset), lambda: self._locks.holder(offset))
+        self._await(lambda: self.lock_file.try_lock(offset), lambda: self.lock_file.holder(offset))
 
     def _give_back(self) -> None:
         """Give back every lock that was taken; may be called again if a signal handler raised in it."""
         for offset in tuple(self._held):
-            self._locks.unlock(offset)
+            self.lock_file.unlock(offset)
             self._held.discard(offset)
 
     def leave(self, when_alone: Callable[[], None]) -> None:
@@ -233,36 +233,36 @@ class WriterLock:
         self._take(locks.REGISTER)
         alone = self._alone()
         if alone:
-            self._words[SHARED_WRITERS] = self._words[BUSY_WRITER] = 0
+            self.words[SHARED_WRITERS] = self.words[BUSY_WRITER] = 0
         else:
             self._share()
         self._on_join(alone)
-        self._locks.try_lock(locks.WRITERS + self._pid)
+        self.lock_file.try_lock(locks.WRITERS + self._pid)
         self._joined = True
         self._give_back()
 
     def _alone(self) -> bool:
         """Return whether no other process is a writer; certain only while this process holds REGISTER."""
-        return self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None
+        return self.lock_file.holder(locks.WRITERS, locks.WRITERS_END) is None
 
     def _share(self) -> None:
         """Make every writer take the lock, and wait for one that began before it could see the word."""
-        self._words[SHARED_WRITERS] = 1
-        self._await(self._no_writer_busy, lambda: self._words[BUSY_WRITER])
+        self.words[SHARED_WRITERS] = 1
+        self._await(self._no_writer_busy, lambda: self.words[BUSY_WRITER])
 
     def _no_writer_busy(self) -> bool:
-        pid = self._words[BUSY_WRITER]
+        pid = self.words[BUSY_WRITER]
         # A killed writer leaves its pid in the word, but not its lock.
-        return pid == 0 or self._locks.holder(locks.WRITERS + pid) is None
+        return pid == 0 or self.lock_file.holder(locks.WRITERS + pid) is None
 
     def _look_again(self) -> None:
         """Check from time to time whether this writer is alone; after an error the caller gives the locks back."""
-        if time.monotonic() - self._looked <= _LOOK_AGAIN_S:
+        if time.monotonic() - self.looked_at <= _LOOK_AGAIN_S:
             return
-        self._looked = time.monotonic()
+        self.looked_at = time.monotonic()
         self._held.add(locks.REGISTER)
-        if self._locks.try_lock(locks.REGISTER) and self._alone():
-            self._words[SHARED_WRITERS] = 0
+        if self.lock_file.try_lock(locks.REGISTER) and self._alone():
+            self.words[SHARED_WRITERS] = 0
         self._give_back()
 
     def _await(self, attempt: Callable[[], bool], holder: Callable[[], int | None]) -> None:

@@ -202,7 +202,7 @@ def _group(extra: str, packages: list[tuple[str, str, str | None]]) -> Finding:
     wrong = [
         f"{package} {version} (needed: {bounds})" if version else f"{package} is missing"
         for package, bounds, version in packages
-        if version is None or not _fits(version, bounds)
+        if version is None or not fits(version, bounds)
     ]
     line = f"run pip install -U 'cues-streams{f'[{extra}]' if extra else ''}'."
     if not wrong:
@@ -221,7 +221,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _fits(version: str, bounds: str) -> bool:
+def fits(version: str, bounds: str) -> bool:
     """Return whether a version satisfies bounds such as ``>=2.2,<3``. Only the numbers of a version are compared."""
     found = _numbers(version)
     return all(found >= _numbers(b) if kind == ">=" else found < _numbers(b) for kind, b in _BOUND.findall(bounds))
@@ -300,19 +300,19 @@ def file_system(path: Path) -> tuple[str, str]:
 
     A file system of FUSE is named without its prefix: ``fuse.sshfs`` is ``sshfs``.
     """
-    return _longest(path, _mounts())
+    return longest_mount(path, _mounts())
 
 
 def _mounts() -> list[tuple[str, str]]:
     """The point and the type of each mount, in the order in which they were made."""
     table = Path("/proc/self/mountinfo")
     if table.exists():
-        return _linux_mounts(table.read_text())
+        return linux_mounts(table.read_text())
     listed = subprocess.run(["mount"], capture_output=True, text=True, errors="replace", timeout=_CHILD_TIMEOUT_S)
     return re.findall(r" on (.*) \((\w+)[,)]", listed.stdout)
 
 
-def _linux_mounts(text: str) -> list[tuple[str, str]]:
+def linux_mounts(text: str) -> list[tuple[str, str]]:
     """The mount points and types of ``/proc/self/mountinfo``, in which spaces are written as ``\\040``."""
     mounts = []
     for line in text.splitlines():
@@ -322,7 +322,7 @@ def _linux_mounts(text: str) -> list[tuple[str, str]]:
     return mounts
 
 
-def _longest(path: Path, mounts: list[tuple[str, str]]) -> tuple[str, str]:
+def longest_mount(path: Path, mounts: list[tuple[str, str]]) -> tuple[str, str]:
     """The last mount whose point is the longest one above ``path``."""
     real = path.resolve()
     best = ("unknown", "")
@@ -415,11 +415,11 @@ def _sharing(where: Place) -> Iterator[Finding]:
         with memory_path.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE) as shared:
             shared[0] = word
             before = clock.monotonic_ns()
-            first = _other_process(where.probes, offset, word)
+            first = other_process(where.probes, offset, word)
             after = clock.monotonic_ns()
             returned = shared[1]
         lock_file.unlock(offset)
-        second = _other_process(where.probes, offset, word)
+        second = other_process(where.probes, offset, word)
     except OSError as error:
         yield _no_locks(f"the system refuses a lock or a memory map ({error.strerror})")
         return
@@ -446,7 +446,7 @@ def _no_locks(why: str) -> Finding:
     return Finding("locks", "problem", why, hint)
 
 
-def _other_process(folder: Path, offset: int, word: int) -> dict[str, Any]:
+def other_process(folder: Path, offset: int, word: int) -> dict[str, Any]:
     """The answer of :data:`_CHILD`. Raises SubprocessError if it fails."""
     ran = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _CHILD, str(folder), str(offset), str(word)],

@@ -208,7 +208,7 @@ class Publisher:
         self._raise_failed()
 
     def _raise_failed(self) -> None:
-        for writer in self._all():
+        for writer in self.all_writers():
             if writer.failed is not None:
                 error, writer.failed = writer.failed, None
                 raise error
@@ -216,10 +216,10 @@ class Publisher:
     def _settle(self, timeout: float | None) -> None:
         """Wait until all messages that were published so far are in their queues, or have failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        for writer in self._all():
+        for writer in self.all_writers():
             writer.settle(deadline)
 
-    def _all(self) -> list[StoreWriter]:
+    def all_writers(self) -> list[StoreWriter]:
         return [writer for writers in list(self._writers.values()) for writer in writers]
 
     def _target(self, queue: Queue) -> tuple[StoreWriter, str]:
@@ -321,7 +321,7 @@ class Publisher:
         with self.guard:
             for journal in journals:
                 self.due.pop(journal, None)
-            for writer in self._all():
+            for writer in self.all_writers():
                 writer.wake()
 
     def abort(self, timeout: float | None = None) -> None:
@@ -334,12 +334,12 @@ class Publisher:
         """
         self._check()
         with self.guard:
-            for writer in self._all():
+            for writer in self.all_writers():
                 writer.drop(lambda append: bool(append.journal), self._dropped())
         self._settle(timeout)
         for journal in {**self._spans, **self.due}:
             self.roll_back(self._queues[journal], self.id)
-        for writer in self._all():
+        for writer in self.all_writers():
             if writer.failed is self._lost:
                 writer.failed = None
         self._lost = None
@@ -384,10 +384,10 @@ class Publisher:
             return
         with self.guard:
             self._closed = True
-            for writer in self._all():
+            for writer in self.all_writers():
                 writer.close(self._dropped())
         self._settle(None)
-        for writer in self._all():
+        for writer in self.all_writers():
             writer.unregister()
         self._raise_failed()
 

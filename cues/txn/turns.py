@@ -79,7 +79,7 @@ class Turn:
         """
         last = self._checkpoint.lease()
         changed = time.monotonic()
-        while not _is_over(last[1]) and time.monotonic() - changed < self._lease_s:
+        while not is_over(last[1]) and time.monotonic() - changed < self._lease_s:
             if stopped():
                 return None
             time.sleep(min(_LOOK_S, self._lease_s / _LOOKS))
@@ -151,7 +151,7 @@ def _process(pid: int) -> str:
     return f"{clock.boot_id()} {namespace} {pid} {start}"
 
 
-def _is_over(text: str) -> bool:
+def is_over(text: str) -> bool:
     """Return whether a lease was given back, or its process is known to be gone."""
     if not text:
         return True

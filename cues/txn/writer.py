@@ -227,7 +227,7 @@ class StoreWriter:
     def settle(self, deadline: float | None) -> None:
         """Wait until all messages that were added so far are appended, or have failed."""
         with self._moved:
-            added = deque(self._left())
+            added = deque(self.left_appends())
 
         def settled() -> bool:
             while added and added[0].done:
@@ -248,7 +248,7 @@ class StoreWriter:
         self.wake()
         bound = self._publisher.acknowledge_timeout_s if timeout is None else timeout
         while not self._moved.wait_for(ready, bound):
-            queues = self._acknowledged_first()
+            queues = self.acknowledged_first()
             if queues:
                 raise WaitTimeout(
                     f"Waited {bound:g} s for the acknowledgement of the last transaction in {', '.join(queues)}.",
@@ -259,14 +259,14 @@ class StoreWriter:
                     f"Waited {timeout:.1f} s for {what}.", "use a longer timeout, or look at cues status."
                 )
 
-    def _left(self) -> list[Append]:
+    def left_appends(self) -> list[Append]:
         """Return the messages that are not settled, in the order in which they will be."""
         return [*self._under_way, *(append for appends in self._held.values() for append in appends), *self._waiting]
 
-    def _acknowledged_first(self) -> list[str]:
+    def acknowledged_first(self) -> list[str]:
         """Return the queues for whose acknowledgements all unsettled messages wait; empty if one does not wait."""
         due = self._publisher.due
-        left = self._left()
+        left = self.left_appends()
         if not all(append.journal in due for append in left):
             return []
         return sorted({repr(append.queue.id) for append in left})

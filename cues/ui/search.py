@@ -52,20 +52,20 @@ class Searcher:
     def __init__(self, settings: dict[str, Any], limit_s: float) -> None:
         self._settings = settings | {"limit_s": limit_s}
         self._limit_s = limit_s
-        self._one = threading.Lock()
-        self._few = threading.Semaphore(WAITING_MAX + 1)
+        self.one = threading.Lock()
+        self.few = threading.Semaphore(WAITING_MAX + 1)
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
 
     def messages(self, **question: Any) -> dict[str, Any]:
         """Return what :meth:`Look.messages` answers in the child. Raises :class:`Refusal`."""
-        if not self._few.acquire(blocking=False):
+        if not self.few.acquire(blocking=False):
             raise Refusal(503, "Other searches are running.", "search again in a moment.")
         try:
-            with self._one:
+            with self.one:
                 answer = self._ask(question)
         finally:
-            self._few.release()
+            self.few.release()
         if "refused" in answer:
             raise Refusal(*answer["refused"])
         return answer

@@ -336,7 +336,7 @@ class Writer:
         self._name = file_name(processor, record)
         self._open: Any = None
         self._target: Any = None
-        self._batches: list[pa.RecordBatch] = []
+        self.batches: list[pa.RecordBatch] = []
         self._bytes = 0
         self.count = 0
 
@@ -366,11 +366,11 @@ class Writer:
         offsets = pa.array(range(self.count, self.count + count), pa.int64())
         columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(came, count)]
         columns += self._typed.arrays(values)
-        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self.count += count
         self._bytes += packed.nbytes
         if self._bytes >= _FLUSH_BYTES:
-            self._flush()
+            self.flush()
 
     def append(self, rows: pa.Table) -> None:
         """Add rows of another data file as they are. Typed columns are made again if it does not have them all."""
@@ -380,13 +380,13 @@ class Writer:
             for name, array in zip(self._typed.schema.names, self._typed.arrays(rows.column("value").to_pylist())):
                 rows = rows.append_column(name, array)
         table = rows.set_column(0, "offset", offsets).select(self._schema.names).cast(self._schema)
-        self._batches += table.to_batches()
+        self.batches += table.to_batches()
         self.count += rows.num_rows
         self._bytes += table.nbytes
         if self._bytes >= _FLUSH_BYTES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._open is None:
             self._target = self._files.create(f"{self._folder}/{self._name}")
             self._open = pq.ParquetWriter(
@@ -395,14 +395,14 @@ class Writer:
                 use_dictionary=["hash", *self._typed.scalars],
                 write_statistics=["offset", "time", *self._typed.scalars],
             )
-        self._open.write_table(pa.Table.from_batches(self._batches, self._schema), GROUP_ROWS)
-        self._batches, self._bytes = [], 0
+        self._open.write_table(pa.Table.from_batches(self.batches, self._schema), GROUP_ROWS)
+        self.batches, self._bytes = [], 0
 
     def close(self) -> DataFile | None:
         """Write the rest. Return the file, whose first index is not known; None if there were no messages."""
         if not self.count:
             return None
-        self._flush()
+        self.flush()
         self._open.close()
         self._target.__exit__(None, None, None)
         size = self._files.size(f"{self._folder}/{self._name}")

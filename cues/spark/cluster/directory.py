@@ -209,7 +209,7 @@ class QueueDirectory:
         """Files of records that are not in the log, because the filesystem failed. Protected by the lock."""
         self.undecided: BaseException | None = None
         """The error after which this driver cannot tell which index is next."""
-        self._held: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
         self.version = -1
         self.columns = NONE
         """The typed columns of the table."""
@@ -256,7 +256,7 @@ class QueueDirectory:
             )
         columns = self._with_schema()
         if self.version < 0:
-            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(self.options, columns)}])
+            self._commit([{"protocol": _PROTOCOL}, {"metaData": self.metadata_of(self.options, columns)}])
         grow = f"run cues grow {quoted(self.files.place)}#{quoted(self.queue)} {quoted(self._asked.partitions)}"
         refuse_replacing(self.queue, self._stored, changed(self._stored, to_open(self._asked)), grow)
         self.add_columns(columns.fields)
@@ -279,9 +279,9 @@ class QueueDirectory:
         """
         with self.lock:
             while (columns := self.columns.plus(schema, self.queue, self.files.url)) != self.columns:
-                self._commit([{"metaData": self._metadata(self.options, columns)}])
+                self._commit([{"metaData": self.metadata_of(self.options, columns)}])
 
-    def _metadata(self, options: QueueOptions, columns: TypedColumns) -> dict[str, Any]:
+    def metadata_of(self, options: QueueOptions, columns: TypedColumns) -> dict[str, Any]:
         return {
             "id": str(uuid.UUID(bytes=self.identity * 2)),
             "name": self.queue,
@@ -319,7 +319,7 @@ class QueueDirectory:
         with self.lock:
             while self.version >= 0 and len(self.logs) < partitions:
                 grown = changed(self.options, {"partitions": partitions})
-                self._commit([{"metaData": self._metadata(grown, self.columns)}])
+                self._commit([{"metaData": self.metadata_of(grown, self.columns)}])
 
     def load(self) -> None:
         """Read the log. Raises :class:`Diverged` if it is damaged."""
@@ -495,7 +495,7 @@ class QueueDirectory:
         for path in gone:
             name = unquote(path.rpartition("/")[2])
             ours = _FILE_NAME.fullmatch(name)
-            if ours and not self._held[name] and not under_way(name_of(ours[1]), int(ours[2])):
+            if ours and not self.held[name] and not under_way(name_of(ours[1]), int(ours[2])):
                 self.files.delete(f"{self.folder}/{name}")
 
     # --- files ---
@@ -503,12 +503,12 @@ class QueueDirectory:
     def hold(self, files: list[DataFile]) -> None:
         """Keep these files on the disk, because a step reads them."""
         with self.lock:
-            self._held.update(file.name for file in files)
+            self.held.update(file.name for file in files)
 
     def release(self, files: list[DataFile]) -> None:
         """End a :meth:`hold`."""
         with self.lock:
-            self._held -= Counter(file.name for file in files)
+            self.held -= Counter(file.name for file in files)
 
 
 _PROTOCOL: Final = {"minReaderVersion": 1, "minWriterVersion": 2}

@@ -321,7 +321,7 @@ class ClusterEngine:
             files = open_files(place)
             if self._frames:
                 require_checkpoints(self.spark, files, self._frames)
-                _refuse_partitions(plan, self._frames)
+                refuse_partitions(plan, self._frames)
             if not exists:  # a graph that Spark refuses makes no directory
                 files = open_files(place)
                 self._hold(files, owner)
@@ -368,8 +368,8 @@ class ClusterEngine:
         fed = {name: queue for name, queue in queues.items() if name in home or name in errors}
         self._fed = {name: queue for name, queue in fed.items() if name not in written}
         """Queues that have the same messages, at the same indices, in the store and in the directory."""
-        self._feeders = [Feeder(driver, store, fed, [node.id for node in here], written)] if fed else []
-        for feeder in self._feeders:
+        self.feeders = [Feeder(driver, store, fed, [node.id for node in here], written)] if fed else []
+        for feeder in self.feeders:
             feeder.restore()
             feeder.refuse()
         for name, options in plan.queues.items():
@@ -382,12 +382,12 @@ class ClusterEngine:
             if name in self._fed:
                 directory.grow_to(self._fed[name].options.partitions)
             directory.own(plan.id)
-        for feeder in self._feeders:
+        for feeder in self.feeders:
             feeder.claim()
 
     def _open_stages(self) -> None:
         """Claim every processor on Spark, sweep, and start the threads."""
-        driver, plan, host, feeders = self.driver, self.plan, self._host, self._feeders
+        driver, plan, host, feeders = self.driver, self.plan, self._host, self.feeders
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         units = divide(plan, driver.queues)
         stages = self._units(units)
@@ -627,7 +627,7 @@ def _tell_of_growth(stages: Sequence[Stage], emit: Emit) -> None:
     tell(Counter(s.node.processor for s in stages if s.fresh and s.node.processor in old), "than before", emit)
 
 
-def _refuse_partitions(plan: Plan, frames: Collection[str]) -> None:
+def refuse_partitions(plan: Plan, frames: Collection[str]) -> None:
     """Refuse a frame that keeps state over several partitions: its query has one position for all of them."""
     for node in plan.running:
         if node.id in frames and partitions_of(node, plan.queues) > 1:

@@ -94,7 +94,7 @@ class Feeder:
         # There is no cut through several stores.
         self._has_cuts = all(queue.store is store for queue in queues.values())
         self.ledger = Ledger(driver.files, f"{driver.graph}.sources.feed", driver.owner)
-        self._cuts: deque[_Cut] = deque()
+        self.cuts: deque[_Cut] = deque()
         """Cuts after the position, oldest first. They are made while files are written, so copies stay short."""
         self._readers: dict[str, Tailer] = {}
 
@@ -102,9 +102,9 @@ class Feeder:
 
     def restore(self) -> None:
         """Let an empty store continue where the directory ends. Nothing is changed in another store."""
-        self._restore(self.ledger.read())
+        self.restore_from(self.ledger.read())
 
-    def _restore(self, last: LedgerRecord | None) -> bool:
+    def restore_from(self, last: LedgerRecord | None) -> bool:
         """Do that, after the record ``last``. Return True if the store continues there now."""
         if any(view.core.row().time_ns for view in self.logs().values()):  # it has or had messages
             return False
@@ -183,7 +183,7 @@ class Feeder:
     def claim(self) -> None:
         """Own the copying after its last commit, and forward the files of that commit."""
         self.driver.claim(self.ledger, self._positions)
-        self._cuts.clear()
+        self.cuts.clear()
         for id, view in self.logs().items():
             self._reader(id, view)
 
@@ -195,7 +195,7 @@ class Feeder:
 
     def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         """The positions of the feeder. Raises :class:`Diverged` if the store does not continue the directory."""
-        restored, known = self._restore(last), self._known(last)
+        restored, known = self.restore_from(last), self._known(last)
         # A claim is no copy: if the last one did not end at a cut, this record does not either.
         self.ledger.store = self._store.id.hex() if self._continues(last, known) else None
         logs = self.logs()
@@ -270,18 +270,18 @@ class Feeder:
 
     def step(self) -> bool:
         """Make one copy; return False if there is nothing to copy. Raises :class:`Fenced`."""
-        if not self._cuts:
-            self._look()
-        if not self._cuts:
+        if not self.cuts:
+            self.look()
+        if not self.cuts:
             self.ledger.check()
             return False
-        while len(self._cuts) > 1 and self._count(self._cuts[1]) <= FEED_MESSAGES:
-            self._cuts.popleft()
-        cut = self._cuts[0]
+        while len(self.cuts) > 1 and self._count(self.cuts[1]) <= FEED_MESSAGES:
+            self.cuts.popleft()
+        cut = self.cuts[0]
         new: dict[QueueDirectory, list[DataFile]] = {}
         logs = self.logs()
         for id, end in cut.ends.items():
-            files = self._copy(id, logs[id], end)
+            files = self.copy(id, logs[id], end)
             if files is None:
                 return False
             if files:
@@ -297,13 +297,13 @@ class Feeder:
             store=self._store.id.hex() if self._has_cuts else None,
             counts={"written": sum(file.count for files in new.values() for file in files)},
         )
-        self._cuts.popleft()
+        self.cuts.popleft()
         for id, end in cut.ends.items():
             self._reader(id, logs[id]).to_index(end)
         self.driver.ring()
         return True
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Note a cut, if there are messages after the last one, or a source has moved without one."""
         ends: dict[str, int] = {}
         seals: dict[str, str] = {}
@@ -318,15 +318,15 @@ class Feeder:
                     ends[id], seal = row.next, view.core.log.seal_before(txn, row, row.next)
                     seals |= {id: seal.hex()} if seal != NO_SEAL else {}
             sources = self._sources_in(txn)
-        before = self._cuts[-1].ends if self._cuts else {id: self._next(id) for id in ends}
-        known = self._cuts[-1].sources if self._cuts else self.ledger.now.sources
+        before = self.cuts[-1].ends if self.cuts else {id: self._next(id) for id in ends}
+        known = self.cuts[-1].sources if self.cuts else self.ledger.now.sources
         if any(end != before.get(id, 1) for id, end in ends.items()) or self._moved(sources, known):
-            self._cuts.append(_Cut(ends, seals, sources))
+            self.cuts.append(_Cut(ends, seals, sources))
 
     def _count(self, cut: _Cut) -> int:
         return sum(end - self._next(id) for id, end in cut.ends.items())
 
-    def _copy(self, id: str, queue: Queue, end: int) -> list[DataFile] | None:
+    def copy(self, id: str, queue: Queue, end: int) -> list[DataFile] | None:
         """Write the messages of a log up to ``end`` into files. None if the graph was halted meanwhile."""
         directory, files = self.driver.queues[queue.name], []
         same, partition = queue.name not in self._written, queue.core.log.partition
@@ -334,18 +334,18 @@ class Feeder:
             directory.grow_to(partition + 1)
         next = self._next(id)
         while next < end:
-            runs, first, after = self._read(queue, next, end)
+            runs, first, after = self.read_runs(queue, next, end)
             if first > next:
                 text = f"{first - next:,} messages of {id} were purged before they were copied"
                 self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
             if not same:
                 runs = [run for run in map(_of_sources, runs) if run.values]
-            file = self._write(directory, runs, partition % len(directory.logs)) if runs else None
+            file = self.write_runs(directory, runs, partition % len(directory.logs)) if runs else None
             if file is not None:
                 files.append(replace(file, first=first) if same else file)
             next = after
             if next < end:
-                self._look()
+                self.look()
                 if self.driver.pause(0):
                     return None
         return files
@@ -358,7 +358,7 @@ class Feeder:
             while next < end:
                 next = self._batches(view, next, end)[2]
 
-    def _read(self, queue: Queue, start: int, end: int) -> tuple[list[_Run], int, int]:
+    def read_runs(self, queue: Queue, start: int, end: int) -> tuple[list[_Run], int, int]:
         """Messages from an index on, the index of the first, and the index after the last."""
         batches, first, next = self._batches(queue, start, end)
         runs = [_run(batch, low - batch.first, high - batch.first) for batch, low, high in batches]
@@ -402,7 +402,7 @@ class Feeder:
                 "start again after that time; or run Spark without queues=.",
             )
 
-    def _write(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
+    def write_runs(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
         columns = directory.columns
         writer = Writer(driver.files, directory.folder, self.ledger.processor, record, 0, columns, partition)

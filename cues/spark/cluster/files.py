@@ -183,7 +183,7 @@ class LocalFiles(Files):
         path = self.path(name)
         folder, last = os.path.split(path)
         draft = os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
-        self._store(draft, data)
+        self.store(draft, data)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -202,9 +202,9 @@ class LocalFiles(Files):
 
     @override
     def write(self, name: str, data: bytes) -> None:
-        self._store(self.path(name), data)
+        self.store(self.path(name), data)
 
-    def _store(self, path: str, data: bytes) -> None:
+    def store(self, path: str, data: bytes) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb", opener=door.opener) as file:
             file.write(data)
@@ -255,9 +255,9 @@ class ObjectFiles(Files):
                 f"{place} needs the package obstore, which is not installed.", "run pip install 'cues-streams[spark]'."
             ) from None
         self.url = self.place
-        self._obstore = obstore
+        self.obstore = obstore
         try:
-            self._store: Any = from_url(self.url.replace("s3a://", "s3://", 1))
+            self.store: Any = from_url(self.url.replace("s3a://", "s3://", 1))
             self.names("_cues")
         except Exception as error:
             raise Unsupported(
@@ -268,7 +268,7 @@ class ObjectFiles(Files):
     @override
     def names(self, folder: str) -> list[str]:
         prefix = f"{folder}/"
-        listed = self._obstore.list_with_delimiter(self._store, prefix)
+        listed = self.obstore.list_with_delimiter(self.store, prefix)
         paths = [*listed["common_prefixes"], *(found["path"] for found in listed["objects"])]
         names = {path.rstrip("/").removeprefix(prefix) for path in paths}
         return sorted(name for name in names if name and name[0] != ".")
@@ -276,14 +276,14 @@ class ObjectFiles(Files):
     @override
     def size(self, name: str) -> int | None:
         try:
-            return int(self._obstore.head(self._store, name)["size"])
+            return int(self.obstore.head(self.store, name)["size"])
         except FileNotFoundError:
             return None
 
     @override
     def read(self, name: str) -> bytes | None:
         try:
-            return bytes(self._obstore.get(self._store, name).bytes())
+            return bytes(self.obstore.get(self.store, name).bytes())
         except FileNotFoundError:
             return None
 
@@ -291,14 +291,14 @@ class ObjectFiles(Files):
     def open(self, name: str) -> Any:
         import pyarrow as pa
 
-        return pa.PythonFile(_Reader(self._obstore.open_reader(self._store, name)), mode="r")
+        return pa.PythonFile(_Reader(self.obstore.open_reader(self.store, name)), mode="r")
 
     @override
     def put(self, name: str, data: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            self._obstore.put(self._store, name, data, mode="create")
+            self.obstore.put(self.store, name, data, mode="create")
         except AlreadyExistsError:
             # The client repeats a put whose answer was lost, and then finds its own file. No two drivers put the same.
             return self.read(name) == data
@@ -306,20 +306,20 @@ class ObjectFiles(Files):
 
     @override
     def write(self, name: str, data: bytes) -> None:
-        self._obstore.put(self._store, name, data)
+        self.obstore.put(self.store, name, data)
 
     @override
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
         buffer = io.BytesIO()
         yield buffer
-        self._obstore.put(self._store, name, buffer.getvalue())
+        self.obstore.put(self.store, name, buffer.getvalue())
 
     @override
     def delete(self, name: str) -> None:
-        paths = [found["path"] for page in self._obstore.list(self._store, f"{name}/") for found in page]
+        paths = [found["path"] for page in self.obstore.list(self.store, f"{name}/") for found in page]
         with contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._store, paths or [name])
+            self.obstore.delete(self.store, paths or [name])
 
     @override
     def table(self, name: str) -> str:

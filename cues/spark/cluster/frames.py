@@ -119,7 +119,7 @@ class FrameStage(Stage):
         return super()._positions(accept_topology, last)
 
     @override
-    def _run(self, taking: StepRange) -> StepResult:
+    def run(self, taking: StepRange) -> StepResult:
         """Call the function with the messages of the step, and let executors carry out the plan that it returns."""
         node, driver = self.node, self.driver
         ((tailer, (low, high)),) = taking.ranges.items()

@@ -2,7 +2,7 @@
 
     DIR/_cues/checkpoints/<processor id>/       Spark's own: the offsets of batch n, written before it runs
 
-1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._commit_batch`.
+1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest.commit_batch`.
 2. The offsets are compared with those in the processor's last record (position.py). A batch that was committed is
    skipped. A batch that does not follow the last one is refused. Else:
 3. Tasks write the rows as messages into data files, which are committed and forwarded (publish.py). The record
@@ -43,18 +43,18 @@ _WAITING: Final = ("Waiting for next trigger", "Waiting for data to arrive", "St
 
 
 class BatchCommits:
-    """The owner of a query whose batches are commits. Spark calls :meth:`_commit_batch` in a thread of its own."""
+    """The owner of a query whose batches are commits. Spark calls :meth:`commit_batch` in a thread of its own."""
 
     node: Node
     _failed: BaseException | None = None
     """The error of a batch."""
 
-    def _commit_batch(self, rows: Any, number: int) -> None:
+    def commit_batch(self, rows: Any, number: int) -> None:
         raise NotImplementedError
 
     def _run_batch(self, rows: Any, number: int) -> None:
         try:
-            self._commit_batch(rows, number)
+            self.commit_batch(rows, number)
         except BaseException as error:
             self._failed = error
             if isinstance(error, Exception):
@@ -125,7 +125,7 @@ class StreamIngest(BatchCommits):
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
     @override
-    def _commit_batch(self, rows: Any, number: int) -> None:
+    def commit_batch(self, rows: Any, number: int) -> None:
         last = self.ledger.now
         part = part_of(self.driver.files.table(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None

@@ -146,7 +146,7 @@ class Ledger:
     """The records of one processor, as one owner writes them. Used by one thread at a time."""
 
     def __init__(self, files: Files, processor: str, owner: str) -> None:
-        self._files = files
+        self.files = files
         self._folder = f"_cues/steps/{folder_of(processor)}"
         self._trimmed = 0
         self.processor = processor
@@ -165,22 +165,22 @@ class Ledger:
     def read(self) -> LedgerRecord | None:
         """The last record in the directory; None if the processor never ran."""
         number = self._newest()
-        return None if number < 0 else self._read(number)
+        return None if number < 0 else self.record_at(number)
 
     def _newest(self) -> int:
-        return max((int(name.removesuffix(".json")) for name in self._files.names(self._folder)), default=-1)
+        return max((int(name.removesuffix(".json")) for name in self.files.names(self._folder)), default=-1)
 
-    def _read(self, number: int) -> LedgerRecord:
-        text = self._files.read(self._name(number))
+    def record_at(self, number: int) -> LedgerRecord:
+        text = self.files.read(self.name_of(number))
         if text is None:
             raise Diverged(
-                f"Record {number} of {self.processor} in {self._files.url} is missing.",
+                f"Record {number} of {self.processor} in {self.files.url} is missing.",
                 "restore the directory from a copy.",
                 processor=self.processor,
             )
-        return LedgerRecord.of(number, parsed(self._files, self._name(number), text))
+        return LedgerRecord.of(number, parsed(self.files, self.name_of(number), text))
 
-    def _name(self, number: int) -> str:
+    def name_of(self, number: int) -> str:
         return f"{self._folder}/{number:012d}.json"
 
     def claim(self, before: LedgerRecord | None, positions: dict[str, tuple[str, int]]) -> bool:
@@ -206,11 +206,11 @@ class Ledger:
             raise self._fenced()
 
     def _put(self, record: LedgerRecord) -> bool:
-        name, data = self._name(record.number), record.to_json()
+        name, data = self.name_of(record.number), record.to_json()
         try:
-            put = self._files.put(name, data)
+            put = self.files.put(name, data)
         except OSError:
-            put = self._files.read(name) == data  # the answer may be lost, and the record there
+            put = self.files.read(name) == data  # the answer may be lost, and the record there
             if not put:
                 raise
         if not put or self._newest() > record.number:
@@ -221,13 +221,13 @@ class Ledger:
         return True
 
     def _trim(self, number: int) -> None:
-        for name in self._files.names(self._folder):
+        for name in self.files.names(self._folder):
             if int(name.removesuffix(".json")) < number:
-                self._files.delete(f"{self._folder}/{name}")
+                self.files.delete(f"{self._folder}/{name}")
         self._trimmed = number
 
     def _fenced(self) -> Fenced:
-        newest = self._read(self._newest())
+        newest = self.record_at(self._newest())
         return Fenced(
             f"{self.processor} is run by another driver ({newest.owner}, epoch {newest.epoch}; record {newest.number});"
             f" this one ({self.owner}, epoch {self.now.epoch}) commits nothing more.",

@@ -140,7 +140,7 @@ class Maintenance:
         limit = MERGE_BYTES
         if policy is not None and policy.bytes is not None:
             limit = min(limit, int(policy.bytes) // _RETENTION_PARTS)
-        files, self._merged[log.id] = _run_of_small(live, self.merge_files, _windows(policy), limit)
+        files, self._merged[log.id] = run_of_small(live, self.merge_files, _windows(policy), limit)
         if not files:
             return
         driver = self.driver
@@ -245,7 +245,7 @@ def _windows(policy: Retention | None) -> Callable[[DataFile], Any]:
     return lambda file: (file.first // count, file.modified_ms // age_ms)
 
 
-def _run_of_small(
+def run_of_small(
     live: Sequence[DataFile],
     most: int,
     window: Callable[[DataFile], Any] = lambda file: None,

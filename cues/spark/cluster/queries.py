@@ -4,7 +4,7 @@
     DIR/_cues/checkpoints/<processor id>/<epoch>/   Spark's own: state, offsets, the batches that are done
 
 1. The source that leads writes down the range of batch n. Spark writes its offsets, and runs the batch.
-2. Spark calls :meth:`FrameQuery._commit_batch` with the rows of the batch. It takes n from the offsets.
+2. Spark calls :meth:`FrameQuery.commit_batch` with the rows of the batch. It takes n from the offsets.
 3. If the last record of the processor has batch n or a later one, Spark only computes the batch, for its state.
 4. If the record has batch n - 1, tasks write the rows into files, and the next record is the commit (publish.py).
 
@@ -89,7 +89,7 @@ def require_checkpoints(session: Any, files: Files, frames: Collection[str]) -> 
 
 
 class FrameQuery(BatchCommits, Stage):
-    """One frame as a query. Spark calls :meth:`_commit_batch` in a thread of its own."""
+    """One frame as a query. Spark calls :meth:`commit_batch` in a thread of its own."""
 
     def __init__(self, driver: Driver, node: Node, query: QueryPlan) -> None:
         super().__init__(driver, node)
@@ -297,7 +297,7 @@ class FrameQuery(BatchCommits, Stage):
         return False
 
     @override
-    def _commit_batch(self, rows: Any, number: int) -> None:
+    def commit_batch(self, rows: Any, number: int) -> None:
         with self._committing:
             faults.point("frame.batch")
             batch = self._batch_of(number)

@@ -60,7 +60,7 @@ class SharedQueue(ReadableQueue):
         self._log = QueueDirectory(self.files, queue, QueueOptions(), self.identity, make=False)
         self._typed = self._log.columns
         self._partition = int(partition) if slash else None
-        self.spread = len(self._logs) > 1
+        self.spread = len(self.logs) > 1
         if self._partition:  # partitions share the identity of the queue, but not their offsets
             self.identity = partition_identity(self.identity, self._partition)
 
@@ -85,17 +85,17 @@ class SharedQueue(ReadableQueue):
     def log(self) -> PartitionLog:
         """The log of a queue with one partition, at this moment."""
         self._read_on()
-        (log,) = self._logs
+        (log,) = self.logs
         return log
 
     @override
     def ends(self) -> tuple[Indices, Indices]:
         self._read_on()
-        logs = self._logs
+        logs = self.logs
         return tuple(log.first for log in logs), tuple(log.next for log in logs)
 
     @property
-    def _logs(self) -> list[PartitionLog]:
+    def logs(self) -> list[PartitionLog]:
         """The partitions that there are now."""
         return self._log.logs if self._partition is None else [self._log.log(self._partition)]
 
@@ -103,7 +103,7 @@ class SharedQueue(ReadableQueue):
     def index_at(self, time_ns: int) -> Indices:
         """The place of the first messages at or after a time, by a bisection over the metadata of the files."""
         self._read_on()
-        return tuple(self._index_at(log, -(-time_ns // 1000)) for log in self._logs)
+        return tuple(self._index_at(log, -(-time_ns // 1000)) for log in self.logs)
 
     def _index_at(self, log: PartitionLog, since: int) -> int:
         live = log.live
@@ -125,7 +125,7 @@ class SharedQueue(ReadableQueue):
         """The place ``count`` messages after ``start``, or ``end`` if that comes first. Older files come first."""
         if count >= sum(end) - sum(start):
             return end
-        logs, goal = self._logs, sum(start) + count
+        logs, goal = self.logs, sum(start) + count
         low, high = start, end
         times = [file.modified_ms for log, *span in zip(logs, start, end) for file in log.within(*span)]
         sooner, later = min(times, default=0), max(times, default=0) + 1
@@ -145,7 +145,7 @@ class SharedQueue(ReadableQueue):
     @override
     def plan(self, start: Indices, end: Indices, lost: Lost) -> list[Piece]:
         pieces: list[Piece] = []
-        for log, at, stop in zip(self._logs, start, end):
+        for log, at, stop in zip(self.logs, start, end):
             if at < stop:
                 pieces += self._plan(log, at, stop, lost)
         return pieces

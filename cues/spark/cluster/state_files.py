@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
 _SCHEMA: Final = pa.schema([("slot", pa.int64()), ("row", pa.binary()), ("value", pa.binary())])
-_GROUP_ROWS: Final = 4096
+GROUP_ROWS: Final = 4096
 MERGE_RUNS: Final = 8
 """This number of runs of about the same size is merged into one."""
 _SMALL_BYTES: Final = 64 << 10
@@ -197,7 +197,7 @@ def _write(files: Files, folder: str, record: int, table: pa.Table) -> StateRun:
         files.create(f"{folder}/{name}") as target,
         pq.ParquetWriter(target, _SCHEMA, use_dictionary=False, write_statistics=["slot"]) as writer,
     ):
-        writer.write_table(table, _GROUP_ROWS)
+        writer.write_table(table, GROUP_ROWS)
     return StateRun(files.size(f"{folder}/{name}") or 0, (name,))
 
 

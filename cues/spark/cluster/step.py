@@ -221,7 +221,7 @@ class Stage:
         """
         if self._stop is not None:
             raise self._stop
-        taking = self._take()
+        taking = self.take()
         if taking is None:
             self.ledger.check()
             return False
@@ -240,20 +240,20 @@ class Stage:
 
     def _run_and_commit(self, taking: StepRange) -> None:
         began = clock.monotonic_ns()
-        ran = self._run(taking)
+        ran = self.run(taking)
         if any(answer.declined == "state" for answer in ran.answers):
             # Nothing of this run counts. From now on every task that calls the function gets the whole state.
             self._discard(ran.outputs)
             self.ledger.commit("step", whole=True)
             self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
-            ran = self._run(taking)
+            ran = self.run(taking)
         while ran.stop is not None and ran.stop[0] and not self.ordered and (self._by_key or ran.changed):
             # Calls after the message that failed may have changed the state too. Run again, up to that message, until
             # no call fails.
             self._discard(ran.outputs)
             cut = ran.stop[0]
             taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
-            ran = self._run(taking)
+            ran = self.run(taking)
         faults.point("spark.ran")
         self._commit(taking, ran)
         count = _count(taking)
@@ -270,7 +270,7 @@ class Stage:
 
     # 1. Take.
 
-    def _take(self) -> StepRange | None:
+    def take(self) -> StepRange | None:
         pending = self.ledger.now.taking
         if pending is not None and all(
             tailer in self.inputs and self.inputs[tailer].first <= low for tailer, (low, _) in pending.ranges.items()
@@ -373,7 +373,7 @@ class Stage:
 
     # 3. Run.
 
-    def _run(self, taking: StepRange) -> StepResult:
+    def run(self, taking: StepRange) -> StepResult:
         count = _count(taking)
         tasks = 1 if self._single else self._tasks(count)
         task = self._task(taking)

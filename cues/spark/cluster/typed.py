@@ -84,10 +84,10 @@ class TypedColumns:
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
-        return pa.schema([(column_of(column.name), column.type) for column in self._columns])
+        return pa.schema([(column_of(column.name), column.type) for column in self.columns])
 
     @functools.cached_property
-    def _columns(self) -> list[Any]:
+    def columns(self) -> list[Any]:
         from pyspark.sql import types as T
 
         from cues.spark.columns import Column
@@ -100,7 +100,7 @@ class TypedColumns:
         if not self.fields:
             return []
         messages = [codec.unpack_known(value) for value in values]
-        return [column.array(messages, lambda offset: offset) for column in self._columns]
+        return [column.array(messages, lambda offset: offset) for column in self.columns]
 
     @override
     def __getstate__(self) -> Any:
