@@ -18,7 +18,7 @@ from cues.base import names
 from cues.errors import BatchDamaged, InvalidArgument
 from cues.queues import rollback
 from cues.queues.base import BaseQueue
-from cues.queues.committed import identity_of
+from cues.queues.committed import differ
 from cues.queues.log import Log, Raw
 from cues.queues.processor_rows import NO_SEAL, Position, pack_reader, unpack_reader
 from cues.records import sealed
@@ -73,34 +73,28 @@ class Cursor:
             """The fields of the metadata that the queue keeps."""
             if name is not None:
                 self.stored = txn.get(self.row_key)
-            records = self.log.records_row(txn).identity
-            self._compare(txn, row)
+                if self.stored is not None:
+                    self._compare(txn, row, self._unpacked(self.stored))
         self.identity = row.identity
         self.index = row.first if self.stored is None else self.position_of(self.stored)
         """The position on the log; of committed messages it is a place."""
         self.start = self.index
         """The index at which this cursor began."""
-        self._check_isolation(records)
 
-    def _compare(self, txn: StoreTransaction, row: LogRow) -> None:
-        """Compare a stored position with the log. Raises :class:`StoreDamaged`: from such a one messages are lost."""
-        stored = None if self.stored is None else self._unpacked(self.stored)
-        if stored is None or stored.identity != row.identity:
-            return
-        what = f"position of the named tailer {self.name!r} of queue {self.log.id}"
-        if not 1 <= stored.next <= row.next:
-            raise sealed.damaged(what, f"it is {stored.next}, and the queue ends before {row.next}")
-        if self.log.seal_before(txn, row, stored.next) not in (NO_SEAL, stored.seal) and stored.seal != NO_SEAL:
-            raise sealed.damaged(what, f"the messages before {stored.next} are not those that it was written after")
+    def _compare(self, txn: StoreTransaction, row: LogRow, stored: Position) -> None:
+        """Compare a stored position with the log.
 
-    def _check_isolation(self, records: bytes) -> None:
-        """Refuse a stored position of the other isolation; ``records`` is the identity of the queue's records."""
-        if self.stored is None:
-            return
-        identity = self._unpacked(self.stored).identity
-        other = identity_of(records) if self.identity == records else records
-        if identity == other:
-            was, now = ("committed", "uncommitted") if self.identity == records else ("uncommitted", "committed")
+        Raises :class:`StoreDamaged`, because messages would be lost from such a position, and :class:`InvalidArgument`
+        if it is of the other isolation.
+        """
+        if stored.identity == row.identity:
+            what = f"position of the named tailer {self.name!r} of queue {self.log.id}"
+            if not 1 <= stored.next <= row.next:
+                raise sealed.damaged(what, f"it is {stored.next}, and the queue ends before {row.next}")
+            if self.log.seal_before(txn, row, stored.next) not in (NO_SEAL, stored.seal) and stored.seal != NO_SEAL:
+                raise sealed.damaged(what, f"the messages before {stored.next} are not those that it was written after")
+        elif differ(stored.identity, row.identity):
+            was, now = ("uncommitted", "committed") if self.queue.core.is_committed else ("committed", "uncommitted")
             raise InvalidArgument(
                 f"The tailer {self.name!r} of queue {self.queue.id!r} reads with isolation={was!r}, and was opened with"
                 f" {now!r}: messages would be lost or repeated.",
