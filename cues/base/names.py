@@ -193,6 +193,8 @@ OPENS: Final = b"\0open\0"
 """Prefix of the keys of all rows about pending transactions of logs."""
 SOURCES: Final = b"\0source\0"
 """Prefix of the keys of all source positions of external writers."""
+SCHEMAS: Final = b"\0schema\0"
+"""Prefix of the keys of all schemas of records of columns."""
 CLAIMS: Final = b"\0claim\0"
 """Prefix of the keys of all claims of consumer groups."""
 
@@ -279,6 +281,11 @@ def subscription_key(log: str, processor: ProcessorId) -> bytes:
 def subscriptions_prefix(log: str) -> bytes:
     """Prefix of the keys of all such notes of a log."""
     return b"\0sub\0" + log.encode() + b"\0"
+
+
+def schemas_prefix(log: str) -> bytes:
+    """Prefix of the keys of all schemas of a log's records of columns; their hashes follow, in eight bytes."""
+    return SCHEMAS + log.encode() + b"\0"
 
 
 def store_key(store: bytes) -> bytes:

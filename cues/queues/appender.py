@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from cues import faults
@@ -14,7 +14,7 @@ from cues.queues.base import BaseQueue, OptionsChanged, view_of
 from cues.queues.delays import At, Delay, delayed
 from cues.queues.partitioners import is_watermark
 from cues.queues.placement import PartitionShare, Place
-from cues.records import batch
+from cues.records import batch, columns
 from cues.schemas import Schema
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
@@ -22,6 +22,7 @@ from cues.storage.transaction import StoreTransaction
 Q = TypeVar("Q", bound=BaseQueue)
 Built = list[tuple[Q, list[batch.Page], PartitionShare]]
 """The record batches of an append, by the queue of their partition."""
+Build = Callable[[BaseQueue, Any], Built[BaseQueue]]
 _WHOLE: Final = PartitionShare(0, [])
 """Placeholder for the share of an append to one log: all its messages."""
 
@@ -87,25 +88,65 @@ class Appender(Closing):
         appended = messages if isinstance(messages, list) else list(messages)
         if deliver_at is not None or delay is not None:
             appended = [delayed(message, deliver_at, delay) for message in appended]
+        if not appended:
+            next = 0 if self.queue.is_partitioned else self.queue.core.row().next
+            return [] if self.queue.is_partitioned else range(next, next)
+        try:
+            built, starts = self._write(appended, build)
+        except CuesError as error:
+            if len(appended) > 1 and hasattr(error, "offset"):
+                error.message = f"messages[{error.offset}]: {error.message}"
+            raise
+        if built[0][2] is not _WHOLE:
+            return places(len(appended), built, starts)
+        return range(starts[0], starts[0] + len(appended))
+
+    def write_table(self, table: Any) -> range | dict[int, range]:
+        """Append the rows of a table as messages, all or none, in one transaction; return the range of their indices.
+
+        ``table``: of pyarrow, polars or pandas (without its index), or another object with ``__arrow_c_stream__``. Each
+        row is a message, whose fields are the columns. The rows are stored as columns, and no dict is made: readers of
+        tables get them as such (:meth:`cues.Tailer.read_table`), readers of messages get dicts, with None for null.
+        In a queue with several partitions, return a dict with the range of each partition that got rows; their order
+        is that of the table.
+
+        Raises :class:`InvalidArgument` for a type or a value that no message has, and for two columns of one name,
+        :class:`NotInstalled` without pyarrow, and the errors of :meth:`write`.
+        """
+        if self._closed or self.queue.core.lifetime.closed:
+            self._check()
+        rows = self._checked_table(columns.checked(columns.table_of(table)))
+        queue = self.queue
+        if not rows.num_rows:
+            next = 0 if queue.is_partitioned else queue.core.row().next
+            return {} if queue.is_partitioned else range(next, next)
+        try:
+            built, starts = self._write(rows, build_table)
+        except CuesError as error:
+            if hasattr(error, "offset"):
+                error.message = f"row {error.offset}: {error.message}"
+            raise
+        if built[0][2] is _WHOLE:
+            return range(starts[0], starts[0] + rows.num_rows)
+        return {
+            share.partition: range(start, start + len(share.offsets)) for (_, _, share), start in zip(built, starts)
+        }
+
+    def _checked_table(self, table: Any) -> Any:
+        return table
+
+    def _write(self, appended: Any, build: Build) -> tuple[Built[BaseQueue], list[int]]:
+        """Build and append; return the first index of each share, and what was appended."""
         queue = self.queue
         while True:
-            version, options, spread = queue.core.version, queue.core.options, queue.is_partitioned
-            if not appended:
-                next = 0 if spread else queue.core.row().next
-                return [] if spread else range(next, next)
+            version, options = queue.core.version, queue.core.options
             if queue.core.bounded:
                 self._await_room()
             try:
-                if spread:
-                    built = build(queue, appended, queue.core.shares(appended))
-                else:
-                    pages = batch.build(appended, options.max_message_bytes, strips=options.strips)
-                    built = [(queue, pages, _WHOLE)]
-            except CuesError as error:
+                built = build(queue, appended)
+            except CuesError:
                 if queue.options is not options:
                     continue  # the size limit or the partitioning has changed
-                if len(appended) > 1:
-                    error.message = f"messages[{getattr(error, 'offset', 0)}]: {error.message}"
                 raise
             if faults.active:
                 faults.point("append.before")
@@ -116,11 +157,8 @@ class Appender(Closing):
                 continue
             if faults.active:
                 faults.point("append.after")
-            if spread:
-                self._ring(wakeup.union(view.core.log.mask for view, _, _ in built))
-                return places(len(appended), built, starts)
-            self._ring(self._mask)
-            return range(starts[0], starts[0] + len(appended))
+            self._ring(wakeup.union(view.core.log.mask for view, _, _ in built))
+            return built, starts
 
     def _await_room(self) -> None:
         """Wait for the readers of the queue, before anything is built."""
@@ -173,6 +211,20 @@ class TypedAppender(Appender):
         return message if is_watermark(message) else self._schema.written(message)
 
     @override
+    def _checked_table(self, table: Any) -> Any:
+        place = 0
+        for rows in table.to_batches():
+            for row in columns.rows(rows):
+                try:
+                    self._written(row)
+                except SchemaError as error:
+                    error.__dict__["offset"] = place
+                    error.message = f"row {place}: {error.message}"
+                    raise
+                place += 1
+        return table
+
+    @override
     def write_many(self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None) -> range | list[Place]:
         checked = []
         for place, message in enumerate(messages):
@@ -185,24 +237,41 @@ class TypedAppender(Appender):
         return super().write_many(checked, deliver_at=deliver_at, delay=delay)
 
 
-def build(
-    queue: Q, messages: Sequence[dict[str, Any]], shares: Sequence[PartitionShare], digest: bytes | None = None
-) -> Built[Q]:
-    """Build the record batches of an append, partition by partition; an error has the ``offset`` of the message.
-
-    ``digest`` is the delivery hash of the step that wrote the messages.
-    """
+def build(queue: BaseQueue, messages: Sequence[dict[str, Any]]) -> Built[BaseQueue]:
+    """Build the record batches of an append, partition by partition; an error has the ``offset`` of the message."""
     options = queue.core.options
-    built: Built[Q] = []
-    for share in shares:
+    if not queue.is_partitioned:
+        return [(queue, batch.build(messages, options.max_message_bytes, strips=options.strips), _WHOLE)]
+    built: Built[BaseQueue] = []
+    for share in queue.core.shares(messages):
         chosen = [messages[offset] for offset in share.offsets]
         try:
-            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options.strips)
+            pages = batch.build(chosen, options.max_message_bytes, strips=options.strips)
         except CuesError as error:
-            error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
-            raise
+            raise _placed(error, share) from None
         built.append((view_of(queue, share.partition), pages, share))
     return built
+
+
+def build_table(queue: BaseQueue, table: Any) -> Built[BaseQueue]:
+    """Build the records of columns of an append, as :func:`build` does for messages."""
+    options = queue.core.options
+    if not queue.is_partitioned:
+        return [(queue, batch.build_table(table, options.max_message_bytes), _WHOLE)]
+    built: Built[BaseQueue] = []
+    for share in queue.core.table_shares(table):
+        try:
+            pages = batch.build_table(table.take(share.offsets), options.max_message_bytes)
+        except CuesError as error:
+            raise _placed(error, share) from None
+        built.append((view_of(queue, share.partition), pages, share))
+    return built
+
+
+def _placed(error: CuesError, share: PartitionShare) -> CuesError:
+    """An error about a message of a share, with the offset in the whole append."""
+    error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
+    return error
 
 
 def places(count: int, built: Built[Q], starts: Sequence[int]) -> list[Place]:

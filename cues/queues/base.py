@@ -88,9 +88,16 @@ class QueueCore:
 
     def shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
         """Return the messages of each partition; an error has the ``offset`` of the message at fault."""
+        return self._placer().shares(self.options, messages)
+
+    def table_shares(self, table: Any) -> list[PartitionShare]:
+        """Return the rows of each partition, as :meth:`shares` does for messages."""
+        return self._placer().table_shares(self.options, table)
+
+    def _placer(self) -> Placer:
         if self._spread is None:
             self._spread = Placer(self.options, sum(row.next - 1 for row in self.rows()))
-        return self._spread.shares(self.options, messages)
+        return self._spread
 
     def row(self) -> LogRow:
         """Return the row of the first partition."""

@@ -21,11 +21,13 @@ from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
 from cues.queues import producers
 from cues.records import batch, sealed
 from cues.records.batch import Batch, Page
+from cues.records.columns import StoredSchema, stored_schema
 from cues.records.identity import PRODUCER_BYTES
 from cues.records.log_row import ROW, LogRow, unpack_row
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import PAGE_BYTES, pages_of
+from cues.storage.format_record import require
 from cues.storage.transaction import StoreCursor, StoreTransaction
 
 KEY: Final = struct.Struct(">Q")
@@ -72,7 +74,9 @@ def _gone(queue: str) -> QueueNotFound:
 class Log:
     """A log of one store. Its queue must exist."""
 
-    __slots__ = ("_checked", "_notes", "database", "id", "key", "mask", "partition", "queue", "records", "store")
+    __slots__ = (
+        "_checked", "_notes", "_schemas", "database", "id", "key", "mask", "partition", "queue", "records", "store"
+    )  # fmt: skip
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
         self.store = store
@@ -86,6 +90,8 @@ class Log:
         """The log whose positions are indices; of a :class:`~cues.queues.committed.CommittedLog` another one."""
         self._notes = "." not in queue
         """Whether messages with producers are noted: those on a fork queue are copied to another log later."""
+        self._schemas: dict[bytes, StoredSchema] = {}
+        """The schemas of records of columns that were read here, by their hash."""
         self._checked = b""
         """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
 
@@ -150,12 +156,34 @@ class Log:
             written = added == len(items)
         if not written:
             raise self._occupied(start)
+        if flags & batch.COLUMNS:
+            self.keep_schemas(txn, {page.schema for page in pages if page.schema})
         if flags & batch.PRODUCER and self._notes:
             self._note(txn, first, start, pages)
         body = _pack_row(identity, first, index, now, version)
         self._checked = raw = body + batch.checksum(body)
         txn.put(self.key, raw)
         return start, version
+
+    def keep_schemas(self, txn: StoreTransaction, schemas: Iterable[bytes]) -> None:
+        """Write those of these schemas that the log does not have yet; with the first, what the store requires."""
+        for packed in schemas:
+            key = names.schemas_prefix(self.id) + batch.checksum(packed)
+            if txn.get(key) is None:
+                require(txn, "columns")
+                txn.put(key, sealed.seal(packed))
+
+    def schema(self, hash: bytes) -> StoredSchema:
+        """Return the schema of a record of columns. Raises :class:`StoreDamaged` if the log does not have it."""
+        known = self._schemas.get(hash)
+        if known is None:
+            with self.store.core.view() as txn:
+                row = txn.get(names.schemas_prefix(self.id) + hash)
+            what = f"schema {hash.hex()} of the records of columns of queue {self.id}"
+            if row is None:
+                raise sealed.damaged(what, "it is missing")
+            known = self._schemas[hash] = stored_schema(bytes(sealed.unseal(row, what)))
+        return known
 
     def _note(self, txn: StoreTransaction, first: int, start: int, pages: Sequence[Page]) -> None:
         """Write the rows about the producers of these pages, and about their transactions.
@@ -304,6 +332,8 @@ class Log:
         )
         record = Batch(first, value, pieces) if intact else None
         if record is not None and record.whole():
+            if (hash := record.schema_hash) is not None:
+                record.schema = self.schema(hash)
             return record
         if ends:
             return None

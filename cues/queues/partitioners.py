@@ -37,7 +37,7 @@ from cues.base import names
 from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
 from cues.overrides import override
-from cues.records import batch
+from cues.records import batch, columns
 
 KEYED: Final = ("murmur2", "murmur2-sticky", "fnv1a-modulo", "rendezvous")
 """Partitioners that keep the messages of one key together."""
@@ -240,6 +240,30 @@ class Router:
                 error.add_note(f"while messages[{len(placed)}] of {len(messages)} was placed on a partition")
             raise
         return placed
+
+    def place_table(self, table: Any) -> list[int] | Any:
+        """Choose the partition of each row of a table: as :meth:`place` does for the messages of the rows.
+
+        Returns a list, or an Arrow array. The key of the rows is a column: each of its values is hashed once.
+        """
+        pa = columns.arrow()
+        key, has_watermarks = self._key, names.TYPE in table.column_names
+        if self.sticky and not has_watermarks:
+            return [self._turn({})] * table.num_rows
+        if has_watermarks or not isinstance(key, str) or key not in table.column_names or self._place != self._by_key:
+            return self.place([row for batch in table.to_batches() for row in columns.rows(batch)])
+        keys = table.column(key).combine_chunks()
+        if pa.types.is_dictionary(keys.type):  # nulls are not in its dictionary
+            keys = keys.dictionary_decode()
+        keys = keys.dictionary_encode(null_encoding="encode")
+        try:
+            placed = self.place([{key: value} for value in columns.values(keys.dictionary, key)])
+        except Exception as error:
+            at = getattr(error, "offset", None)
+            if at is not None:
+                error.__dict__["offset"] = keys.indices.index(pa.scalar(at, keys.indices.type)).as_py()
+            raise
+        return pa.array(placed, pa.int32()).take(keys.indices)
 
     def _by_key(self, message: dict[str, Any]) -> int:
         key = self._key

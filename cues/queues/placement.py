@@ -63,8 +63,18 @@ class Placer:
         """Return the messages by partition, a watermark on each. Raises the errors of :meth:`Router.place`."""
         if options is not self._options:
             self._follow(options)
+        return self._divided(options, self._router.place(messages))
+
+    def table_shares(self, options: QueueOptions, table: Any) -> list[PartitionShare]:
+        """Return the rows of a table by partition, as :meth:`shares` does for messages."""
+        if options is not self._options:
+            self._follow(options)
+        placed = self._router.place_table(table)
+        return self._divided(options, placed if isinstance(placed, list) else placed.to_pylist())
+
+    def _divided(self, options: QueueOptions, placed: Sequence[int]) -> list[PartitionShare]:
         shares: dict[int, list[int]] = {}
-        for offset, partition in enumerate(self._router.place(messages)):
+        for offset, partition in enumerate(placed):
             for each in range(options.partitions) if partition == EVERY else (partition,):
                 shares.setdefault(each, []).append(offset)
         return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]

@@ -10,7 +10,8 @@
             16 …    producer, clock, flags     when flagged PRODUCER (records/stamps.py: also CLOCKS, MIXED)
             2 + n   length, provenance         when flagged PROVENANCE
             4       length of the whole body   when flagged CONTINUED
-            rest    body: one msgpack array of the messages
+            rest    body: one msgpack array of the messages; when flagged COLUMNS, a table (records/columns.py), which
+                    has the provenance too
 
 All integers are big-endian. A value is at most one LMDB page. Values of several pages need free pages in
 a row, which are rare when other queues free pages too; then each costs 4 ms instead of 20 µs. So a message
@@ -38,7 +39,7 @@ from cues.base import clock, names
 from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey, Unsupported
 from cues.native import mypyc_attr
 from cues.overrides import override
-from cues.records import provenance
+from cues.records import columns, provenance
 from cues.records import stamps as stamping
 from cues.records.identity import as_uuid
 from cues.records.provenance import Provenance
@@ -55,7 +56,8 @@ HASH: Final = 0x01
 PRODUCER: Final = 0x02
 PROVENANCE: Final = 0x04
 CONTINUED: Final = 0x08
-KNOWN_FLAGS: Final = HASH | PRODUCER | PROVENANCE | CONTINUED | stamping.CLOCKS | stamping.MIXED
+COLUMNS: Final = 0x40
+KNOWN_FLAGS: Final = HASH | PRODUCER | PROVENANCE | CONTINUED | COLUMNS | stamping.CLOCKS | stamping.MIXED
 """Flags that this version can read."""
 
 HEAD: Final = struct.Struct(">BBHQ")
@@ -80,15 +82,22 @@ checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
 class Page:
     """One record batch before it has an index and a time."""
 
-    __slots__ = ("count", "flags", "pieces", "tail")
+    __slots__ = ("count", "flags", "pieces", "schema", "tail")
 
-    def __init__(self, flags: int, count: int, tail: bytes, pieces: tuple[bytes, ...] = ()) -> None:
-        """``tail``: the header after the append time, and the body. ``pieces``: the continuation pieces of a message
-        that does not fit in one page."""
+    def __init__(
+        self, flags: int, count: int, tail: bytes, pieces: tuple[bytes, ...] = (), schema: bytes = b""
+    ) -> None:
+        """``tail``: the header after the append time, and the body. ``pieces``: the continuation pieces of a body
+        that does not fit in one page. ``schema``: that of columns, which the log of the page must have."""
         self.flags = flags
         self.count = count
         self.tail = tail
         self.pieces = pieces
+        self.schema = schema
+
+    def with_tail(self, tail: bytes) -> Page:
+        """Return the same messages with another header after the append time."""
+        return Page(self.flags, self.count, tail, self.pieces, self.schema)
 
 
 @dataclass(slots=True)
@@ -117,7 +126,9 @@ def seal(page: Page, index: int, time_ns: int) -> bytes:
 
 def page_of(batch: Batch, pieces: Sequence[bytes]) -> Page:
     """Return the page of a record, to be sealed for another log; ``pieces`` as they are stored."""
-    return Page(batch.head.flags, batch.head.count, batch.value[PREFIX_BYTES:], tuple(piece[8:] for piece in pieces))
+    schema = b"" if batch.schema is None else batch.schema.packed
+    own = tuple(piece[8:] for piece in pieces)
+    return Page(batch.head.flags, batch.head.count, batch.value[PREFIX_BYTES:], own, schema)
 
 
 def seal_piece(piece: bytes, number: int) -> bytes:
@@ -178,7 +189,7 @@ def header(value: bytes) -> Header:
         stamps_at = at
         acknowledging = stamping.acknowledges(value, at)
         at += stamping.size(value, at, count, flags)
-    if flags & PROVENANCE:
+    if flags & PROVENANCE and not flags & COLUMNS:
         (size,) = _U16.unpack_from(value, at)
         provenance = value[at + 2 : at + 2 + size]
         at += 2 + size
@@ -258,6 +269,40 @@ def build(
             pages.append(_cut(flags | CONTINUED, optional, body, start))
             start = stop
             guess = 8
+    return pages
+
+
+def build_table(
+    table: Any,
+    limit_bytes: int,
+    hash: bytes | None = None,
+    provenance: Provenance | None = None,
+    strips: bool = False,
+    compression: str | None = None,
+) -> list[Page]:
+    """Build the pages of a ``pyarrow.Table``: records of columns.
+
+    Raises the errors of :func:`columns.checked` and :class:`MessageTooLarge`, as :func:`build` does.
+    """
+    pages: list[Page] = []
+    schema = columns.packed_schema(columns.checked(table).schema)
+    flags, optional = (COLUMNS | HASH, hash) if hash is not None else (COLUMNS, b"")
+    start = 0
+    for rows in columns.cut(table, limit_bytes):
+        stop = start + rows.num_rows
+        packed = b""
+        if provenance and not strips:
+            packed = provenance.slice(start, stop).encode()
+        own = flags | PROVENANCE if packed else flags
+        body = columns.body_of(rows, schema, packed, compression)
+        if PREFIX_BYTES + len(optional) + len(body) <= VALUE_BYTES_MAX:
+            pages.append(Page(own, rows.num_rows, optional + body, (), schema.packed))
+        else:
+            room = VALUE_BYTES_MAX - PREFIX_BYTES - len(optional) - _U32.size
+            pieces = tuple(body[at : at + _PIECE_BYTES] for at in range(room, len(body), _PIECE_BYTES))
+            tail = optional + _U32.pack(len(body)) + body[:room]
+            pages.append(Page(own | CONTINUED, rows.num_rows, tail, pieces, schema.packed))
+        start = stop
     return pages
 
 
@@ -540,7 +585,7 @@ ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
-    __slots__ = ("_body", "_origins", "_stamps", "first", "head", "next", "seal", "value")
+    __slots__ = ("_body", "_origins", "_stamps", "first", "head", "next", "schema", "seal", "value")
 
     def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
         """``value`` must be intact."""
@@ -553,16 +598,35 @@ class Batch:
         self._stamps: Stamps | None = None
         self._origins: tuple[frozenset[str], Provenance] | None = None
         """The last result of :meth:`_provenance`, and its argument ``kept``."""
-        if self.head.length:
+        self.schema: columns.StoredSchema | None = None
+        """The schema of a record of columns. It is not in the record: the log gives it (log.py)."""
+        if self.head.length or self.head.flags & COLUMNS:
             self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
+            if self.head.flags & COLUMNS and self.head.flags & PROVENANCE:
+                self.head.provenance = columns.provenance_of(self._body)
 
     def messages(self) -> list[dict[str, Any]]:
         """Decode the body into a new list of new dicts; for an acknowledgement, :data:`ACKNOWLEDGEMENT`."""
         if self.head.acknowledges:
             return [ACKNOWLEDGEMENT] * self.head.count
+        if self.head.flags & COLUMNS:
+            return columns.rows(self.table())
         if self._body is not None:
             return codec.unpack(self._body)  # type: ignore[no-any-return]
         return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]
+
+    @property
+    def schema_hash(self) -> bytes | None:
+        """The hash of the schema of a record of columns; None for other records."""
+        if not self.head.flags & COLUMNS:
+            return None
+        assert self._body is not None
+        return columns.schema_hash(self._body)
+
+    def table(self) -> Any:
+        """Return the ``pyarrow.RecordBatch`` of a record of columns, which no dict was made of."""
+        assert self._body is not None and self.schema is not None
+        return columns.opened(self._body, self.schema)
 
     @property
     def source(self) -> tuple[Batch, int]:
@@ -581,6 +645,8 @@ class Batch:
 
     def body(self) -> memoryview:
         """The msgpack array of the messages."""
+        if self.head.flags & COLUMNS:
+            return memoryview(codec.pack(self.messages()))
         return memoryview(self.value)[self.head.body_at :] if self._body is None else memoryview(self._body)
 
     @property
@@ -642,7 +708,7 @@ class Batch:
 
     def whole(self) -> bool:
         """Return whether all pieces of a cut message are there."""
-        return self._body is None or len(self._body) == self.head.length
+        return self._body is None or not self.head.length or len(self._body) == self.head.length
 
 
 class Shown(Batch):
@@ -666,6 +732,7 @@ class Shown(Batch):
         self.seal = seal
         self.head = replace(record.head, count=count, acknowledges=hidden)
         self._body = self._origins = None
+        self.schema = record.schema
 
     @override
     @property
@@ -682,6 +749,10 @@ class Shown(Batch):
         if self.head.acknowledges:
             return [ACKNOWLEDGEMENT] * self.head.count
         return self._record.messages()[self._low : self._low + self.head.count]
+
+    @override
+    def table(self) -> Any:
+        return self._record.table().slice(self._low, self.head.count)
 
     @override
     @property

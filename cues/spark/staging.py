@@ -91,7 +91,7 @@ class StagingArea:
             file: Any = None
             try:
                 for partition, page in pages:
-                    raw = msgpack.packb([partition, page.flags, page.count, page.tail, list(page.pieces)])
+                    raw = msgpack.packb([partition, page.flags, page.count, page.tail, list(page.pieces), page.schema])
                     staged.count += page.count
                     staged.values += 1 + len(page.pieces)
                     size += len(raw)
@@ -142,6 +142,6 @@ def _some(raws: Iterable[list[Any]]) -> Iterator[tuple[int, list[Page]]]:
     left = iter(raws)
     while some := list(itertools.islice(left, _READ_PAGES)):
         by_partition: dict[int, list[Page]] = {}
-        for partition, flags, count, tail, pieces in some:
-            by_partition.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces)))
+        for partition, flags, count, tail, pieces, schema in some:
+            by_partition.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces), schema))
         yield from by_partition.items()

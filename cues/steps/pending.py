@@ -419,4 +419,4 @@ def _producer(owner: bytes, processor: ProcessorKey) -> int:
 def _clocked(page: Page, first: int) -> Page:
     """A copy of a page whose clocks begin at 0, with clocks from ``first`` on. Clocks are stored after the hash."""
     tail = page.tail[:_HASH_BYTES] + stamping.restamped(page.tail[_HASH_BYTES:], first)
-    return Page(page.flags, page.count, tail, page.pieces)
+    return page.with_tail(tail)

@@ -23,10 +23,15 @@ from cues.storage import door, free_space
 from cues.storage.wakeup import ALLOCATED, ROOM
 
 FORMAT: Final = 1
-FEATURES: Final = frozenset({"seals"})
-"""Features that a format record may require beyond format 1; a store that requires others is refused.
+ALWAYS: Final = frozenset({"seals"})
+"""Features that every store requires after its first opening for writing.
 
 ``seals``: the rows that had no checksum before have one (sealed.py), and the seals of state cover the keys of the rows.
+"""
+FEATURES: Final = ALWAYS | {"columns"}
+"""Features that a format record may require beyond format 1; a store that requires others is refused.
+
+``columns``: there are records of columns (records/columns.py). A store requires it from its first such record on.
 """
 DURABILITIES: Final = ("disk", "process")
 PAGE_BYTES: Final = 4096

@@ -360,7 +360,7 @@ def _open_environment(
             if record is None and kept == "disk":  # before its first commit, which is acknowledged
                 datafile.sync_names(path)
             record = record or write_format(shared.writer_lock, path, kept, size, map_size_max)
-            is_old = not datafile.FEATURES.issubset(record["requires"])
+            is_old = not datafile.ALWAYS.issubset(record["requires"])
             if is_old or record["map_size"] < (map_size or 0) or map_size_max not in (None, record.get("max_map_size")):
                 record = write_size(shared.writer_lock, map_size or 0, map_size_max)
         assert record is not None

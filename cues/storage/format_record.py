@@ -90,7 +90,7 @@ def write_format(
         if raw is None:
             record = {
                 "format": datafile.FORMAT,
-                "requires": sorted(datafile.FEATURES),
+                "requires": sorted(datafile.ALWAYS),
                 "id": os.urandom(8),
                 "durability": durability,
                 "map_size": size,
@@ -118,12 +118,20 @@ def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) 
         record["map_size"] = max(record["map_size"], size)
         if size_max is not None:
             record["max_map_size"] = size_max
-        record["requires"] = sorted(datafile.FEATURES)
+        record["requires"] = sorted(datafile.ALWAYS | set(record["requires"]))
         txn.put(names.FORMAT_KEY, pack_record(record))
         return record
 
     written: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
     return written
+
+
+def require(txn: StoreTransaction, feature: str) -> None:
+    """Note in a write transaction that the store has what a version without this feature must not read."""
+    record = record_of(txn)
+    if feature not in record["requires"]:
+        record["requires"] = sorted({*record["requires"], feature})
+        txn.put(names.FORMAT_KEY, pack_record(record))
 
 
 def pack_record(record: dict[str, Any]) -> bytes:

@@ -34,7 +34,7 @@ from typing import Any, Final
 from cues import codec
 from cues.base import names
 from cues.base.names import ProcessorId
-from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
+from cues.errors import CodecError, CuesError, NotInstalled, StoreDamaged, StoreError
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.queues import claims, processor_rows, producers
@@ -46,6 +46,7 @@ from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, u
 from cues.queues.store import Store
 from cues.records import batch, provenance, sealed
 from cues.records.batch import Batch
+from cues.records.columns import StoredSchema
 from cues.records.log_row import LogRow, unpack_row
 from cues.steps import state
 from cues.storage import transaction
@@ -137,6 +138,7 @@ class _Walker:
         yield from self._processors(queues)
         yield from self._readers(queues)
         yield from self._producers(queues)
+        yield from self._schemas()
         yield from self._others(queues)
         yield from self._outside(queues)
         yield from self._groups(queues)
@@ -173,7 +175,7 @@ class _Walker:
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
         kinds = b"queue row proc topo sub reader store producer low source clock span open line age group member claim"
-        kinds += b" checkpoint graph replay redrive redriven redrives consumer publisher pause failures"
+        kinds += b" checkpoint graph replay redrive redriven redrives consumer publisher pause failures schema"
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
@@ -320,6 +322,14 @@ class _Walker:
                 yield f"{who} is there, but the queue is not."
             elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
                 yield f"{who} has pending messages from {begin} on, but the queue ends before {row.next}."
+
+    def _schemas(self) -> Iterator[str]:
+        with self.store.core.view() as txn:
+            found = list(transaction.rows(txn, names.SCHEMAS))
+        for key, raw in found:
+            log, hash = key[len(names.SCHEMAS) : -9].decode("utf-8", "replace"), key[-8:]
+            if not sealed.intact(raw) or batch.checksum(raw[: -sealed.CHECKSUM_BYTES]) != hash:
+                yield f"The schema {hash.hex()} of records of queue {log} is damaged (its checksum fails)."
 
     # --- other stores ---
 
@@ -570,7 +580,7 @@ class _LogWalk:
             what = "are missing" if first > expected else "are there twice"
             low, high = sorted((first, expected))
             yield f"The messages {low} to {high - 1} of queue {self.queue} {what}."
-        problem, opened = _open(first, value, pieces)
+        problem, opened = _open(first, value, pieces, self.log.schema)
         if opened is None:
             # The next record tells how many messages it had.
             self._next = None
@@ -617,7 +627,9 @@ def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: in
 # --- single values ----------------------------------------------------------------------------------
 
 
-def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[str, Batch | None]:
+def _open(
+    first: int, value: bytes, pieces: list[tuple[bytes, bytes]], schema_of: Callable[[bytes], StoredSchema]
+) -> tuple[str, Batch | None]:
     """The fault of a record, and the record if at least its header can be read."""
     if len(value) <= batch.PREFIX_BYTES or not batch.intact(value, first):
         return "its checksum fails", None
@@ -635,12 +647,18 @@ def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[
     if pieces and not opened.head.length:
         return "it has pieces of a message that is whole", opened
     try:
+        if (hash := opened.schema_hash) is not None:
+            opened.schema = schema_of(hash)
         if opened.head.provenance:
             provenance.decode(opened.head.provenance, opened.head.count)
         messages = opened.messages()
     except CodecError as error:
         # A type that users register in their own program is unknown here; this is not damage.
         return ("" if "is not registered" in error.message else error.message.rstrip(".")), opened
+    except StoreDamaged as error:
+        return error.message.rstrip("."), opened
+    except NotInstalled:  # columns are as they were written: the checksums hold
+        return "", opened
     except Exception as error:
         return f"its body cannot be decoded ({type(error).__name__}: {error})", opened
     if len(messages) != opened.head.count:

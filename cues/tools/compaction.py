@@ -221,7 +221,8 @@ def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
         log = names.log_id(queue, partition)
         keys += [names.row_key(queue, partition), names.timeline_key(log), names.age_key(log)]
         prefixes = [names.reader_key(queue, partition, ""), names.clocks_prefix(log), names.claim_key(log, "")]
-        for prefix in (*prefixes, names.spans_prefix(log), names.opens_prefix(log)):
+        prefixes += [names.schemas_prefix(log), names.spans_prefix(log), names.opens_prefix(log)]
+        for prefix in prefixes:
             keys += [key for key, _ in transaction.rows(txn, prefix)]
     return keys
 

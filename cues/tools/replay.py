@@ -391,6 +391,7 @@ def _copy_some(source: Log, target: Log, end: int) -> int:
             items.append((KEY.pack(first), value))
             items += [(KEY.pack(first) + number.to_bytes(4, "big"), piece) for number, piece in enumerate(pieces, 1)]
         txn.cursor(target.database).putmulti(items, append=True)
+        target.keep_schemas(txn, {batch.schema.packed for batch in batches if batch.schema is not None})
         next = batches[-1].next
         txn.put(target.key, pack_row(row._replace(next=next, time_ns=batches[-1].head.time_ns)))
         return next

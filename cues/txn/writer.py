@@ -134,7 +134,7 @@ class _Run:
 
     def at(self, clock: int) -> list[Page]:
         """Return copies of the pages with their clocks, from ``clock`` on. The run's own pages do not change."""
-        return [Page(p.flags, p.count, stamps.restamped(p.tail, clock), p.pieces) for p in self.pages]
+        return [page.with_tail(stamps.restamped(page.tail, clock)) for page in self.pages]
 
     def settle(self, error: BaseException | None) -> None:
         clock = self.first
