@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import msgpack
+import pyarrow as pa
 import pytest
 import xxhash
 from small import DECODERS
@@ -23,11 +24,13 @@ from cues.queues.processor_rows import ProcessorRow, read_topology
 from cues.records.batch import Batch
 from cues.records.log_row import unpack_row
 from cues.steps.hashes import delivery_hash
+from cues.storage import format_record
 from cues.txn import append_stamped, build_uuid
 
 GOLDEN = Path(__file__).parent / "golden"
 V1 = GOLDEN / "v1"
 SEALS = GOLDEN / "v1-seals"
+COLUMNS = GOLDEN / "v1-columns"
 DOCS = Path(__file__).parent.parent / "docs" / "format.md"
 
 
@@ -119,13 +122,48 @@ def test_a_store_of_version_1_is_written_and_run_on(old: Path) -> None:
         assert cues.testing.state(store, "golden.price") == {"count": 6}
 
 
-@pytest.mark.parametrize("files", [V1, SEALS], ids=lambda files: files.name)
+@pytest.mark.parametrize("files", [V1, SEALS, COLUMNS], ids=lambda files: files.name)
 def test_every_row_and_record_of_the_golden_store_is_what_it_was(tmp_path: Path, files: Path) -> None:
     with cues.open(copied(files, tmp_path / "old"), readonly=True) as store:
         now = [(key, value) for _, key, value in golden.pairs(store)]
     then = golden.parse((files / "records.txt").read_text())
     assert len(then) > 20
     assert now == then
+
+
+def test_a_store_with_records_of_columns_is_read(tmp_path: Path) -> None:
+    with cues.open(copied(COLUMNS, tmp_path / "old")) as store:
+        with store.core.view() as txn:
+            assert format_record.record_of(txn)["requires"] == ["columns", "seals"]
+        for name, written in golden.tables().items():
+            queue = store.queue(name)
+            messages = [m for each in written for m in (each if isinstance(each, list) else each.to_pylist())]
+            assert list(queue.tailer()) == messages
+            assert queue.options.compression == golden.COMPRESSIONS.get(name, "zstd")
+            if name != "mixed":  # whose messages and tables have other columns, and two types of n
+                assert queue.to_arrow().equals(pa.concat_tables(written))
+        tailer = store.queue("mixed").tailer()
+        tailer.read_many(2)
+        assert tailer.read_table(3).equals(golden.tables()["mixed"][1])
+        assert store.queue("mixed").tailer("reader").index == 5
+        assert store.check() == []
+
+
+def test_a_record_of_columns_by_hand(tmp_path: Path) -> None:
+    with cues.open(copied(COLUMNS, tmp_path / "s"), readonly=True) as store:
+        log = store.queue("plain").core.log
+        with store.core.view() as txn:
+            ((first, value, pieces),) = log.read(txn, log.row(txn), 1, 1)
+            flags, count = value[9], struct.unpack_from(">H", value, 10)[0]
+            assert (first, flags, count, len(value)) == (1, 0x48, 1_200, 4080)
+            (length,) = struct.unpack_from(">I", value, 20)
+            body = value[24:] + b"".join(piece[8:] for piece in pieces)
+            hash, size = struct.unpack_from(">8sI", body)
+            assert len(body) == length and size == 0
+            row = txn.get(b"\0schema\0plain\0" + hash)
+        assert xxhash.xxh3_64_digest(row[:-8]) == row[-8:] == hash
+        with pa.ipc.open_stream(pa.py_buffer(row[:-8] + body[12:])) as stream:
+            assert stream.read_next_batch().to_pydict() == {"n": list(range(1_200))}
 
 
 def test_rows_without_a_seal_get_one_when_they_are_written(first: Path) -> None:

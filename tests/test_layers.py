@@ -37,10 +37,9 @@ TOP = {"testing", "testing_plugin", "__main__"}
 
 BY_NAME = {
     "engine.origin",  # the user's module that holds a graph
-    "steps.tables",  # pyarrow, pandas and polars, which are extras
+    "queues.tables",  # pyarrow, pandas and polars, which are extras
     "graphs.graph",  # the engine that a start asks for
     "base.shown",  # the pictures of a notebook
-    "queues.queue",  # pyarrow and pandas
     "queues.store",  # Store.check: the check knows every row of every layer
     "cli.ui",  # the page, whose packages are an extra
     "base.lazy", "cli.app",  # names that load on first use

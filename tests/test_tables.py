@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cues import Graph, Stream, testing
 from cues.errors import NotInstalled, SchemaError
-from cues.steps.tables import arrow_schema, messages_of, table_of
+from cues.queues.tables import arrow_schema, messages_of, table_of
 
 pa = pytest.importorskip("pyarrow")
 pd = pytest.importorskip("pandas")
@@ -52,6 +52,7 @@ MESSAGES = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first table loads its package
 @given(MESSAGES)
 def test_a_table_of_messages_is_these_messages_with_null_for_missing_fields(kind: str, messages: Any) -> None:
     """Integers with a null stay integers: 2**62 + 1 as a float would be another number."""

@@ -12,6 +12,7 @@ from cues.overrides import override
 from cues.queues import backpressure
 from cues.queues.base import BaseQueue, OptionsChanged, view_of
 from cues.queues.delays import At, Delay, delayed
+from cues.queues.options import QueueOptions
 from cues.queues.partitioners import is_watermark
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch, columns
@@ -257,15 +258,19 @@ def build_table(queue: BaseQueue, table: Any) -> Built[BaseQueue]:
     """Build the records of columns of an append, as :func:`build` does for messages."""
     options = queue.core.options
     if not queue.is_partitioned:
-        return [(queue, batch.build_table(table, options.max_message_bytes), _WHOLE)]
+        return [(queue, _columns(table, options), _WHOLE)]
     built: Built[BaseQueue] = []
     for share in queue.core.table_shares(table):
         try:
-            pages = batch.build_table(table.take(share.offsets), options.max_message_bytes)
+            pages = _columns(table.take(share.offsets), options)
         except CuesError as error:
             raise _placed(error, share) from None
         built.append((view_of(queue, share.partition), pages, share))
     return built
+
+
+def _columns(table: Any, options: QueueOptions) -> list[batch.Page]:
+    return batch.build_table(table, options.max_message_bytes, compression=options.compression)
 
 
 def _placed(error: CuesError, share: PartitionShare) -> CuesError:

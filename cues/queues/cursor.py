@@ -11,8 +11,8 @@ Not guaranteed: that a cursor works in two threads at once, or that its queue is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, final
 
 from cues.base import names
 from cues.errors import BatchDamaged, InvalidArgument
@@ -33,6 +33,16 @@ Place = Callable[[StoreTransaction, Log, LogRow], int]
 """Returns the index to go to on a log."""
 Mark = tuple[int, tuple[Batch, int] | None]
 """An index, and the message that was read last: :meth:`Cursor.go_back`."""
+
+
+class Piece(NamedTuple):
+    """Messages of one record, none of which is decoded yet."""
+
+    log: Log
+    batch: Batch
+    low: int
+    high: int
+    """The offsets of the first message in the record, and after the last one."""
 
 
 @final
@@ -103,12 +113,15 @@ class Cursor:
 
     # --- reading ---
 
-    def read(self, n: int) -> list[dict[str, Any]]:
-        """Take the next ``n`` messages; fewer only at the end, or before a damaged batch."""
-        taken: list[dict[str, Any]] = []
+    def read(self, n: int, take: Take) -> list[Any]:
+        """Take the next ``n`` messages by :meth:`take` or another way; fewer only at the end, or before damage."""
+        taken: list[Any] = []
+        left = n
         try:
-            while len(taken) < n and self.ready(n - len(taken)):
-                taken += self.take(n - len(taken))
+            while left and self.ready(left):
+                before = self.index
+                taken += take(self, left)
+                left -= abs(self.index - before)
         except BatchDamaged:
             if not taken:
                 raise
@@ -132,7 +145,7 @@ class Cursor:
             stop = start + 1
         else:
             start = self.index - first
-            stop = min(start + n, len(self._messages))
+            stop = min(start + n, batch.head.count)
         if start < self._kept_from or stop > self._kept_to:
             self._decode(batch)
         taken = self._messages[start:stop]
@@ -149,6 +162,25 @@ class Cursor:
             index = batch.index(stop - 1) + 1  # not the position: with isolation="committed" that is a place
             self.runs.append((index - len(taken), index))
         return taken
+
+    def take_piece(self, n: int) -> list[Piece]:
+        """As :meth:`take`, but return the part of the batch that has these messages, and decode nothing."""
+        batch = self.batch
+        assert batch is not None
+        low = self.index - batch.first
+        high = min(low + n, batch.head.count)
+        self.last = (batch, high - 1)
+        self.index = batch.first + high
+        return [Piece(self.log, batch, low, high)]
+
+    def pieces(self, end: int, until_ns: int | None = None) -> Iterator[Piece]:
+        """Take the messages with indices below ``end``, of records that were appended before ``until_ns``."""
+        while self.ready(end):
+            (piece,) = self.take_piece(end)
+            first = piece.batch.index(piece.low)
+            if first >= end or (until_ns is not None and piece.batch.head.time_ns >= until_ns):
+                return
+            yield piece._replace(high=min(piece.high, piece.low + end - first))
 
     def go_back(self, mark: Mark) -> None:
         """Move back to a mark, and drop what was read ahead."""
@@ -170,7 +202,7 @@ class Cursor:
         while self._load(n, purges, fresh):
             batch = self.batch
             assert batch is not None
-            if self._messages or not batch.head.acknowledges:
+            if not batch.head.acknowledges:
                 return True
             # An acknowledgement is not a message.
             self.index = batch.first if self.backward else batch.next
@@ -208,13 +240,13 @@ class Cursor:
         if self.on_pending is not None and batch.head.stamps_at and is_pending(batch.value):
             tell, self.on_pending = self.on_pending, None
             tell(producer_of(batch))
-        self._decode(batch)
+        self._messages, self._kept_from, self._kept_to = [], 0, 0
         self.batch = batch
-        self._low, self._end = batch.first, batch.first + len(self._messages)
+        self._low, self._end = batch.first, batch.first if batch.head.acknowledges else batch.next
         return batch
 
     def _decode(self, batch: Batch) -> None:
-        self._messages = [] if batch.head.acknowledges else batch.messages()
+        self._messages = batch.messages()
         self._kept_from, self._kept_to = 0, len(self._messages)
 
     def _with_meta(self, message: dict[str, Any], batch: Batch, offset: int) -> dict[str, Any]:
@@ -261,6 +293,10 @@ class Cursor:
         stored = pack_reader(self.identity, index, seal)
         txn.put(self.row_key, stored)
         return stored
+
+
+Take = Callable[[Cursor, int], list[Any]]
+"""A way to take messages: :meth:`Cursor.take` or :meth:`Cursor.take_piece`."""
 
 
 def compare_and_set(txn: StoreTransaction, cursors: Sequence[Cursor], indices: Sequence[int]) -> list[bytes] | None:

@@ -25,7 +25,7 @@ from cues.errors import BatchDamaged, InvalidArgument
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.base import BaseQueue, check_index, view_of
-from cues.queues.cursor import Cursor, Mark, compare_and_set
+from cues.queues.cursor import Cursor, Mark, Take, compare_and_set
 from cues.queues.log import Log
 from cues.queues.tailer import Tailer
 from cues.records.log_row import LogRow
@@ -104,16 +104,17 @@ class MergedTailer(Tailer):
             self._current = None
 
     @override
-    def _next(self, n: int) -> list[dict[str, Any]]:
-        if n == 1 and self.name is None:
-            return self._take_ahead(1)  # one that raises has moved nothing
+    def _next(self, n: int, take: Take = Cursor.take, made: Callable[[list[Any]], Any] | None = None) -> Any:
+        if n == 1 and self.name is None and made is None:
+            return self._take_ahead(1, take)  # one that raises has moved nothing
         while True:
             marks: list[Mark] = [(cursor.index, cursor.last) for cursor in self.cursors]
             last = self.last_cursor
             try:
-                taken = self._take_ahead(n)
+                taken = self._take_ahead(n, take)
+                result = taken if made is None else made(taken)
                 if not self._commits or not taken or self._commit_positions():
-                    return taken
+                    return result
             except BaseException:
                 self._return(marks, last)
                 raise
@@ -127,11 +128,14 @@ class MergedTailer(Tailer):
         del self.cursors[len(marks) :]
         self._current, self.last_cursor = None, last
 
-    def _take_ahead(self, n: int) -> list[dict[str, Any]]:
-        taken: list[dict[str, Any]] = []
+    def _take_ahead(self, n: int, take: Take) -> list[Any]:
+        taken: list[Any] = []
+        left = n
         try:
-            while len(taken) < n and (cursor := self._pick(n - len(taken))) is not None:
-                taken += cursor.take(n - len(taken))
+            while left and (cursor := self._pick(left)) is not None:
+                before = cursor.index
+                taken += take(cursor, left)
+                left -= abs(cursor.index - before)
                 self.last_cursor = cursor
         except BatchDamaged:
             if not taken:

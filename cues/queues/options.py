@@ -16,8 +16,10 @@ from cues.errors import InvalidArgument
 from cues.queues import partitioners
 from cues.queues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
 from cues.queues.schema import Schema, schema_of
+from cues.records.columns import COMPRESSIONS
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
+COMPRESSION: Final = "zstd"
 METADATA: Final = frozenset({"t", "time", "tx"})
 
 FUNCTIONS: Final = ("key", "partitioner")
@@ -84,6 +86,7 @@ class QueueKeywords(TypedDict, total=False):
     partitioner: str | Placement | None
     max_lag: int | None
     max_bytes: int | str | None
+    compression: str | None
 
 
 QUEUE_TEXTS: Final = {
@@ -132,6 +135,11 @@ QUEUE_TEXTS: Final = {
         None,
         'The same for about this many bytes that a reader has not read: `"500MB"`, or a number.',
     ),
+    "compression": OptionText(
+        COMPRESSION,
+        'How rows that are written as tables are compressed: `"zstd"`, `"lz4"` (less small, faster to read), or None.'
+        " Messages that are written as dicts are not compressed.",
+    ),
 }
 
 
@@ -150,6 +158,7 @@ class QueueOptions:
     schema: Schema | str | None = None
     max_lag: int | None = None
     max_bytes: int | None = None
+    compression: str | None = COMPRESSION
 
     def __init__(
         self,
@@ -163,6 +172,7 @@ class QueueOptions:
         schema: Any = None,
         max_lag: int | None = None,
         max_bytes: int | str | None = None,
+        compression: str | None = COMPRESSION,
     ) -> None:
         path = os.fspath(path) if isinstance(path, os.PathLike) else path
         size_fits = is_count(max_message_bytes, 1, (1 << 32) - 1)
@@ -183,6 +193,7 @@ class QueueOptions:
         self._set(
             "max_bytes", size, size is None or is_count(size, 1, 1 << 62), "pass a size such as '500MB', or None."
         )
+        self._set("compression", compression, compression in (None, *COMPRESSIONS), "pass 'zstd', 'lz4' or None.")
 
     def _set(self, name: str, value: object, fits: object = True, hint: str = "") -> None:
         if not fits:

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import heapq
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from importlib import import_module
 from typing import Any, Literal, overload
 
 from cues import faults
@@ -36,7 +36,7 @@ from cues.base.checks import is_number
 from cues.base.names import ProcessorId
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.native import mypyc_attr
-from cues.queues import spans
+from cues.queues import spans, tables
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation
@@ -175,7 +175,6 @@ class Queue(BaseQueue):
         metadata: bool,
     ) -> Any:
         self.core.check_open()
-        tables = import_module("cues.steps.tables")
         if self.partitions > 1 and (isinstance(start, int) or isinstance(stop, int)):
             raise InvalidArgument(
                 f"{self.id!r} has {self.partitions} partitions, each with indices of its own.",
@@ -186,26 +185,13 @@ class Queue(BaseQueue):
             tailer.to_time(start)
         elif start is not None:
             tailer.to_index(start)
-        end = clock.to_ns(stop) if isinstance(stop, datetime) else stop
-        messages: list[dict[str, Any]] = []
-        facts: dict[str, list[Any]] = {"q/partition": [], "q/index": [], "q/time": []}
-        # Messages that come later are not read.
-        left = {view.core.log.partition: row.next for view, row in zip(views_of(self), self.core.rows())}
-        for message in tailer:
-            envelope = tailer.envelope
-            assert envelope is not None
-            if end is not None and (envelope.index if isinstance(stop, int) else clock.to_ns(envelope.time)) >= end:
-                break
-            if envelope.index >= left.get(envelope.partition, envelope.index):
-                left.pop(envelope.partition, None)
-                if not left:
-                    break
-                continue
-            messages.append(message)
-            if metadata:
-                for name, value in zip(facts, (envelope.partition, envelope.index, envelope.time)):
-                    facts[name].append(value)
-        return tables.table_of(kind, messages, schema, facts if metadata else None)
+        ends = [row.next for row in self.core.rows()]  # messages that come later are not read
+        until_ns = clock.to_ns(stop) if isinstance(stop, datetime) else None
+        if isinstance(stop, int):
+            ends = [min(stop, ends[0])]
+        pieces = [cursor.pieces(end, until_ns) for cursor, end in zip(tailer.cursors, ends)]
+        by_time = heapq.merge(*pieces, key=lambda piece: (piece.batch.shown_ns, piece.log.partition))
+        return tables.joined(list(by_time), kind, schema, metadata)
 
     def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.

@@ -30,12 +30,14 @@ from typing import Any, Literal
 from uuid import UUID
 
 from cues.base import clock, names
+from cues.base.checks import is_count
 from cues.base.closing import Closing
 from cues.errors import Closed, ConcurrentUse, InvalidArgument
 from cues.native import mypyc_attr
 from cues.overrides import override
+from cues.queues import tables
 from cues.queues.base import BaseQueue, check_index
-from cues.queues.cursor import Cursor, Place, metadata, write_positions
+from cues.queues.cursor import Cursor, Place, Take, metadata, write_positions
 from cues.records.batch import Batch
 from cues.storage import wakeup
 
@@ -138,7 +140,22 @@ class Tailer(Reader):
         if not isinstance(n, int) or n < 0:
             raise InvalidArgument(f"read_many({n!r}).", "pass a count of messages.")
         with self._use():
-            return self._next(n)
+            return self._next(n)  # type: ignore[no-any-return]
+
+    def read_table(self, n: int) -> Any:
+        """Return the next ``n`` messages as a ``pyarrow.Table``, each field a column; fewer as :meth:`read_many` does.
+
+        Rows that were written as a table stay columns: no dict is made. Messages that were not become columns as
+        :meth:`cues.Queue.to_arrow` does it. Raises :class:`SchemaError` if the values of a field do not fit one type;
+        then the tailer has not moved.
+        """
+        if not is_count(n, 0):
+            raise InvalidArgument(f"read_table({n!r}).", "pass a count of messages.")
+        if self._meta or self.direction == "backward":
+            what = "adds metadata to messages" if self._meta else "reads backward"
+            raise InvalidArgument(f"read_table() of a tailer that {what}.", "open another one with queue.tailer().")
+        with self._use():
+            return self._next(n, Cursor.take_piece, tables.joined)
 
     def peek(self) -> dict[str, Any] | None:
         """Return the message that :meth:`read` would return, and do not move."""
@@ -275,17 +292,18 @@ class Tailer(Reader):
 
     def _next_if_open(self) -> list[dict[str, Any]]:
         self.check_open()
-        return self._next(1)
+        return self._next(1)  # type: ignore[no-any-return]
 
-    def _next(self, n: int) -> list[dict[str, Any]]:
-        """Take the next ``n`` messages and move; on an error, move nothing."""
+    def _next(self, n: int, take: Take = Cursor.take, made: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Take the next ``n`` messages and move; on an error, move nothing. ``made``: what to return of them."""
         cursor = self.cursors[0]
         while True:
             mark = cursor.index, cursor.last
             try:
-                taken = cursor.read(n)
+                taken = cursor.read(n, take)
+                result = taken if made is None else made(taken)
                 if not self._commits or not taken or self._commit_positions():
-                    return taken
+                    return result
             except BaseException:
                 cursor.go_back(mark)
                 raise

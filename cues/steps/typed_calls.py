@@ -67,7 +67,7 @@ class TableFunction:
     """A batch function that is called with a table."""
 
     def __init__(self, node: Node, fn: Function) -> None:
-        from cues.steps import tables
+        from cues.queues import tables
 
         self._fn = fn
         self._kind = str(node.options.batch)

@@ -1,10 +1,12 @@
-"""Make the golden files of this version's format:  python tests/golden/make.py
+"""Make the golden files of this version's format:  python tests/golden/make.py v1-columns
 
     v1/data.mdb             a small store, cut behind its last used page
     v1/records.txt          every key and value in it, in hex, with what they are
     v1/batches.txt          single record batches, in hex, field by field
     v1-seals/data.mdb       the same store with seals in rows that had none in version 1
     v1-seals/records.txt    every key and value in it
+    v1-columns/data.mdb     a store with records of columns
+    v1-columns/records.txt  every key and value in it
 
 They are made once and never again: a store of version 1 that somebody has does not change either. A
 test that differs from them means that the format changed. Then it is another version, with files of
@@ -124,6 +126,42 @@ def make(path: Path) -> None:
             appender.write(TYPES)
             queue.tailer("reader").read_many(2)
             testing.run_until_idle(graph, store)
+
+
+def tables() -> dict[str, list[Any]]:
+    """What is on each queue of the store with records of columns: tables, and lists of messages."""
+    import pyarrow as pa
+
+    first = pa.table(
+        {
+            "n": pa.array([1, 2, None]),
+            "text": ["größe", None, ""],
+            "at": pa.array([1, -1, None], pa.timestamp("us", "UTC")),
+            "tags": [["a", "b"], [], None],
+            "price": pa.array([Decimal("1.50"), None, Decimal("-2.00")], pa.decimal128(8, 2)),
+            "inside": [{"x": 1.5}, None, {"x": None}],
+        }
+    )
+    cities = pa.table({"city": pa.array(["Bern", "Zug", "Bern", None]).dictionary_encode()})
+    return {
+        "mixed": [[{"n": 1}, {"n": "two"}], first, [{"n": 3}], cities],
+        "plain": [pa.table({"n": range(1_200)})],
+        "small": [pa.table({"n": [n % 7 for n in range(3_000)], "text": ["a text that repeats"] * 3_000})],
+        "fast": [pa.table({"text": ["another text"] * 3_000})],
+    }
+
+
+COMPRESSIONS = {"plain": None, "small": "zstd", "fast": "lz4"}
+
+
+def make_columns(path: Path) -> None:
+    """Write the store with records of columns."""
+    with cues.open(path) as store:
+        for name, written in tables().items():
+            appender = store.queue(name, compression=COMPRESSIONS.get(name, "zstd")).appender()
+            for each in written:
+                appender.write_many(each) if isinstance(each, list) else appender.write_table(each)
+        store.queue("mixed").tailer("reader").read_many(4)
 
 
 def pairs(store: cues.Store) -> Iterator[tuple[str, bytes, bytes]]:
@@ -252,13 +290,14 @@ def unwrapped(text: str) -> list[bytes]:
 
 
 def main() -> None:
-    target = HERE / "v1-seals"
-    if target.joinpath("data.mdb").exists() and "--again" not in sys.argv:
+    name = sys.argv[1]
+    target = HERE / name
+    if target.joinpath("data.mdb").exists():
         sys.exit("The golden files of this version exist. A format that differs from them is a new version.")
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "store")
-        make(path)
+        {"v1-seals": make, "v1-columns": make_columns}[name](path)
         with cues.open(path, readonly=True) as store:
             (target / "records.txt").write_text(records(store))
             used = store.info()["used"]

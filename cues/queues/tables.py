@@ -1,4 +1,4 @@
-"""Messages as a table, and back: ``batch="arrow"``, ``"pandas"`` and ``"polars"``.
+"""Messages as a table, and back: for readers of tables, and for ``batch="arrow"``, ``"pandas"`` and ``"polars"``.
 
     [{"id": 1, "tags": ["a"]}, {"id": 2}]        id: int64    tags: list<string>
                                           ◄──►   1            ["a"]
@@ -17,13 +17,18 @@ no ``%``, for example.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cues.base import clock
 from cues.errors import NotInstalled, SchemaError
 from cues.queues import schema as columns
+
+if TYPE_CHECKING:
+    from cues.queues.cursor import Piece
 
 _PACKAGES = {"arrow": ("pyarrow",), "pandas": ("pyarrow", "pandas"), "polars": ("pyarrow", "polars")}
 """The packages of each value of ``batch``."""
@@ -39,6 +44,12 @@ def table_of(
 
     ``facts``: columns before those of the messages.
     """
+    return converted(_arrow_of(kind, messages, schema, facts), kind)
+
+
+def _arrow_of(
+    kind: str, messages: Sequence[dict[str, Any]], schema: Any, facts: dict[str, list[Any]] | None = None
+) -> Any:
     pa = _module("pyarrow", kind)
     names = schema.names if schema is not None else _names(messages)
     if messages and not names and not facts:
@@ -57,9 +68,79 @@ def table_of(
     table = pa.Table.from_arrays(arrays, schema=schema) if schema is not None else pa.table(arrays, names)
     for place, (name, values) in enumerate((facts or {}).items()):
         table = table.add_column(place, name, pa.array(values))
+    return table
+
+
+def converted(table: Any, kind: str) -> Any:
+    """Return a table of Arrow as one of this kind."""
     if kind == "pandas":
         return table.to_pandas(types_mapper=_pandas_type)
     return _module("polars", kind).from_arrow(table) if kind == "polars" else table
+
+
+def joined(pieces: Sequence[Piece], kind: str = "arrow", schema: Any = None, facts: bool = False) -> Any:
+    """Return a table of the messages of pieces of records; records of columns stay columns.
+
+    ``facts``: columns with partition, index and time before those of the messages. Raises :class:`SchemaError` for
+    values of a field that do not fit one type.
+    """
+    pa = _module("pyarrow", kind)
+    parts: list[Any] = []
+    for is_table, some in itertools.groupby(pieces, lambda piece: bool(piece.batch.schema)):
+        run = list(some)
+        for group in [[piece] for piece in run] if is_table else [run]:
+            if is_table:
+                rows = group[0].batch.table().slice(group[0].low, group[0].high - group[0].low)
+                table = _with_schema(pa, pa.Table.from_batches([rows]), schema)
+            else:
+                messages = [message for each in group for message in each.batch.messages()[each.low : each.high]]
+                table = _arrow_of(kind, messages, schema)
+            parts.append(_with_facts(pa, table, group) if facts else table)
+    if not parts:
+        return converted(pa.table({}) if schema is None else schema.empty_table(), kind)
+    try:
+        table = pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"The messages do not fit one table: {error}", "give schema=.", path="$", expected="one type for a field"
+        ) from None
+    return converted(table, kind)
+
+
+def _with_schema(pa: Any, table: Any, schema: Any) -> Any:
+    """Return the columns of a schema: those of the table, and null where it has none."""
+    if schema is None:
+        return table
+    arrays = []
+    for field in schema:
+        if field.name not in table.column_names:
+            arrays.append(pa.nulls(table.num_rows, field.type))
+            continue
+        try:
+            arrays.append(table.column(field.name).cast(field.type))
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"$.{field.name}: expected {field.type}, found {table.column(field.name).type}: {error}",
+                "correct the type of the column in schema=.",
+                path=f"$.{field.name}",
+                expected=str(field.type),
+            ) from None
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _with_facts(pa: Any, table: Any, pieces: Sequence[Piece]) -> Any:
+    """Add the columns ``q/partition``, ``q/index`` and ``q/time``."""
+    columns: tuple[list[Any], list[Any], list[Any]] = [], [], []
+    for piece in pieces:
+        count = piece.high - piece.low
+        columns[0].append(pa.repeat(pa.scalar(piece.log.partition, pa.int64()), count))
+        first = piece.batch.index(piece.low)
+        columns[1].append(pa.array(range(first, first + count), pa.int64()))
+        time = clock.to_datetime(piece.batch.head.time_ns)
+        columns[2].append(pa.repeat(pa.scalar(time), count))
+    for place, (name, arrays) in enumerate(zip(("q/partition", "q/index", "q/time"), columns)):
+        table = table.add_column(place, name, pa.chunked_array(arrays))
+    return table
 
 
 def messages_of(result: Any) -> Any:
