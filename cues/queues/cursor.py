@@ -24,6 +24,7 @@ from cues.queues.processor_rows import NO_SEAL, Position, pack_reader, unpack_re
 from cues.records import sealed
 from cues.records.batch import Batch, is_pending, stamps_of
 from cues.records.log_row import LogRow
+from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
 AHEAD_BYTES_MAX: Final = 256 << 10
@@ -195,7 +196,7 @@ class Cursor:
 
     def ready(self, n: int = 1) -> bool:
         """Decode the batch that holds the next message, and read ahead for ``n`` messages; False at the end."""
-        purges = self._core.purges()
+        purges = self._core.word(wakeup.PURGES)
         fresh = self.batch is not None and purges == self._purges and purges >= 0
         if fresh and self._low <= (self.index - 1 if self.backward else self.index) < self._end:
             return True

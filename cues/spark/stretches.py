@@ -159,8 +159,8 @@ class StretchStepper(Stepper):
 
     takes = StretchTaker
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    @override
+    def _equip(self) -> None:
         assert isinstance(self.taker, StretchTaker)
         self.ranges = self.taker
         self.ranges.forks = bool(self.forks)

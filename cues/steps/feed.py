@@ -18,12 +18,12 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
-from cues.graphs.processor import Node, position_count, wants_process
+from cues.graphs.processor import position_count, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.partitioners import is_watermark
@@ -38,17 +38,14 @@ from cues.steps.outgoing import Packer
 from cues.steps.part import Part, divided
 from cues.steps.results import Output
 from cues.steps.state import Changes, Layer, StateTable
-from cues.steps.stepper import Outcome, Setting, Stepper
+from cues.steps.stepper import Outcome, Stepper
 
 if TYPE_CHECKING:
-    from cues.forwarding.low_water import LowWater
     from cues.queues.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
-    from cues.queues.store import Store
     from cues.records.batch import Page
     from cues.schemas import Schema
     from cues.steps.eventloop import EventLoop
-    from cues.steps.lanes import Lane
 
 AHEAD_MAX: Final = 2_000
 """Number of messages that a generator may be ahead of the commits."""
@@ -398,18 +395,8 @@ class Feed:
 class SourceStepper(Stepper):
     """The stepper of a source that has a function."""
 
-    def __init__(
-        self,
-        store: Store,
-        node: Node,
-        row: ProcessorRow,
-        setting: Setting,
-        *,
-        marks: Mapping[str, LowWater] | None = None,
-        lanes: Sequence[Callable[[Any], Lane | None]] = (),
-        give_up: bool = False,
-    ) -> None:
-        super().__init__(store, node, row, setting, marks=marks, lanes=lanes, give_up=give_up)
+    @override
+    def _equip(self) -> None:
         self.feed = Feed(self)
         self.process.core.checked = lambda message: self.feed.check(message)
         self.process.core.answered = lambda: self.feed.note_answer()

@@ -30,13 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
-from cues.graphs.processor import (
-    Filter,
-    Node,
-    filter_of,
-    positional_order,
-    wants_process,
-)
+from cues.graphs.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.options import QueueOptions

@@ -171,6 +171,10 @@ class Stepper:
         self._warn_of_pending()
         self.lanes: list[Lane] = [lane for make in lanes if (lane := make(self)) is not None]
         """Its work beside its inputs, in the order of their turns."""
+        self._equip()
+
+    def _equip(self) -> None:
+        """Make what a stepper of another kind has besides."""
 
     # --- its objects ---
 

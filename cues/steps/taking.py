@@ -54,13 +54,11 @@ class Slice:
 
     @property
     def binding(self) -> str:
-        binding: str = self.input.binding
-        return binding
+        return self.input.binding  # type: ignore[no-any-return]
 
     @property
     def tailer(self) -> str:
-        tailer: str = self.input.tailer
-        return tailer
+        return self.input.tailer  # type: ignore[no-any-return]
 
     def range(self, start: int, stop: int) -> Range:
         """The range of the step's messages ``start`` to ``stop`` on this queue."""
@@ -69,8 +67,7 @@ class Slice:
 
     def seal_before(self, index: int) -> str | None:
         """The seal of the queue before ``index``, in hex; empty if it is not known, None beyond the end."""
-        seal: str | None = self.input.seal_before(index)
-        return seal
+        return self.input.seal_before(index)  # type: ignore[no-any-return]
 
     def pristine(self, offset: int) -> dict[str, Any]:
         """The message as it is on the queue, also if a function has changed the taken one."""

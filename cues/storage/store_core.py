@@ -166,10 +166,6 @@ class StoreCore:
             )
         return self.environment.locks
 
-    def purges(self) -> int:
-        """A number that changes with every purge; -1 if it is unknown."""
-        return self.word(wakeup.PURGES)
-
     def word(self, index: int) -> int:
         """Return one of the words that processes share (wakeup.py); -1 if they cannot be read."""
         doorbells = self.environment.doorbells
