@@ -30,7 +30,7 @@ def sealed(pages: list[Page], first: int = 1, time_ns: int = 0) -> list[Batch]:
         assert all(len(part) <= batch.VALUE_BYTES_MAX for part in (value, *pieces))
         assert batch.intact(value, first) and all(batch.intact(p, n) for n, p in enumerate(pieces, 1))
         found.append(Batch(first, value, pieces))
-        assert found[-1].whole()
+        assert found[-1].is_complete()
         first += page.count
     return found
 
@@ -113,9 +113,9 @@ def test_pieces_that_are_missing_or_in_another_order_are_found() -> None:
     value = batch.seal(page, 1, 0)
     pieces = [batch.seal_piece(piece, number) for number, piece in enumerate(page.pieces, 1)]
     assert len(pieces) >= 4
-    assert Batch(1, value, pieces).whole()
-    assert not Batch(1, value, pieces[:-1]).whole()
-    assert not Batch(1, value, ()).whole()
+    assert Batch(1, value, pieces).is_complete()
+    assert not Batch(1, value, pieces[:-1]).is_complete()
+    assert not Batch(1, value, ()).is_complete()
     assert not batch.intact(pieces[1], 1)
 
 

@@ -114,7 +114,7 @@ def stored(table: pa.Table, **options: Any) -> list[batch.Batch]:
         found = batch.Batch(
             index, batch.seal(page, index, 7), [batch.seal_piece(p, n) for n, p in enumerate(page.pieces)]
         )
-        assert found.whole() and found.schema_hash == batch.checksum(page.schema)
+        assert found.is_complete() and found.schema_hash == batch.checksum(page.schema)
         found.schema = columns.stored_schema(page.schema)
         opened.append(found)
         index = found.next

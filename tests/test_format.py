@@ -343,5 +343,5 @@ def test_the_worked_example_of_the_delivery_hash_is_true() -> None:
 def test_a_batch_that_was_read_says_what_was_written() -> None:
     for index, (value, *pieces) in golden.samples().values():
         found = Batch(index, value, pieces)
-        assert found.whole() and found.first == index
+        assert found.is_complete() and found.first == index
         assert found.next == index + found.head.count

@@ -326,7 +326,7 @@ class Supervisor:
                 child.answer = report
             self._changed()
         elif isinstance(report, wire.EventReport):
-            self._pass_on(child, report.whole())
+            self._pass_on(child, report.rebuilt())
         elif isinstance(report, wire.Logged):
             about = {**report.facts, "worker": child.name}
             logs.logger(report.logger).log(report.level, "%s: %s", child.name, report.text, **about)
@@ -335,7 +335,7 @@ class Supervisor:
         elif isinstance(report, wire.Ready):
             self._ready(child)
         elif isinstance(report, wire.StartRefused):
-            self._refused(child, report.failure.whole())
+            self._refused(child, report.failure.rebuilt())
         elif isinstance(report, wire.Departure):
             child.status = "left"
 

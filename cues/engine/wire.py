@@ -112,7 +112,7 @@ class ErrorReport:
         trace = getattr(error, "trace", "") if isinstance(cause, CuesError) else show(cause)
         return ErrorReport(_portable(error), _portable(cause), trace)
 
-    def whole(self) -> BaseException:
+    def rebuilt(self) -> BaseException:
         """The error with its cause. A :class:`CuesError` gets the attribute ``trace``."""
         self.error.__cause__ = self.cause
         if self.trace and isinstance(self.error, CuesError):
@@ -156,10 +156,10 @@ class EventReport:
             return EventReport(event, None)
         return EventReport(dataclasses.replace(event, error=None), ErrorReport.of(error, show))  # type: ignore[call-arg]
 
-    def whole(self) -> events.Event:
+    def rebuilt(self) -> events.Event:
         if self.failure is None:
             return self.event
-        return dataclasses.replace(self.event, error=self.failure.whole())  # type: ignore[call-arg]
+        return dataclasses.replace(self.event, error=self.failure.rebuilt())  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,15 @@ class QueueCore:
         options: QueueOptions,
         version: int,
         partition: int = 0,
-        whole: QueueCore | None = None,
+        parent: QueueCore | None = None,
         is_committed: bool = False,
     ) -> None:
-        """With ``whole``, the handle is on one ``partition`` of that queue.
+        """With ``parent``, the handle is on one ``partition`` of that queue.
 
         A handle that ``is_committed`` is for readers: its logs are :class:`~cues.queues.committed.CommittedLog`.
         """
         self.store = store
-        self.name: str = whole.id if whole is not None else id
+        self.name: str = parent.id if parent is not None else id
         self.id: str = id
         self.options = options
         """The options as they were last seen: :meth:`follow_options`."""
@@ -60,8 +60,8 @@ class QueueCore:
         """The time at which a reader next looks for transactions of dead producers."""
         self.log: Log = (CommittedLog if is_committed else Log)(store, self.name, partition)
         """The log of this partition; of a queue with several partitions, the log of the first."""
-        self.whole = whole
-        self.is_partitioned = whole is None and options.partitions > 1
+        self.parent = parent
+        self.is_partitioned = parent is None and options.partitions > 1
         """True if this handle is on several logs."""
         self.bounded = options.bounded
         """True if writers wait for readers (backpressure.py)."""
@@ -69,9 +69,9 @@ class QueueCore:
         """The faces that :func:`view_of` returned, by partition."""
         self.committed: Any = None
         """The face that :func:`read_as` returned."""
-        self._maker: QueueCore | None = whole
+        self._maker: QueueCore | None = parent
         """The handle that made this one, and whose options it has."""
-        self.lifetime: Lifetime = Lifetime(None if whole is None else whole.lifetime)
+        self.lifetime: Lifetime = Lifetime(None if parent is None else parent.lifetime)
         self._spread: Placer | None = None
 
     def partition(self, number: int) -> QueueCore:
@@ -81,7 +81,7 @@ class QueueCore:
     def read_committed(self) -> QueueCore:
         """Return a new handle whose readers see only committed messages."""
         core = QueueCore(
-            self.store, self.id, self.options, self.version, self.log.partition, self.whole, is_committed=True
+            self.store, self.id, self.options, self.version, self.log.partition, self.parent, is_committed=True
         )
         core._maker, core.lifetime = self, Lifetime(self.lifetime)
         return core
@@ -107,7 +107,7 @@ class QueueCore:
 
     def rows(self) -> list[LogRow]:
         """Return the rows of all partitions, in one read transaction."""
-        if self.whole is not None:
+        if self.parent is not None:
             return [self.row()]
         self.check_open()
         with self.store.core.view() as txn:
@@ -132,7 +132,7 @@ class QueueCore:
                 record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
                 options = self._with_functions(QueueOptions.from_dict(record["options"]))
             self.options = options
-            self.is_partitioned = self.whole is None and options.partitions > 1
+            self.is_partitioned = self.parent is None and options.partitions > 1
             self.bounded = options.bounded
             self.version = row.version
         return self.options
@@ -215,14 +215,14 @@ class BaseQueue(Closing):
     @property
     def partitions(self) -> int:
         """The number of partitions; 1 for a handle on a partition."""
-        return 1 if self.core.whole is not None else self.options.partitions
+        return 1 if self.core.parent is not None else self.options.partitions
 
     def partition(self, number: int) -> Self:
         """Return a handle on one partition, counted from 0: a queue of its own, with an id such as ``orders/3``.
 
         Its appender writes there, whatever the key. Raises :class:`QueueNotFound` if there is no such partition.
         """
-        if self.core.whole is not None:
+        if self.core.parent is not None:
             raise InvalidArgument(
                 f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).partition({number!r})."
             )
@@ -287,7 +287,7 @@ def view_of(queue: Q, number: int) -> Q:
 
 def views_of(queue: Q) -> list[Q]:
     """Return the :func:`view_of` every partition that there is now."""
-    return [queue] if queue.core.whole is not None else [view_of(queue, n) for n in range(queue.options.partitions)]
+    return [queue] if queue.core.parent is not None else [view_of(queue, n) for n in range(queue.options.partitions)]
 
 
 def read_as(queue: Q, isolation: Isolation) -> Q:

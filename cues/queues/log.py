@@ -331,7 +331,7 @@ class Log:
             not pieces or all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
         )
         record = Batch(first, value, pieces) if intact else None
-        if record is not None and record.whole():
+        if record is not None and record.is_complete():
             if (hash := record.schema_hash) is not None:
                 record.schema = self.schema(hash)
             return record

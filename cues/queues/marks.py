@@ -19,7 +19,7 @@ from cues.storage.transaction import StoreTransaction, named_rows
 
 _LOW: Final = struct.Struct(">QQB")
 _PENDING: Final = 1
-_WHOLE: Final = 2
+_ALL_PARTITIONS: Final = 2
 CONSUMER: Final = "consumer "
 """The beginning of the name of a reader that is a consumer. Its store is then the id of the consumer."""
 
@@ -33,18 +33,18 @@ class Mark(NamedTuple):
     """All messages before this index were read, and the reader's commit is durable."""
     pending: bool
     """A step took messages from ``next`` on and may be repeated: no policy deletes them."""
-    whole: bool = False
+    all_partitions: bool = False
     """On partition 0: the reader reads all partitions of the queue, also those that are added."""
 
     def pack(self) -> bytes:
-        flags = _PENDING * self.pending + _WHOLE * self.whole
+        flags = _PENDING * self.pending + _ALL_PARTITIONS * self.all_partitions
         return sealed.seal(_LOW.pack(self.epoch, self.next, flags))
 
     @staticmethod
     def unpack(raw: bytes) -> Mark:
         """Decode the row. Raises :class:`StoreDamaged`."""
         epoch, next, flags = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
-        return Mark(epoch, next, bool(flags & _PENDING), bool(flags & _WHOLE))
+        return Mark(epoch, next, bool(flags & _PENDING), bool(flags & _ALL_PARTITIONS))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
     marks = _rows(txn, log.id)
     if log.partition:
         for name, mark in _rows(txn, names.log_id(log.queue, 0)).items():
-            if mark.whole:
+            if mark.all_partitions:
                 marks.setdefault(name, Mark(mark.epoch, 1, False))
     return [(_reader(name, mark), mark) for name, mark in marks.items()]
 

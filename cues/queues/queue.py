@@ -78,7 +78,7 @@ class Queue(BaseQueue):
         """
         self.core.check_open()
         self.core.refuse_try_log("grows")
-        if self.core.whole is not None:
+        if self.core.parent is not None:
             raise InvalidArgument(
                 f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).grow({partitions!r})."
             )

@@ -706,7 +706,7 @@ class Batch:
         self._origins = (kept, origins)
         return origins
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all pieces of a cut message are there."""
         return self._body is None or not self.head.length or len(self._body) == self.head.length
 

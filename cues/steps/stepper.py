@@ -221,7 +221,7 @@ class Stepper:
     def _units(self) -> int:
         """Return the number of units of the processor now."""
         queue = self.inputs[0].queue
-        return (queue if queue.core.whole is None else queue.core.whole).options.partitions
+        return (queue if queue.core.parent is None else queue.core.parent).options.partitions
 
     def _warn(self, text: str) -> None:
         self.emit(events.Event(self.node.id, text, logging.WARNING))

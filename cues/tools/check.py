@@ -642,7 +642,7 @@ def _open(
             return f"piece {number} of its message is missing", opened
         if not batch.intact(piece, number):
             return f"the checksum of piece {number} of its message fails", opened
-    if opened.head.length and not opened.whole():
+    if opened.head.length and not opened.is_complete():
         return "pieces of its message are missing", opened
     if pieces and not opened.head.length:
         return "it has pieces of a message that is whole", opened

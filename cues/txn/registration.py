@@ -61,7 +61,7 @@ class _Place(NamedTuple):
     next: int
     needed: int
     """The first index that it may read again: the begin of a transaction that is open there."""
-    whole: bool
+    all_partitions: bool
 
 
 def needed_from(checkpoint: Checkpoint) -> dict[str, int]:
@@ -84,7 +84,7 @@ class Registration:
         self._fence = 0
         stores = {id(source.queue.store.core.environment): source.queue.store for source in sources}
         self._homes = [store for store in stores.values() if not store.readonly]
-        self._whole = {queue.store.id.hex() + "/" + queue.core.log.id for queue in _wholes(sources)}
+        self._reads_all = {queue.store.id.hex() + "/" + queue.core.log.id for queue in _reading_all(sources)}
         self._outputs: set[bytes] = set()
         self._written: dict[int, list[_Place]] = {}
         """The places as last written, by index of the store."""
@@ -199,8 +199,8 @@ class Registration:
 
     def _place_of(self, source: ConsumerSource, offsets: Mapping[str, int], needed: Mapping[str, int]) -> _Place:
         begin, journal = source.begin, source.journal
-        whole = journal in self._whole
-        return _Place(source.queue.core.log.id, offsets.get(journal, begin), needed.get(journal, begin), whole)
+        all_partitions = journal in self._reads_all
+        return _Place(source.queue.core.log.id, offsets.get(journal, begin), needed.get(journal, begin), all_partitions)
 
     def _write(self, home: BaseStore, places: list[_Place]) -> None:
         """Write the marks and the row, unless a later instance has written its own."""
@@ -211,7 +211,7 @@ class Registration:
                 return
             reader = ForeignReader(self.id, ProcessorKey(CONSUMER + self.name), self._fence)
             for place in places:
-                marks.put(txn, place.log, reader, Mark(self._fence, place.needed, False, place.whole))
+                marks.put(txn, place.log, reader, Mark(self._fence, place.needed, False, place.all_partitions))
             positions = {place.log: place.next for place in places}
             for log in set(row.positions if row is not None else ()) - set(positions):
                 if places:  # it is not a source any more
@@ -277,8 +277,8 @@ def drop_pending(store: BaseStore, consumer: bytes, below: int | None = None) ->
     return dropped
 
 
-def _wholes(sources: Iterable[ReadFrom]) -> list[Queue]:
-    return [source.queue for source in sources if source.queue.core.whole is None]
+def _reading_all(sources: Iterable[ReadFrom]) -> list[Queue]:
+    return [source.queue for source in sources if source.queue.core.parent is None]
 
 
 def _is_in(source: ConsumerSource, store: BaseStore) -> bool:

@@ -228,7 +228,7 @@ class Sources:
                     with view.store.core.view() as txn:
                         begin = self.begun[journal_of(view)] = wanted.index(txn, view)
                 self._add(wanted, view, begin)
-            self._partitions.append(len(views) if wanted.queue.core.whole is None else 0)
+            self._partitions.append(len(views) if wanted.queue.core.parent is None else 0)
 
     @property
     def grow(self) -> bool:
