@@ -821,7 +821,7 @@ def test_a_call_that_hangs_fails_its_message_and_its_late_result_is_dropped(stor
         assert running.wait_idle(60)
         assert [m["n"] for m in running.messages("out")] == [1, 2, 4, 5, 6, 7]
         if shape in ("plain", "async"):
-            assert running.engine.workers[0].delivery.state.view(None)["sum"] == 1 + 2 + 4 + 5 + 6 + 7
+            assert running.engine.workers[0].stepper.state.view(None)["sum"] == 1 + 2 + 4 + 5 + 6 + 7
     assert any("continues in its thread" in event.text for event in told) is ("async" not in shape)
 
 

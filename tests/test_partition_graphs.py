@@ -94,7 +94,7 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
         assert len(running.messages("out")) == 1500
         assert len(running.messages("orders/2")) == sum(partition_for(m["user"], 4) == 2 for m in messages)
         threads = {
-            worker.thread.name for worker in running.engine.workers if worker.delivery.node.processor == "g.counted"
+            worker.thread.name for worker in running.engine.workers if worker.stepper.node.processor == "g.counted"
         }
         assert len(threads) == min(instances, 4)
     with cues.open(tmp_path / "s") as store:

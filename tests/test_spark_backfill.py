@@ -117,7 +117,7 @@ def test_a_processor_that_waits_for_another_program_neither_ends_nor_spins(spark
         reader.to_start()
         with made.start(store=store, engine="spark", spark=spark, backfill=True) as running:
             (worker,) = running.engine.workers
-            until(lambda: bool(worker.delivery.gate.late))
+            until(lambda: bool(worker.stepper.gate.late))
             assert not running.engine.done()
             found: list[int] = []
             while len(found) < 45:

@@ -65,7 +65,7 @@ def run(running: Any, pulls: bool = True) -> None:
         running.wait_done()
     except ProcessorStopped:
         if pulls:
-            until(lambda: all(worker.delivery.ended for worker in running.engine.workers if not worker.delivery.inputs))
+            until(lambda: all(worker.stepper.ended for worker in running.engine.workers if not worker.stepper.inputs))
         running.drain(60)
     finally:
         running.close()
@@ -128,7 +128,7 @@ def test_messages_for_another_store_are_one_record_of_the_fork_queue_and_arrive(
     with started(made, tmp_path / "store") as running:
         assert running.wait_idle(timeout=60)
         (worker,) = running.engine.workers
-        assert worker.delivery.ranges.on_executors and worker.delivery.forks
+        assert worker.stepper.ranges.on_executors and worker.stepper.forks
         assert [m["n"] for m in running.messages("odd")] == list(range(1, 300, 2))
     with cues.open(tmp_path / "other") as store:
         even = [n for n in range(0, 300, 2) if n % 50]
@@ -155,7 +155,7 @@ def test_a_range_is_not_longer_than_the_room_of_a_bounded_output(tmp_path: Path)
     with started(made, tmp_path / "store") as running:
         assert running.wait_idle(timeout=60)
         assert [m["n"] for m in running.messages("out")] == [2 * n for n in range(145)]
-        counters = {worker.id: worker.delivery.counters for worker in running.engine.workers}
+        counters = {worker.id: worker.stepper.counters for worker in running.engine.workers}
         assert counters["g.first"].steps >= 15
 
 
@@ -171,10 +171,10 @@ def test_the_driver_does_a_range_that_executors_give_up_and_the_next_is_theirs(t
         until(lambda: len(running.messages("out")) == 10)
         assert [m["n"] for m in running.messages("out")] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 5]
         (worker,) = running.engine.workers
-        assert worker.delivery.ranges.on_executors and worker.delivery.ranges.given_up == {"g.mended.in": 11}
+        assert worker.stepper.ranges.on_executors and worker.stepper.ranges.given_up == {"g.mended.in": 11}
         running.engine.queues["in"].appender().write({"n": 10})
         until(lambda: len(running.messages("out")) == 11)
-        assert worker.delivery.inputs[0].index == 12
+        assert worker.stepper.inputs[0].index == 12
 
 
 def test_a_paused_processor_takes_no_range(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_paused_processor_takes_no_range(tmp_path: Path) -> None:
         assert running.wait_idle(timeout=60)
         (worker,) = running.engine.workers
         cues.pause(running.engine.store, processor="g.mended")
-        until(lambda: worker.delivery.paused)
+        until(lambda: worker.stepper.paused)
         running.engine.queues["in"].appender().write({"n": 10})
         assert running.wait_idle(timeout=60)
         assert len(running.messages("out")) == 10
@@ -200,7 +200,7 @@ def test_latency_and_size_of_steps_are_counted(tmp_path: Path) -> None:
     filled(tmp_path / "store", 300)
     with started(made, tmp_path / "store", listeners=(told.append,)) as running:
         assert running.wait_idle(timeout=60)
-        (counters,) = [worker.delivery.counters for worker in running.engine.workers]
+        (counters,) = [worker.stepper.counters for worker in running.engine.workers]
         assert sum(counters.latency.values()) == 300
         assert sum(counters.sizes.values()) == counters.steps > 1
 
@@ -226,7 +226,7 @@ def test_a_backfill_waits_for_another_store_and_for_readers_of_a_bounded_queue(t
         reader = store.queue("out", max_lag=10).tailer("reader")
         reader.to_start()
         with started(made, store, backfill=True) as running:  # type: ignore[arg-type]
-            last = running.engine.workers[-1].delivery
+            last = running.engine.workers[-1].stepper
             until(lambda: bool(last.gate.late))
             assert not running.engine.done()
             found: list[int] = []

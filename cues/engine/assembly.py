@@ -97,8 +97,8 @@ class Assembly:
 
     def close(self) -> None:
         """Give the processors up, and the stores that were opened here."""
-        for delivery in self.steppers:
-            delivery.close()
+        for stepper in self.steppers:
+            stepper.close()
         try:
             for forwarder in self.forwarders:
                 with contextlib.suppress(CuesError):  # the next close does the rest
@@ -120,7 +120,7 @@ def assemble(
     may_linger: Callable[[], bool] = lambda: False,
     emit: Emit = lambda event: None,
     runner: Callable[..., Runner] = Runner,
-    delivery: type[Stepper] = Stepper,
+    stepper_type: type[Stepper] = Stepper,
     before_claim: Callable[[Store, dict[str, Queue]], None] | None = None,
 ) -> Assembly:
     """Do the five steps. An error is raised before a function of the graph ran, and leaves nothing locked.
@@ -160,7 +160,7 @@ def assemble(
             marks = _marks(stores.home, nodes, rows, abroad)
             steppers: list[Stepper] = []
             for node in nodes:
-                kind = SourceStepper if node.kind == "source" else Stepper if node.pending else delivery
+                kind = SourceStepper if node.kind == "source" else Stepper if node.pending else stepper_type
                 if not node.pending:
                     # It may have been declared with across="pending" before.
                     left = pending.finish(
@@ -272,7 +272,7 @@ def _forwarder(
 
     ``left_over`` are the keys of processors with a fork queue from earlier starts.
     """
-    forked = {delivery.node.key for delivery in steppers if other.id in delivery.forks}
+    forked = {stepper.node.key for stepper in steppers if other.id in stepper.forks}
     read = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     written = {name: queue for name, queue in queues.items() if queue.store is other}
     forwarder = Forwarder(home, other, sorted(forked | left_over), read, written)

@@ -132,7 +132,7 @@ class EmbeddedEngine:
         """Share units out among the threads of their processors, as many as it has instances; returns the new ones."""
         new: list[WorkerThread] = []
         for worker in workers:
-            node = worker.delivery.node
+            node = worker.stepper.node
             mine = [
                 thread
                 for thread in (*self._worker_threads, *new)
@@ -160,10 +160,10 @@ class EmbeddedEngine:
     def idle(self) -> bool:
         before = self._progress()
         workers = list(self.workers)  # the growth of a queue adds some; then the progress differs
-        logs = {read.log for worker in workers for read in worker.delivery.inputs}
+        logs = {read.log for worker in workers for read in worker.stepper.inputs}
         with self.store.core.view() as txn:
             rows = {worker.id: read_row(txn, worker.id) for worker in workers}
-            paused = {worker.id for worker in workers if txn.get(worker.delivery.pause.key) is not None}
+            paused = {worker.id for worker in workers if txn.get(worker.stepper.pause.key) is not None}
             redrives = any(waiting(txn, worker.id) for worker in workers if not worker.finished)
             known = {log: log.row(txn) for log in logs if log.store.id == self.store.id}
             ends = [(thread, thread.forwarder.ends(txn)) for thread in self.forwarder_threads]
@@ -180,7 +180,7 @@ class EmbeddedEngine:
 
     def _progress(self) -> list[tuple[bool, int]]:
         """Values that change with each step that begins or ends."""
-        return [(worker.busy, worker.delivery.counters.steps) for worker in self.workers]
+        return [(worker.busy, worker.stepper.counters.steps) for worker in self.workers]
 
     def resting(self) -> bool:
         return self.idle()
@@ -199,8 +199,8 @@ class EmbeddedEngine:
 
     def end_sources(self) -> None:
         for worker in self.workers:
-            if isinstance(worker.delivery, SourceStepper):
-                worker.delivery.feed.close()
+            if isinstance(worker.stepper, SourceStepper):
+                worker.stepper.feed.close()
 
     def halt(self) -> None:
         self._look.set()
@@ -281,7 +281,7 @@ class EmbeddedEngine:
         """
         figures, now = {}, time.monotonic()
         for worker in self.workers:
-            counters = worker.delivery.counters
+            counters = worker.stepper.counters
             recent = self._recent.setdefault(worker.id, Recent(self._began_at)).of(counters.latency, now)
             figures[worker.id] = counters.to_dict() | {"call_s": counters.call_s or 0.0, "recent": recent}
         return figures | {leases.PROCESS: leases.of_process()}

@@ -46,10 +46,10 @@ class Worker:
     patient: ClassVar[bool] = False
     """True: it waits for a condition of the store that may pass, instead of stopping."""
 
-    def __init__(self, running: Host, delivery: Stepper) -> None:
+    def __init__(self, running: Host, stepper: Stepper) -> None:
         self.running = running
-        self.delivery = delivery
-        self.id = delivery.node.id
+        self.stepper = stepper
+        self.id = stepper.node.id
         self.busy = False
         """True from the start of a search for messages until a search finds none."""
         self.stopped: BaseException | None = None
@@ -89,14 +89,14 @@ class Worker:
     @property
     def _exhausted(self) -> bool:
         """True for a source whose generator has ended."""
-        return isinstance(self.delivery, SourceStepper) and self.delivery.ended
+        return isinstance(self.stepper, SourceStepper) and self.stepper.ended
 
     def _turn(self) -> bool:
-        delivery = self.delivery
+        stepper = self.stepper
         self._mark(True)
         self._stepping_since, self._slow_at = time.monotonic(), SLOW_S
         try:
-            outcome = delivery.step()
+            outcome = stepper.step()
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
@@ -106,8 +106,8 @@ class Worker:
             if self.patient and passes(error):
                 self._wait_out(error)
                 return True
-            if isinstance(error, ProcessorStopped) and isinstance(delivery, SourceStepper):
-                wait_s = delivery.again()
+            if isinstance(error, ProcessorStopped) and isinstance(stepper, SourceStepper):
+                wait_s = stepper.again()
                 if wait_s is not None:
                     if self.running.pause(wait_s):
                         raise Interrupted from None
@@ -156,56 +156,56 @@ class Worker:
 
     def pull(self) -> None:
         """Start the generator of a source."""
-        delivery = self.delivery
-        if not isinstance(delivery, SourceStepper):
+        stepper = self.stepper
+        if not isinstance(stepper, SourceStepper):
             return
         if self.running.draining:
-            delivery.feed.close()
-        thread = threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True)
-        delivery.feed.thread = thread
+            stepper.feed.close()
+        thread = threading.Thread(target=stepper.feed.run, name=f"cues {self.id} generator", daemon=True)
+        stepper.feed.thread = thread
         thread.start()
 
     def _adopt(self) -> None:
-        adopt(self.delivery)
+        adopt(self.stepper)
         self.pull()
 
     @property
     def standing(self) -> UnitStatus:
-        ended = isinstance(self.delivery, SourceStepper) and (self.finished or self.delivery.ended)
+        ended = isinstance(self.stepper, SourceStepper) and (self.finished or self.stepper.ended)
         state: Literal["running", "paused", "ended", "stopped"] = "ended" if ended else "running"
-        state = "paused" if self.delivery.paused else state
+        state = "paused" if self.stepper.paused else state
         state = "stopped" if self.stopped is not None else state
-        return UnitStatus(self.id, self.delivery.node.processor, self.delivery.counters, state)
+        return UnitStatus(self.id, self.stepper.node.processor, self.stepper.counters, state)
 
     def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow], paused: bool = False) -> bool:
         """Return whether there is nothing to take, by its row and the rows of the logs.
 
         ``paused``: the store has a pause of it. If it has noticed that too, it takes nothing.
         """
-        delivery = self.delivery
+        stepper = self.stepper
         if self.finished:
             return True
-        if paused and delivery.paused and not self.busy:
+        if paused and stepper.paused and not self.busy:
             return True
-        if delivery.lanes_wait():
+        if stepper.lanes_wait():
             return False
         if self.busy:  # at most once: positions move before the function runs
             return False
-        if isinstance(delivery, SourceStepper):
-            feed = delivery.feed
+        if isinstance(stepper, SourceStepper):
+            feed = stepper.feed
             if not feed.empty or feed.error is not None:
                 return False
             return feed.ended or feed.closed or (feed.answered and time.monotonic() - feed.pulled_at > QUIET_S)
         if row is None:
             return True
-        if not delivery.owns(row):
+        if not stepper.owns(row):
             return False  # another owner took it over, and it stops at its next step
         left = []
-        for read in delivery.inputs:
-            position = delivery.fence.position_in(row, read.tailer)
+        for read in stepper.inputs:
+            position = stepper.fence.position_in(row, read.tailer)
             log = log_row(read.log)
             left.append(log.next - max(position.next, log.first))  # messages that were purged cannot be taken
-        return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
+        return not (any if stepper.node.mode == "alts" else all)(n > 0 for n in left)
 
 
 def adopt(stepper: Stepper) -> None:
@@ -228,7 +228,7 @@ class WorkerThread:
 
     def __init__(self, running: Host, worker: Worker) -> None:
         self.running = running
-        self.processor = worker.delivery.node.processor
+        self.processor = worker.stepper.node.processor
         self.count = 0
         """Number of units that it was given."""
         self.ended = False
@@ -280,7 +280,7 @@ class WorkerThread:
 
     def _sleep(self, going: Sequence[Worker]) -> None:
         """Take turns, and sleep between them, until a step was made or something has changed for this thread."""
-        steppers = [worker.delivery for worker in going]
+        steppers = [worker.stepper for worker in going]
         first = steppers[0]
         if isinstance(first, SourceStepper) and not first.gate.late:  # a source has its thread for itself
             if first.feed.closed:  # the graph drains, and the generator may still work on its last message
@@ -288,19 +288,19 @@ class WorkerThread:
             else:
                 first.feed.wait(wakeup.SAFETY_S)
             return
-        blocked = [bool(delivery.gate.late) for delivery in steppers]
+        blocked = [bool(stepper.gate.late) for stepper in steppers]
 
         def over() -> bool:
             if self.running.halted or self._joining or self._turns(going) or any(worker.finished for worker in going):
                 return True
-            return blocked != [bool(delivery.gate.late) for delivery in steppers]  # other doorbells are of interest
+            return blocked != [bool(stepper.gate.late) for stepper in steppers]  # other doorbells are of interest
 
         wakeup.wait(
-            [(input.log.store.core.doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs]
-            + [bell for delivery in steppers if delivery.gate.late for bell in delivery.gate.interests],
+            [(input.log.store.core.doorbells, input.log.mask) for stepper in steppers for input in stepper.inputs]
+            + [bell for stepper in steppers if stepper.gate.late for bell in stepper.gate.interests],
             over,
             None,
-            lambda: min((left for delivery in steppers if (left := delivery.lingers_s) is not None), default=None),
+            lambda: min((left for stepper in steppers if (left := stepper.lingers_s) is not None), default=None),
         )
 
 

@@ -133,7 +133,7 @@ class WorkerEngine(EmbeddedEngine):
 
     def reply(self, number: int = 0) -> wire.StatusReply:
         """The status of the processors; the answer to the supervisor's question ``number`` if that is not 0."""
-        busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceStepper))
+        busy = any(worker.busy for worker in self.workers if not isinstance(worker.stepper, SourceStepper))
         units = [dataclasses.replace(u, counters=u.counters.copy()) for u in self.standings()]
         if number:
             self.host.hurry()
@@ -153,11 +153,11 @@ class _Watched(Worker):
 
     patient = True
 
-    def __init__(self, running: Host, delivery: Stepper, marks: memoryview[int], place: int) -> None:
+    def __init__(self, running: Host, stepper: Stepper, marks: memoryview[int], place: int) -> None:
         self._marks = marks
         self._place = place * WORDS
-        super().__init__(running, delivery)
-        delivery.watch = self._mark_step
+        super().__init__(running, stepper)
+        stepper.watch = self._mark_step
 
     def _mark_step(self, chosen: int, start: int, count: int) -> None:
         marks, place = self._marks, self._place
@@ -168,8 +168,8 @@ class _Watched(Worker):
     @override
     def _turn(self) -> bool:
         moved = super()._turn()
-        runner = self.delivery.runner
-        if runner is not None and runner.abandoned and not self.delivery.divided:
+        runner = self.stepper.runner
+        if runner is not None and runner.abandoned and not self.stepper.divided:
             # The step is committed, with the call that took too long as a failure; a batch that took too long was
             # halved until that call was found. Only the end of the process ends the call.
             text = f"ends its worker (process {os.getpid()}), and with it a call that took longer than timeout_s"
@@ -180,7 +180,7 @@ class _Watched(Worker):
     @override
     def _mark(self, busy: bool) -> None:
         super()._mark(busy)
-        pulls = isinstance(self.delivery, SourceStepper) and not self.delivery.feed.ended
+        pulls = isinstance(self.stepper, SourceStepper) and not self.stepper.feed.ended
         self._marks[self._place] = busy or pulls
 
 

@@ -35,17 +35,17 @@ class BackfillWorker(Worker):
     @override
     @property
     def _exhausted(self) -> bool:
-        return isinstance(self.delivery, SourceStepper)
+        return isinstance(self.stepper, SourceStepper)
 
     @override
     def _turn(self) -> bool:
         """Make a step, unless it would take only messages that were sent after the start."""
-        delivery = self.delivery
-        assert isinstance(delivery, StretchStepper)
-        some = any if delivery.node.mode == "alts" else all
-        now = some(delivery.ranges.left(read, self._ends.get(read.log.id)) > 0 for read in delivery.inputs)
-        later = some(delivery.ranges.left(read, None) > 0 for read in delivery.inputs)
-        if later and not (now or delivery.taker.repeats is not None or delivery.lanes_wait()):
+        stepper = self.stepper
+        assert isinstance(stepper, StretchStepper)
+        some = any if stepper.node.mode == "alts" else all
+        now = some(stepper.ranges.left(read, self._ends.get(read.log.id)) > 0 for read in stepper.inputs)
+        later = some(stepper.ranges.left(read, None) > 0 for read in stepper.inputs)
+        if later and not (now or stepper.taker.repeats is not None or stepper.lanes_wait()):
             self._mark(False)
             self.running.changed()
             return False

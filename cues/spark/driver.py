@@ -35,7 +35,7 @@ class SparkEngine(EmbeddedEngine):
     """Threads of this process, whose functions executors call. An :class:`Engine`."""
 
     def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
-        super().__init__(graph, delivery=StretchStepper, **options)
+        super().__init__(graph, stepper_type=StretchStepper, **options)
         self._given, self._master = spark, master
         self._session = contextlib.ExitStack()
 
