@@ -133,6 +133,8 @@ class Stepper:
         own = None if copies is None else names.redriver_key(copies.own)
         self.fence: Fence = Fence(node, row, self.ports, self.pause, own, None if unit is None else unit.fence)
         self.abroad: Abroad | None = self._way_abroad(give_up) if unit is None else unit.abroad
+        self.forks: Mapping[bytes, Queue] = {} if self.abroad is None else self.abroad.forks
+        """The fork queues, by the id of their other store."""
         # The objects of the protocol, from 4 to 1.
         self.builder = PartBuilder(self.ports, self._hasher(row), self.abroad, copies)
         self.failures = FailureRows(node, self.pause)
@@ -234,11 +236,6 @@ class Stepper:
 
     def _tell_of_pending(self, queue: str, producer: str) -> None:
         self._warn(pending_read(self.node.id, queue, producer))
-
-    @property
-    def forks(self) -> Mapping[bytes, Queue]:
-        """The fork queues, by the id of their other store."""
-        return {} if self.abroad is None else self.abroad.forks
 
     def hold_back(self, held: Held) -> None:
         """Let the steps hold messages until they are due."""

@@ -167,14 +167,9 @@ class Taker:
             lost = min(row.first, ends[input.tailer]) - snapshot.start[input.tailer]
             if lost > 0:
                 whole = False
-                self._emit(
-                    events.Event(
-                        self._node.id,
-                        f"{lost} messages of {input.queue.id} that a step had taken were purged before it"
-                        " committed; they are lost, the rest is a new step",
-                        logging.WARNING,
-                    )
-                )
+                text = f"{lost} messages of {input.queue.id} that a step had taken were purged before it committed"
+                text += "; they are lost, the rest is a new step"
+                self._emit(events.Event(self._node.id, text, logging.WARNING))
                 input.go(min(row.first, ends[input.tailer]))
         # The rest of a purged range is another set of messages and gets another hash, like any new step.
         # An unpurged range is taken exactly as in the snapshot, under its hash.
