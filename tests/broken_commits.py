@@ -27,7 +27,7 @@ def _positions_before(self: Committer, parts: list[Part], row: bytes) -> None:
 
 def _positions_after(self: Committer, parts: list[Part], packed: bytes) -> None:
     old = self.fence.expected
-    self.write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
+    self.write_step = lambda txn, parts, row, *tables: _write_step(self, txn, parts, old, *tables)  # type: ignore[method-assign]
     _commit_parts(self, parts, packed)
     time.sleep(GAP_S)
     self.store.core.commit(lambda txn: txn.put(self.fence.key, packed))
