@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SPARK_PROCESSES = {
+    f"test_spark_{name}"
+    for name in ("exactly_once", "cluster", "queues_cluster", "connect", "directory_format", "engine")
+}
+"""Files of tests whose drivers are mostly processes of their own: half of the time of Spark."""
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 8 << 30
 
@@ -85,7 +90,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _group(item: pytest.Function) -> str | None:
     """Return the name of what all tests of a group share; None where a test shares nothing."""
     if item.path.stem.startswith("test_spark"):
-        return "spark"  # a Java each, and many megabytes
+        # A Java each, and many megabytes. Two groups, or the tests of Spark would still run when all others have ended.
+        return "spark processes" if item.path.stem in SPARK_PROCESSES else "spark"
     for fixture in ("spark", "postgres", "kafka"):
         if fixture in item.fixturenames:
             return fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import seeds
 
@@ -310,3 +311,30 @@ def test_other_readers_take_tables_as_messages(store: cues.Store, tmp_path: Path
     with cues.open(tmp_path / "copy") as copy:
         assert list(copy.queue("q").tailer()) == ROWS
         assert copy.queue("q").to_arrow().equals(queue.to_arrow())
+
+
+def test_a_queue_is_a_source_for_programs_that_read_arrow(store: cues.Store) -> None:
+    """By name in DuckDB, twice in one query, and with rows that came as messages."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    trips = store.queue("trips", partitions=2, key="city")
+    trips.appender().write_table(pa.table({"city": ["a", "b", "a"], "n": [1, 2, 3]}))
+    trips.appender().write_table(pa.table({"city": ["c"], "n": [4], "more": [1.5]}))
+    connection = duckdb.connect()
+    assert connection.sql("select city, sum(n) from trips group by 1 order by 1").fetchall() == [
+        ("a", 4), ("b", 2), ("c", 4)
+    ]  # fmt: skip
+    assert connection.sql("select count(*) from trips one join trips two using (city)").fetchall() == [(6,)]
+    assert polars.DataFrame(trips).equals(polars.from_arrow(trips.to_arrow()))
+    for kept in ({"columns": ["n", "none"]}, {"where": pc.field("n") > 2}, {"metadata": True}, {}):
+        assert trips.scan(**kept).read_all().equals(trips.to_arrow(**kept).combine_chunks())  # type: ignore[arg-type]
+    few = trips.to_arrow(columns=["n", "none"], where=pc.field("n") > 2)
+    assert few.to_pylist() == [{"n": 3, "none": None}, {"n": 4, "none": None}]
+    scan = trips.scan()
+    trips.appender().write({"city": "late", "n": 5})
+    assert scan.read_all().num_rows == 4  # what was there at the call
+    assert trips.scan().read_all().num_rows == 5
+    schema = pa.schema([("n", pa.int32())])
+    assert trips.scan(schema=schema).read_all().schema == schema
+    with pytest.raises(errors.InvalidArgument, match="where= does not fit"):
+        trips.to_arrow(where=pc.field("gone") > 2)
+    assert pa.table(store.queue("empty")).shape == (0, 0)

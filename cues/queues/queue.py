@@ -26,7 +26,7 @@ import contextlib
 import fnmatch
 import heapq
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, overload
 
@@ -40,7 +40,7 @@ from cues.queues import spans, tables
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation
-from cues.queues.cursor import Place
+from cues.queues.cursor import Piece, Place
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
@@ -141,19 +141,24 @@ class Queue(BaseQueue):
         stop: int | datetime | None = None,
         *,
         schema: Any = None,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
         metadata: bool = False,
     ) -> Any:
         """Return messages as a ``pyarrow.Table``: all of them, or those from ``start`` to before ``stop``.
 
         ``start`` and ``stop`` are indices, or aware datetimes (of the append); of a queue with several partitions only
         times. Each field is a column, and a message without it has null there; its type is that of the values, or that
-        of ``schema``, a ``pyarrow.Schema``, whose columns are taken alone. With ``metadata`` the first columns are
-        ``q/partition``, ``q/index`` and ``q/time``. The table is in memory, and so are the messages while it is made.
+        of ``schema``, a ``pyarrow.Schema``, whose columns are taken alone. With ``columns`` only these are returned,
+        and with ``where``, a pyarrow expression, only the rows for which it is true. With ``metadata`` the first
+        columns are ``q/partition``, ``q/index`` and ``q/time``. The table is in memory, and so are messages that were
+        not written as tables while it is made; :meth:`scan` returns the same in parts.
 
         Raises :class:`SchemaError` with the path of a value that does not fit its column, and :class:`NotInstalled`
         without pyarrow.
         """
-        return self._table("arrow", start, stop, schema, metadata)
+        wanted = tables.Selection(schema, columns, where, metadata)
+        return tables.joined(list(self._pieces(start, stop)), "arrow", wanted)
 
     def to_pandas(
         self,
@@ -161,19 +166,45 @@ class Queue(BaseQueue):
         stop: int | datetime | None = None,
         *,
         schema: Any = None,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
         metadata: bool = False,
     ) -> Any:
         """Return messages as a ``pandas.DataFrame`` with types that have nulls; otherwise as :meth:`to_arrow`."""
-        return self._table("pandas", start, stop, schema, metadata)
+        wanted = tables.Selection(schema, columns, where, metadata)
+        return tables.joined(list(self._pieces(start, stop)), "pandas", wanted)
 
-    def _table(
+    def scan(
         self,
-        kind: str,
-        start: int | datetime | None,
-        stop: int | datetime | None,
-        schema: Any,
-        metadata: bool,
+        start: int | datetime | None = None,
+        stop: int | datetime | None = None,
+        *,
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        metadata: bool = False,
     ) -> Any:
+        """Return a ``pyarrow.RecordBatchReader`` of the table that :meth:`to_arrow` returns, for DuckDB and others.
+
+        It reads a record at a time, so that a queue of tables may be larger than memory. Messages that were not written
+        as tables are all in memory, unless ``schema`` names their columns. The messages are those that are there at the
+        call. A queue is itself such a source: ``duckdb.sql("select * from queue")`` and ``pyarrow.table(queue)``.
+        """
+        ends = [row.next for row in self.core.rows()]
+        return tables.reader(
+            lambda: self._pieces(start, stop, ends), tables.Selection(schema, columns, where, metadata)
+        )
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def _pieces(
+        self, start: int | datetime | None, stop: int | datetime | None, ends: Sequence[int] | None = None
+    ) -> Iterator[Piece]:
+        """The parts of records with the messages of a range, by the time of their append. Later ones are not read.
+
+        ``ends``: the index of each partition before which to end.
+        """
         self.core.check_open()
         if self.partitions > 1 and (isinstance(start, int) or isinstance(stop, int)):
             raise InvalidArgument(
@@ -185,13 +216,12 @@ class Queue(BaseQueue):
             tailer.to_time(start)
         elif start is not None:
             tailer.to_index(start)
-        ends = [row.next for row in self.core.rows()]  # messages that come later are not read
         until_ns = clock.to_ns(stop) if isinstance(stop, datetime) else None
+        ends = [row.next for row in self.core.rows()] if ends is None else ends
         if isinstance(stop, int):
             ends = [min(stop, ends[0])]
         pieces = [cursor.pieces(end, until_ns) for cursor, end in zip(tailer.cursors, ends)]
-        by_time = heapq.merge(*pieces, key=lambda piece: (piece.batch.shown_ns, piece.log.partition))
-        return tables.joined(list(by_time), kind, schema, metadata)
+        return heapq.merge(*pieces, key=lambda piece: (piece.batch.shown_ns, piece.log.partition))
 
     def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.

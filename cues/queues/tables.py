@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues.base import clock
-from cues.errors import NotInstalled, SchemaError
+from cues.errors import InvalidArgument, NotInstalled, SchemaError
 from cues.queues import schema as columns
 
 if TYPE_CHECKING:
@@ -78,33 +78,110 @@ def converted(table: Any, kind: str) -> Any:
     return _module("polars", kind).from_arrow(table) if kind == "polars" else table
 
 
-def joined(pieces: Sequence[Piece], kind: str = "arrow", schema: Any = None, facts: bool = False) -> Any:
+class Selection(NamedTuple):
+    """What a reader of tables asks for."""
+
+    schema: Any = None
+    """A pyarrow schema: its columns alone, with its types."""
+    columns: Sequence[str] | None = None
+    """The columns to return, of those that the messages have."""
+    where: Any = None
+    """A pyarrow expression: the rows for which it is true."""
+    facts: bool = False
+    """Whether the first columns are partition, index and time."""
+
+
+ALL: Final = Selection()
+
+
+def joined(pieces: Sequence[Piece], kind: str = "arrow", wanted: Selection = ALL) -> Any:
     """Return a table of the messages of pieces of records; records of columns stay columns.
 
-    ``facts``: columns with partition, index and time before those of the messages. Raises :class:`SchemaError` for
-    values of a field that do not fit one type.
+    Raises :class:`SchemaError` for values of a field that do not fit one type.
     """
     pa = _module("pyarrow", kind)
-    parts: list[Any] = []
-    for is_table, some in itertools.groupby(pieces, lambda piece: bool(piece.batch.schema)):
-        run = list(some)
-        for group in [[piece] for piece in run] if is_table else [run]:
-            if is_table:
-                rows = group[0].batch.table().slice(group[0].low, group[0].high - group[0].low)
-                table = _with_schema(pa, pa.Table.from_batches([rows]), schema)
-            else:
-                messages = [message for each in group for message in each.batch.messages()[each.low : each.high]]
-                table = _arrow_of(kind, messages, schema)
-            parts.append(_with_facts(pa, table, group) if facts else table)
+    parts = list(_parts(pa, pieces, kind, wanted))
     if not parts:
-        return converted(pa.table({}) if schema is None else schema.empty_table(), kind)
+        return converted(pa.table({}) if wanted.schema is None else wanted.schema.empty_table(), kind)
     try:
         table = pa.concat_tables(parts, promote_options="permissive")
     except pa.ArrowException as error:
-        raise SchemaError(
-            f"The messages do not fit one table: {error}", "give schema=.", path="$", expected="one type for a field"
-        ) from None
+        raise _apart(error) from None
     return converted(table, kind)
+
+
+def _apart(error: Exception) -> SchemaError:
+    return SchemaError(
+        f"The messages do not fit one table: {error}", "give schema=.", path="$", expected="one type for a field"
+    )
+
+
+def _parts(pa: Any, pieces: Iterable[Piece], kind: str, wanted: Selection) -> Iterator[Any]:
+    """The tables of runs of pieces: of each record of columns, and of the messages between two of them."""
+    for is_table, some in itertools.groupby(pieces, lambda piece: bool(piece.batch.schema)):
+        for group in ([piece] for piece in some) if is_table else (list(some),):
+            if is_table:
+                rows = group[0].batch.table().slice(group[0].low, group[0].high - group[0].low)
+                table = _with_schema(pa, pa.Table.from_batches([rows]), wanted.schema)
+            else:
+                messages = [message for each in group for message in each.batch.messages()[each.low : each.high]]
+                table = _arrow_of(kind, messages, wanted.schema)
+            if wanted.facts:
+                table = _with_facts(pa, table, group)
+            yield _chosen(pa, table, wanted)
+
+
+def _chosen(pa: Any, table: Any, wanted: Selection) -> Any:
+    """The rows and columns of a table that are asked for. A column that no message here has is null."""
+    if wanted.where is not None:
+        try:
+            table = table.filter(wanted.where)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidArgument(
+                f"where= does not fit the messages: {error}",
+                "pass a pyarrow expression over their fields, such as pyarrow.compute.field('n') > 3.",
+            ) from None
+    if wanted.columns is None:
+        return table
+    return pa.table({name: _column_of(pa, table, name) for name in wanted.columns})
+
+
+def _column_of(pa: Any, table: Any, name: str) -> Any:
+    return table.column(name) if name in table.column_names else pa.nulls(table.num_rows)
+
+
+def reader(pieces: Callable[[], Iterable[Piece]], wanted: Selection) -> Any:
+    """Return a ``pyarrow.RecordBatchReader`` of the messages, one record after another.
+
+    ``pieces`` is called once to find the columns, and once for the messages. Messages that were not written as tables
+    have no types before they are read: with one of them, and without a schema, all are in memory.
+    """
+    pa = _module("pyarrow", "arrow")
+    schemas: dict[int, Any] = {}
+    for piece in pieces():
+        stored = piece.batch.schema
+        if stored is None and wanted.schema is None:
+            return joined(list(pieces()), wanted=wanted).to_reader()
+        if stored is not None:
+            schemas.setdefault(id(stored), _chosen(pa, _facts_of(pa, stored.arrow, wanted), wanted).schema)
+    try:
+        schema = pa.unify_schemas(schemas.values(), promote_options="permissive") if schemas else pa.schema([])
+    except pa.ArrowException as error:
+        raise _apart(error) from None
+    if wanted.schema is not None:
+        schema = _chosen(pa, _facts_of(pa, wanted.schema, wanted), wanted).schema
+
+    def batches() -> Iterator[Any]:
+        for table in _parts(pa, pieces(), "arrow", wanted):
+            yield from _with_schema(pa, table, schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _facts_of(pa: Any, schema: Any, wanted: Selection) -> Any:
+    """An empty table with the columns of a schema, and those of the facts that are asked for."""
+    own = schema if wanted.schema is None else wanted.schema
+    return _with_facts(pa, own.empty_table(), []) if wanted.facts else own.empty_table()
 
 
 def _with_schema(pa: Any, table: Any, schema: Any) -> Any:
@@ -136,11 +213,15 @@ def _with_facts(pa: Any, table: Any, pieces: Sequence[Piece]) -> Any:
         columns[0].append(pa.repeat(pa.scalar(piece.log.partition, pa.int64()), count))
         first = piece.batch.index(piece.low)
         columns[1].append(pa.array(range(first, first + count), pa.int64()))
-        time = clock.to_datetime(piece.batch.head.time_ns)
-        columns[2].append(pa.repeat(pa.scalar(time), count))
-    for place, (name, arrays) in enumerate(zip(("q/partition", "q/index", "q/time"), columns)):
-        table = table.add_column(place, name, pa.chunked_array(arrays))
+        time = pa.scalar(clock.to_datetime(piece.batch.head.time_ns), pa.timestamp("us", "UTC"))
+        columns[2].append(pa.repeat(time, count))
+    for place, ((name, kind), arrays) in enumerate(zip(_fact_types(pa).items(), columns)):
+        table = table.add_column(place, name, pa.chunked_array(arrays, kind))
     return table
+
+
+def _fact_types(pa: Any) -> dict[str, Any]:
+    return {"q/partition": pa.int64(), "q/index": pa.int64(), "q/time": pa.timestamp("us", "UTC")}
 
 
 def messages_of(result: Any) -> Any:
