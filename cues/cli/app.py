@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "top": "Rates, lag, latency and workers of a graph, live.",
     "queues": "The queues of a store.",
     "tail": "Print messages of a queue, and follow it.",
+    "sql": "A SQL query over the queues and states of a graph.",
     "send": "Append messages to a queue.",
     "import": "Append the messages of files to a queue, each once.",
     "export": "Write the messages of a queue to a file.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -24,6 +24,7 @@ from cues.operate.refused import Refused
 from cues.operate.seeking import FORM, PlannedSeek, SeekRequest, subject_of, units_of
 from cues.operate.shape import ProcessorShape, Shape, merged
 from cues.operate.target import Target, queue_of
+from cues.queues import tables
 from cues.queues.committed import Isolation
 from cues.spark.cluster import inspection, lease, operations
 from cues.spark.cluster.directory import PartitionLog
@@ -193,6 +194,19 @@ class DirectoryPlace:
         if queue.partition("/")[0] not in inspection.queues_of(self.location):
             raise QueueNotFound(f"The directory has no queue {queue!r}.", "go to another one.", queue=queue)
         return DirectoryReader(self.location, queue if partition is None else f"{queue}/{partition}")
+
+    def tables(self, metadata: bool) -> Mapping[str, Callable[[], Any]]:
+        """The tables of :mod:`cues.operate.sql` by name: how each is read as a stream of Arrow."""
+        return {name: functools.partial(self._scan, name, metadata) for name in inspection.queues_of(self.location)}
+
+    def _scan(self, name: str, metadata: bool) -> Any:
+        found = [each for each in self.reader_of(name).forward() if isinstance(each, FoundMessage)]
+        facts: dict[str, list[Any]] = {
+            "q/partition": [each.partition for each in found],
+            "q/index": [each.index for each in found],
+            "q/time": [each.time for each in found],
+        }
+        return tables.table_of("arrow", [each.message for each in found], None, facts if metadata else None)
 
     # --- processors ---
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -19,7 +20,7 @@ from cues.errors import QueueNotFound
 from cues.graphs import draw
 from cues.graphs.graph import Graph
 from cues.graphs.graphfile import shown
-from cues.operate import form, lineage, positions, seeking, steps
+from cues.operate import form, lineage, positions, seeking, sql, steps
 from cues.operate.changes import Growth, PlannedPurges, refuse_partition
 from cues.operate.failed import FailedMessages
 from cues.operate.positions import Position
@@ -167,14 +168,18 @@ class StorePlace:
 
     def _elsewhere(self) -> Iterator[QueueMetrics]:
         """The graph's existing queues in other stores."""
+        for name, path in self._paths_elsewhere():
+            with contextlib.suppress(QueueNotFound):
+                row = metrics.of_queue(self.opened(path), name)
+                yield replace(row, options=replace(row.options, path=shown(path)) if row.options else None)
+
+    def _paths_elsewhere(self) -> Iterator[tuple[str, Path]]:
+        """The graph's queues in other stores that exist, and the paths of these."""
         for name, options in self.graph.plan().queues.items() if self.graph is not None else ():
-            if self.graph is None or options.path is None:
-                continue
-            path = self.graph.place(options.path)
-            if (path / "data.mdb").exists():
-                with contextlib.suppress(QueueNotFound):
-                    row = metrics.of_queue(self.opened(path), name)
-                    yield replace(row, options=replace(row.options, path=shown(path)) if row.options else None)
+            if self.graph is not None and options.path is not None:
+                path = self.graph.place(options.path)
+                if (path / "data.mdb").exists():
+                    yield name, path
 
     # --- read ---
 
@@ -232,6 +237,22 @@ class StorePlace:
         """Rows of the state under one key: key, field and value."""
         fields = StateTable(self.store, lineage.unit_key(self.store, unit)).view(key)
         return [(key, field, fields[field]) for field in islice(fields, count)]
+
+    def tables(self, metadata: bool) -> Mapping[str, Callable[[], Any]]:
+        """The tables of :mod:`cues.operate.sql` by name: how each is read as a stream of Arrow."""
+        own = {name: functools.partial(self._scan, name, metadata) for name in self.store.queues()}
+        own |= {name: functools.partial(self._scan, name, metadata, path) for name, path in self._paths_elsewhere()}
+        states: dict[str, list[ProcessorId]] = {}
+        for unit in self.processors():
+            states.setdefault(processor_of(unit).partition(".")[2], []).append(unit)
+        return {sql.STATE + name: functools.partial(self._states, units) for name, units in states.items()} | own
+
+    def _scan(self, name: str, metadata: bool, path: Path | None = None) -> Any:
+        return (self.store if path is None else self.opened(path)).queue(name).scan(metadata=metadata)
+
+    def _states(self, units: Sequence[ProcessorId]) -> Any:
+        rows = [row[1:] for unit in units for row in rows_under(self.store, lineage.unit_key(self.store, unit), b"")]
+        return sql.state_table(rows)
 
     # --- failed messages ---
 
