@@ -61,6 +61,7 @@ COMMANDS = {
     "top": "top {shop} --once --every 0.1",
     "queues": "queues {shop}",
     "tail": "tail {shop}#orders --meta",
+    "sql": 'sql {shop} from"orders"',
     "send": "send {shop}#orders n=1 name=x",
     "import": "import {store}#more {folder}/more.jsonl --create",
     "export": "export {shop}#orders",
