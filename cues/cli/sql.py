@@ -45,7 +45,7 @@ def sql(place: Place, query: str, meta: bool, as_csv: bool, parquet: Path | None
         raise WrongUsage("--csv and --parquet are two forms of the result.", "give one of them.")
     if parquet is not None and parquet.exists():
         raise WrongUsage(f"The file {parquet} exists already.", "give another name, or remove the file.")
-    with result_of(place, sys.stdin.read() if query == "-" else query, meta) as result:
+    with result_of(sys.stdin.read() if query == "-" else query, place.tables(meta)) as result:
         if parquet is not None:
             written = _to_parquet(result, parquet)
             output.say(f"{count(written, 'row')} written to {parquet}", file=str(parquet), rows=written)

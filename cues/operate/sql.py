@@ -11,17 +11,14 @@ or write anything else.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from cues.errors import NotInstalled
 from cues.jsontext import show
 from cues.operate.refused import Refused
 from cues.queues import tables
 from cues.records import columns
-
-if TYPE_CHECKING:
-    from cues.operate.place import Place
 
 STATE: Final = "state_"
 """The beginning of the name of a processor's state."""
@@ -44,17 +41,16 @@ class Stream:
 
 
 @contextlib.contextmanager
-def result_of(place: Place, query: str, metadata: bool = False) -> Iterator[Any]:
+def result_of(query: str, known: Mapping[str, Callable[[], Any]]) -> Iterator[Any]:
     """Run a query, and yield its result as a ``pyarrow.RecordBatchReader``.
 
-    ``metadata``: queues also have the columns ``q/partition``, ``q/index`` and ``q/time``. Raises :class:`Refused` for
-    what DuckDB refuses, and :class:`NotInstalled` without it.
+    ``known``: the tables of a place (its method ``tables``). Raises :class:`Refused` for what DuckDB refuses, and
+    :class:`NotInstalled` without it.
     """
     try:
         import duckdb
     except ImportError:
         raise NotInstalled("cues sql needs the package duckdb.", "pip install 'cues-streams[sql,files]'.") from None
-    known = place.tables(metadata)
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         for name, read in known.items():
