@@ -278,7 +278,11 @@ def test_no_store_to_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.damages_stores
-@pytest.mark.parametrize("content", [b"x", b"\0" * 4096, b"\0" * 100_000, os.urandom(100_000), b"hello\n" * 5000])
+@pytest.mark.parametrize(
+    "content",
+    [b"x", b"\0" * 4096, b"\0" * 100_000, random.Random(1).randbytes(100_000), b"hello\n" * 5000],
+    ids=["a byte", "a page", "zeros", "noise", "text"],
+)
 def test_another_file_that_is_called_data_mdb(tmp_path: Path, content: bytes) -> None:
     data = tmp_path / "store" / "data.mdb"
     data.parent.mkdir()
