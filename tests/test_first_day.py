@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,13 @@ def price(order):
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUES_STORE", raising=False)
     path = tmp_path / f"shop_{tmp_path.name}.py"  # a module is imported once under its name
     path.write_text(GRAPH)
-    return path
+    yield path
+    sys.modules.pop(path.stem, None)  # the directory of a test that passed is removed, and its name is free again
 
 
 def test_fail_on_errors_and_the_count_of_unresolved_errors(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:

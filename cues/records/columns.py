@@ -18,7 +18,6 @@ record of columns.
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 import xxhash
 
-from cues.base import names
+from cues.base import logs, names
 from cues.errors import InvalidArgument, MessageTooLarge, NotInstalled, ReservedKey
 
 ROWS_MAX: Final = 0xFFFF
@@ -39,7 +38,7 @@ COMPRESSIONS: Final = ("lz4", "zstd")
 _HEAD: Final = struct.Struct(">8sI")
 _END_BYTES: Final = 8
 """The end of a stream of Arrow, which a record does not keep."""
-_log = logging.getLogger("cues.records")
+_log = logs.logger("cues.records")
 
 
 def arrow() -> Any:

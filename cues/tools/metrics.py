@@ -324,7 +324,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
     taken, stepped = _steps(store, id)
     holder = owner(store, id, row)
     is_source = topology.kind == "source"
-    figures = known.of(row.owner).get(id, {}) if holder is not None else {}
+    figures = known.of(row.owner).get(id, {}) if holder is not None and not _is_starting(row, holder) else {}
     counters = Counters.from_dict(figures) if figures else None
     recent = Histogram.from_json(figures["recent"]) if "recent" in figures and holder and holder.lease_s else None
     if is_source:
@@ -362,6 +362,14 @@ def owner(store: Store, processor: ProcessorId, row: ProcessorRow | None = None)
         with store.core.view() as txn:
             row = processor_rows.read_row(txn, processor)
     return Owner(pid, locks.process_state(pid), _lease_s(store, row))
+
+
+def _is_starting(row: ProcessorRow, holder: Owner) -> bool:
+    """Return whether the process with the lock has not claimed the processor yet: the row is that of a dead one.
+
+    After a takeover a row is also of another process than the lock, but that one is alive.
+    """
+    return holder.pid not in (0, row.pid) and locks.process_state(row.pid) in ("gone", "dead, not reaped")
 
 
 def _beaten(store: Store, row: ProcessorRow) -> datetime | None:
