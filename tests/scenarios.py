@@ -20,6 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 import cues
 from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
 from cues.base.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
@@ -59,6 +62,8 @@ class Scenario:
     """Between the runs a queue is made, and removed again by a compaction of the store."""
     grows: tuple[tuple[str, int], ...] = ()
     """Queues that have so many partitions from the second run on."""
+    tables: bool = False
+    """Messages are fed as tables, not as dicts."""
     keep: tuple[int, int] | None = None
     """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
 
@@ -195,6 +200,31 @@ def batches_halved(messages: list[Message], process: Any) -> dict[str, Any]:
         if message["n"] in (1, 4):
             raise ValueError("poison")
     return found
+
+
+def tables(table: Any, process: Any) -> Any:
+    """Columns with the place and the number of each row, and one row less."""
+    tell(process, table["n"].to_pylist())
+    before = process.state.get("rows", 0)
+    process.state["rows"] = before + table.num_rows
+    table = table.append_column("twice", pc.multiply(table["n"], 2))
+    table = table.append_column("index", pa.array(process.indices))
+    table = table.append_column("row", pa.array(range(before, before + table.num_rows)))
+    return table.filter(pc.not_equal(table["n"], 2))
+
+
+def tables_halved(table: Any, process: Any) -> dict[str, Any]:
+    """Two messages fail in any table that has one of them, when the state has changed already."""
+    numbers = list(table["n"]) if hasattr(table, "to_dicts") else table["n"].to_pylist()
+    tell(process, numbers)
+    seen = [*process.state.get("seen", []), *numbers]
+    process.state["seen"] = seen
+    if {1, 4} & set(numbers):
+        raise ValueError("poison")
+    rows = [{"n": n, "seen": seen[: seen.index(n) + 1]} for n in numbers]
+    schema = pa.schema([("n", pa.int64()), ("seen", pa.list_(pa.int64()))])
+    parts = {name: [row for row in rows if row["n"] % 2 == odd] for odd, name in enumerate(("even", "odd"))}
+    return {name: pa.Table.from_pylist(part, schema) for name, part in parts.items()}
 
 
 def pairs(left: Message, right: Message, process: Any) -> Message:
@@ -400,6 +430,31 @@ SCENARIOS: dict[str, Scenario] = {
         IN,
         goes=1,
         repeats=True,
+    ),
+    "table function": Scenario(
+        graph(Stream(tables, "in", "out", batch="arrow", batch_size=3), Stream(passed, "out", "rows")), IN, tables=True
+    ),
+    "table function of messages that is halved": Scenario(
+        graph(
+            Stream(
+                tables_halved, "in", {"even": "q0", "odd": "q1"}, batch="polars", batch_size=7, step_s=None, retries=1
+            ),
+            errors="errors",
+            queues=abroad("q1", "errors") | {"q0": QueueOptions(partitions=2, key="n")},
+        ),
+        IN,
+        goes=1,
+    ),
+    "table function abroad with side effects that is halved": Scenario(
+        graph(
+            Stream(tables_halved, "in", {"even": "q0", "odd": "q1"}, batch="arrow", step_s=None, side_effects=True),
+            errors="errors",
+            queues=abroad("in", "q0"),
+        ),
+        IN,
+        goes=1,
+        repeats=True,
+        tables=True,
     ),
     "batch function abroad that is halved": Scenario(
         graph(
@@ -664,7 +719,9 @@ def drive(name: str, path: str) -> None:
                 opened = stores.queue(queue)
                 while missing := messages[min(sum(row.next - 1 for row in opened.core.rows()), upto) : upto]:
                     appender = opened.appender()
-                    if len(missing) > 2:
+                    if scenario.tables:
+                        appender.write_table(pa.Table.from_pylist(missing[:2]))
+                    elif len(missing) > 2:
                         appender.write_many(missing[:2])
                     else:
                         appender.write(missing[0])

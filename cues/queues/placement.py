@@ -63,18 +63,19 @@ class Placer:
         """Return the messages by partition, a watermark on each. Raises the errors of :meth:`Router.place`."""
         if options is not self._options:
             self._follow(options)
-        return self._divided(options, self._router.place(messages))
+        return shares_of(self._router.place(messages), options.partitions)
 
     def table_shares(self, options: QueueOptions, table: Any) -> list[PartitionShare]:
         """Return the rows of a table by partition, as :meth:`shares` does for messages."""
         if options is not self._options:
             self._follow(options)
-        placed = self._router.place_table(table)
-        return self._divided(options, placed if isinstance(placed, list) else placed.to_pylist())
+        return shares_of(self._router.place_table(table), options.partitions)
 
-    def _divided(self, options: QueueOptions, placed: Sequence[int]) -> list[PartitionShare]:
-        shares: dict[int, list[int]] = {}
-        for offset, partition in enumerate(placed):
-            for each in range(options.partitions) if partition == EVERY else (partition,):
-                shares.setdefault(each, []).append(offset)
-        return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]
+
+def shares_of(placed: Any, partitions: int) -> list[PartitionShare]:
+    """Return the messages of each partition; ``placed`` is a list or an Arrow array, as a :class:`Router` makes it."""
+    shares: dict[int, list[int]] = {}
+    for offset, partition in enumerate(placed if isinstance(placed, list) else placed.to_pylist()):
+        for each in range(partitions) if partition == EVERY else (partition,):
+            shares.setdefault(each, []).append(offset)
+    return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]

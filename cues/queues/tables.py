@@ -224,6 +224,72 @@ def _fact_types(pa: Any) -> dict[str, Any]:
     return {"q/partition": pa.int64(), "q/index": pa.int64(), "q/time": pa.timestamp("us", "UTC")}
 
 
+class Rows:
+    """The messages of a step whose function takes tables. Dicts are made only for those who ask for one."""
+
+    __slots__ = ("_messages", "pieces")
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        self._messages: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return sum(piece.high - piece.low for piece in self.pieces)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._decoded())
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one message; for a slice from the beginning the rows of these messages."""
+        if not isinstance(place, slice):
+            return self._decoded()[place]
+        left, pieces = len(range(*place.indices(len(self)))), []
+        for piece in self.pieces:
+            size = min(left, piece.high - piece.low)
+            if size:
+                pieces.append(piece._replace(high=piece.low + size))
+            left -= size
+        return Rows(pieces)
+
+    def __setitem__(self, place: int, message: dict[str, Any]) -> None:
+        self._decoded()[place] = message
+
+    def _decoded(self) -> list[dict[str, Any]]:
+        if self._messages is None:
+            self._messages = [m for piece in self.pieces for m in piece.batch.messages()[piece.low : piece.high]]
+        return self._messages
+
+    def forget(self) -> None:
+        """Drop the dicts, which a function may have changed."""
+        self._messages = None
+
+    def table(self, kind: str, schema: Any) -> Any:
+        """Return the messages as a table that a function takes."""
+        return joined(self.pieces, kind, Selection(schema))
+
+
+class Returned(NamedTuple):
+    """What a function of tables returned: a table, or a dict of tables by output."""
+
+    value: Any
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table of pyarrow, polars or pandas."""
+    module = type(value).__module__.partition(".")[0]
+    return (module == "pyarrow" and hasattr(value, "column_names")) or (
+        module in ("polars", "pandas") and hasattr(value, "columns") and hasattr(value, "__arrow_c_stream__")
+    )
+
+
+def returned(result: Any) -> Any:
+    """Return the result of a function of tables as :class:`Returned`, if all of it is tables; else as messages."""
+    found = result.values() if isinstance(result, dict) else (result,)
+    if all(each is None or is_table(each) for each in found) and any(each is not None for each in found):
+        return Returned(result)
+    return messages_of(result)
+
+
 def messages_of(result: Any) -> Any:
     """Return the messages of a table that a function returned; of a dict of tables, those of each. Others stay."""
     if isinstance(result, dict):

@@ -209,6 +209,12 @@ def unpack_job(packed: bytes) -> Any:
     return _jobs[key]
 
 
+class ExecutorRunner(Runner):
+    """Its results travel as packed messages, also those of tables."""
+
+    keeps_tables = False
+
+
 def runner_of(
     job: Job,
     generation: int,
@@ -217,7 +223,7 @@ def runner_of(
     counters: events.Counters,
     layer: Layer | None = None,
     process_type: type[Process] = Process,
-    runner_type: type[Runner] = Runner,
+    runner_type: type[Runner] = ExecutorRunner,
 ) -> Runner:
     """The runner that calls the job's function.
 

@@ -20,7 +20,9 @@ from cues.errors import CodecError
 from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, Router, is_watermark
+from cues.queues.placement import PartitionShare, shares_of
 from cues.records import batch as batches
+from cues.records import columns
 from cues.records import stamps as stamping
 from cues.records.batch import Page
 from cues.records.provenance import Provenance
@@ -90,6 +92,18 @@ class Packer:
         if self._router is not None:
             (packed.place,) = self._router.place([message])
         return packed
+
+    def table(self, value: Any) -> tuple[Any, list[PartitionShare] | None]:
+        """Check the rows of a table, as :meth:`pack` does a message; return a ``pyarrow.Table``, and its partitions.
+
+        The partitions are None if the append chooses them.
+        """
+        options = self.options
+        assert options is not None
+        table = columns.checked(columns.table_of(value))
+        for _ in columns.cut(table, options.max_message_bytes):
+            pass  # a row beyond the limit is refused
+        return table, None if self._router is None else shares_of(self._router.place_table(table), options.partitions)
 
     def check(self, packed: bytes, came: Provenance) -> None:
         """Raise the error that a packed message with this provenance would raise at its commit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cues import codec
 from cues.native import mypyc_attr
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cues.queues.queue import Queue
     from cues.records.batch import Page
     from cues.steps.failure import Failure
-    from cues.steps.results import Output
+    from cues.steps.results import Output, TableOutput
     from cues.steps.tries import Taking
 
 
@@ -54,6 +54,16 @@ class Part:
         """The index of its first pending message in each log of another store (pending.py)."""
         self.indices: dict[str, int] = {}
         """The index of its first message in each log of the home store, after it was written."""
+
+
+def divided_table(queue: Queue, output: TableOutput) -> list[tuple[Queue, Any]]:
+    """Return the rows of a table for each log of its queue."""
+    if not output.table.num_rows:
+        return []
+    if not queue.core.is_partitioned:
+        return [(queue, output.table)]
+    shares = queue.core.table_shares(output.table) if output.shares is None else output.shares
+    return [(view_of(queue, share.partition), output.table.take(share.offsets)) for share in shares]
 
 
 def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 
 from cues.errors import CuesError
 from cues.records import batch as batches
+from cues.records import columns
 from cues.steps import outgoing, tries
 from cues.steps.failure import Failure, error_message
-from cues.steps.part import Part, divided
+from cues.steps.part import Part, divided, divided_table
+from cues.steps.results import TableOutput
 
 if TYPE_CHECKING:
+    from cues.queues.queue import Queue
     from cues.steps.abroad import Abroad, Appends
     from cues.steps.copies import Copies
     from cues.steps.hashes import Hasher
@@ -79,6 +82,8 @@ class PartBuilder:
         for binding, queue, imperative in self._targets:
             output = (results.writes if imperative else results.outputs).get(binding)
             if output is None or not output.items:
+                if isinstance(output, TableOutput):
+                    written += self._append_table(appends, queue, output, digest, taken)
                 continue
             if stop - start < taken.count:
                 output = output.between(start, stop)
@@ -103,10 +108,28 @@ class PartBuilder:
             appends = abroad.at_home(appends, digest)
         return Part(start, stop, digest, taking, None, appends, written)
 
+    def _append_table(self, appends: Appends, queue: Queue, output: TableOutput, digest: bytes, taken: Taken) -> int:
+        """Build the records of a table that the function returned, on each partition; return the number of rows."""
+        options, written = queue.core.options, 0
+        came = taken.carried() if taken.traced and not options.strips else None
+        for log, rows in divided_table(queue, output):
+            count = rows.num_rows
+            origins = None if came is None else came.spread(count)
+            stamps = None if self.abroad is None else self.abroad.stamps(log, count)
+            if stamps is None:
+                limit = batches.OWN_BYTES_MAX  # rows were measured when the call returned
+                pages = batches.build_table(rows, limit, digest, origins, options.strips, options.compression)
+            else:  # each message has an identity of its own
+                messages = [row for some in rows.to_batches() for row in columns.rows(some)]
+                pages = batches.build(messages, batches.OWN_BYTES_MAX, digest, origins, stamps=stamps)
+            appends.append((log, pages))
+            written += count
+        return written
+
     def failed(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
         assert self._errors is not None
         digest, taking = self.identify(taken, start, stop)
-        messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
+        messages = {s.binding: s.pristine_between(start, stop) for s in taken.slices}
         record = error_message(self._node, messages, failure)
         if self.copies is not None:
             record |= self.copies.origins(taken, start, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from cues.graphs.options import TABLES
 from cues.queues.base import read_as, view_of
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.taking import Input
@@ -32,6 +33,8 @@ class Ports:
         self.node = node
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
+        for input in self.inputs:
+            input.as_tables = node.options.batch in TABLES
         if imperative is None:
             imperative = Imperative(
                 node.id,

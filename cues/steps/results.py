@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cues.graphs.processor import Node
 from cues.native import mypyc_attr
 from cues.steps.failure import Failure
+
+if TYPE_CHECKING:
+    from cues.queues.placement import PartitionShare
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # or pickle could not make one without arguments
@@ -28,6 +31,18 @@ class Output:
             return Output(self.items[start:stop])
         low, high = bisect_left(self.origins, start), bisect_left(self.origins, stop)
         return Output(self.items[low:high], self.origins[low:high])
+
+
+class TableOutput(Output):
+    """The rows of a table for one binding, in place of packed messages. Only a batch function returns one."""
+
+    __slots__ = ("shares", "table")
+
+    def __init__(self, table: Any, shares: list[PartitionShare] | None) -> None:
+        """``shares``: the rows of each partition, if the message decides; None if the append chooses."""
+        super().__init__([])
+        self.table = table
+        self.shares = shares
 
 
 class Cut(NamedTuple):

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import codec
 from cues.errors import ReturnError
 from cues.graphs.processor import Node
+from cues.queues.tables import Returned
 from cues.records import batch as batches
 from cues.schemas import message_of
 from cues.steps.failure import Failure
 from cues.steps.imperative import Imperative
 from cues.steps.outgoing import Packer
-from cues.steps.results import Output, Results
+from cues.steps.results import Output, Results, TableOutput
 
 if TYPE_CHECKING:
     from cues.records.provenance import Provenance
@@ -204,6 +205,8 @@ class ReturnedMessages:
         came = self.provenance
         if came is None and type(result) is dict and self._only is not None:
             return self._only.pack(result)
+        if type(result) is Returned:
+            return self._tables(result.value)
         if came is not None:
             came = came.slice(offset, offset + 1)
             if self._imperative is not None:
@@ -218,6 +221,17 @@ class ReturnedMessages:
         return {
             binding: [self._packers[binding].pack(item, came) for item in items] for binding, items in messages.items()
         }
+
+    def _tables(self, value: Any) -> dict[str, TableOutput]:
+        """Check and place the tables that a call returned. A wrong one is a failure of this call, as any result is."""
+        if not self._bindings:
+            self._by_binding([])  # raises; a sink ignores its result
+            return {}
+        if self._node.returns_messages:
+            by_binding = dict.fromkeys(self._bindings, value)
+        else:
+            by_binding = {name: each for name, each in self._by_output_of(value).items() if each is not None}
+        return {name: TableOutput(*self._packers[name].table(each)) for name, each in by_binding.items()}
 
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""
@@ -246,23 +260,28 @@ class ReturnedMessages:
             )
         if self._node.returns_messages:
             return dict.fromkeys(self._bindings, self._messages(result, ""))
+        messages: dict[str, list[Any]] = {}
+        for binding, value in self._by_output_of(result).items():
+            if value is not None:
+                messages[binding] = self._messages(value, f" for {binding!r}")
+        return messages
+
+    def _by_output_of(self, result: Any) -> dict[str, Any]:
+        """A result for several outputs: a dict by binding. Raises :class:`ReturnError`."""
         if not isinstance(result, dict):
             raise ReturnError(
                 f"{self._node.id} returned {type(result).__name__}; with several outputs a function returns"
                 f" a dict by binding ({', '.join(map(repr, self._bindings))}) or None.",
                 f"return {{{self._bindings[0]!r}: message}}.",
             )
-        messages: dict[str, list[Any]] = {}
-        for binding, value in result.items():
+        for binding in result:
             if binding not in self._bindings:
                 raise ReturnError(
                     f"{self._node.id} returned a message for {binding!r}, which is not an output; its outputs are"
                     f" {', '.join(map(repr, self._bindings))}.",
                     "return one of those bindings.",
                 )
-            if value is not None:
-                messages[binding] = self._messages(value, f" for {binding!r}")
-        return messages
+        return result
 
     def check_ran(self, result: Any) -> None:
         """Refuse the result of a function whose body has not run: a sink that returns one has done nothing."""

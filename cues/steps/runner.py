@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
+from cues.graphs.options import BATCH_SIZE, TABLE_SIZE, TABLES
 from cues.graphs.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.options import QueueOptions
+from cues.queues.tables import Returned
 from cues.records import batch as batches
 from cues.steps import concurrency
 from cues.steps.calls import Calls, Interrupted, Pause
@@ -76,6 +78,8 @@ class Runner(Calls):
     """Calls the function of one stream or sink."""
 
     packer: ClassVar[type[Packer]] = Packer
+    keeps_tables: ClassVar[bool] = True
+    """Whether tables that the function returns are written as such; False: as the messages of their rows."""
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class Runner(Calls):
         """Calls plain functions that have ``timeout_s``."""
         if self._limit_s is not None and self._loop is None:
             self._limited = Limited(f"cues {node.id} call", self._limit_s)
-        self._fn = adapted(node, self._fn)
+        self._fn = adapted(node, self._fn, self.keeps_tables)
         self._typed = self._fn if isinstance(self._fn, TypedFunction) else None
         self._invoke = invocation(node, self._fn, self._returned.check_ran)
         # A target that keeps the index of its last message would count a failed message before it as done. So the
@@ -162,8 +166,9 @@ class Runner(Calls):
 
     def _pace(self) -> Pace:
         options = self._node.options
+        size = TABLE_SIZE if options.batch in TABLES and options.batch_size == BATCH_SIZE else options.batch_size
         return Pace(
-            options.batch_size,
+            size,
             None if self._node.kind == "frame" or options.linger_s else options.step_s,
             # Calls of one key run one after another: calls of others may be far ahead when the step is closed.
             small=bool(
@@ -559,6 +564,8 @@ class Runner(Calls):
                 layer.settle()
                 if self._imperative is not None:
                     self._imperative.settle(last)
+                if type(result) is Returned:
+                    return Results(kept, {}, taken.count)
                 return self._returned.collect([None] * last + [kept], {})
             except _STOPS:
                 raise
@@ -569,12 +576,11 @@ class Runner(Calls):
                 if (wait := self._next(repeats, error)) is None:
                     break
                 self._wait(wait, error)
-                for offset in range(taken.count):
-                    taken.restored(offset)
+                taken.anew()
         return Results({b: Output([]) for b in self._bindings}, {0: self._failure(error, repeats.count)})
 
     def _call_batch(self, taken: Taken, process: Process) -> Any:
-        columns: list[list[Any]] = [s.messages for s in taken.slices]
+        columns: list[Any] = [s.messages for s in taken.slices]
         if self._filtered:
             columns = []
             for piece in taken.slices:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues.native import mypyc_attr
 from cues.queues import rollback
-from cues.queues.cursor import producer_of
+from cues.queues.cursor import Piece, producer_of
+from cues.queues.tables import Rows
 from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
@@ -44,8 +45,9 @@ class Slice:
 
     __slots__ = ("batches", "input", "messages", "start", "stop")
 
-    def __init__(self, input: Any, start: int, messages: list[dict[str, Any]], batches: list[Batch]) -> None:
-        """``input``: the :class:`Input`, or what has the attributes of one that the user of this slice needs."""
+    def __init__(self, input: Any, start: int, messages: Any, batches: list[Batch]) -> None:
+        """``input``: the :class:`Input`, or what has the attributes of one that the user of this slice needs.
+        ``messages``: a list of dicts; for a function of tables :class:`cues.queues.tables.Rows`."""
         self.input: Any = input
         self.start = start
         self.stop = start + len(messages)
@@ -76,6 +78,15 @@ class Slice:
             if batch.first <= index < batch.next:
                 return batch.messages()[index - batch.first]
         raise AssertionError(f"index {index} was not taken")
+
+    def pristine_between(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """The messages at the offsets ``start`` to ``stop``, each record decoded once."""
+        low, high = self.start + start, self.start + stop
+        found: list[dict[str, Any]] = []
+        for batch in self.batches:
+            if batch.first < high and low < batch.next:
+                found += batch.messages()[max(low - batch.first, 0) : high - batch.first]
+        return found
 
     def seal(self) -> bytes:
         """The checksum of the batch that has the last message."""
@@ -189,8 +200,11 @@ class Taken:
 
     def anew(self) -> Taken:
         """The same step with all messages as they are on the queues, to run the function again."""
-        for offset in range(self.count):
-            self.restored(offset)
+        for piece in self.slices:
+            if isinstance(piece.messages, Rows):
+                piece.messages.forget()
+            else:
+                piece.messages = piece.pristine_between(0, self.count)
         return self
 
 
@@ -222,6 +236,8 @@ class Input:
         """The last copying."""
         self.delays = False
         """True if a message that was read ahead may have a time of delivery."""
+        self.as_tables = False
+        """True if the function takes tables: messages are not decoded here."""
         self._purges = -1
         self._line: timeline.Line | None = None
 
@@ -299,7 +315,7 @@ class Input:
             if self.on_pending is not None and opened.head.stamps_at and is_pending(opened.value):
                 tell, self.on_pending = self.on_pending, None
                 tell(producer_of(opened))
-            self._ahead.append((opened, opened.messages()))
+            self._ahead.append((opened, [] if self.as_tables else opened.messages()))
             if opened.head.provenance is not None and opened.delays:
                 self.delays = True
             self._loaded = opened.next
@@ -307,9 +323,9 @@ class Input:
     def times(self, count: int) -> list[int]:
         """The times of delivery of the next ``count`` messages, which were read ahead; 0 without one."""
         times: list[int] = []
-        for opened, messages in self._ahead:
+        for opened, _ in self._ahead:
             low = max(self.index - opened.first, 0)
-            some = opened.provenance("", frozenset()).times() if opened.delays else [0] * len(messages)
+            some = opened.provenance("", frozenset()).times() if opened.delays else [0] * opened.head.count
             times += some[low:]
             if len(times) >= count:
                 break
@@ -320,6 +336,8 @@ class Input:
         start, stop = self.index, self.index + count
         ahead = self._ahead
         opened, messages = ahead[0]
+        if self.as_tables:
+            return self._take_rows(start, stop)
         low = start - opened.first
         if low >= 0 and stop < opened.next:  # a part of one record, as a small step takes it
             self.index = stop
@@ -334,8 +352,24 @@ class Input:
             taken += messages if high - low == len(messages) else messages[low:high]
             batches.append(opened)
             rest += opened.next <= stop
-        del ahead[:rest]
-        if not ahead:
+        self._taken_to(stop, rest)
+        return Slice(self, start, taken, batches)
+
+    def _take_rows(self, start: int, stop: int) -> Slice:
+        """Take messages for a function of tables: the parts of the records, none of which is decoded."""
+        pieces: list[Piece] = []
+        rest = 0
+        for opened, _ in self._ahead:
+            if opened.first >= stop:
+                break
+            pieces.append(Piece(self.log, opened, max(start - opened.first, 0), min(stop, opened.next) - opened.first))
+            rest += opened.next <= stop
+        self._taken_to(stop, rest)
+        return Slice(self, start, Rows(pieces), [piece.batch for piece in pieces])
+
+    def _taken_to(self, stop: int, rest: int) -> None:
+        """Move to ``stop``, and drop the first ``rest`` records that were read ahead."""
+        del self._ahead[:rest]
+        if not self._ahead:
             self.delays = False
         self.index = stop
-        return Slice(self, start, taken, batches)

@@ -4,7 +4,7 @@
 
     message function     fn(Order)               a message that does not fit is the failure of its call
     batch=True           fn([Order, …])          one that does not fit is the failure of its step, as any error is
-    batch="arrow"        fn(pyarrow.Table)       a table that is returned becomes a list of messages
+    batch="arrow"        fn(pyarrow.Table)       a table that is returned is written as one, without dicts
 
 Objects that a function returns are made messages by :mod:`cues.steps.returned`. Both are inside the call, so filters,
 retries, error queues and transactions of sinks treat a message that does not fit like any other failure, on every
@@ -66,22 +66,30 @@ class TypedFunction:
 class TableFunction:
     """A batch function that is called with a table."""
 
-    def __init__(self, node: Node, fn: Function) -> None:
+    def __init__(self, node: Node, fn: Function, keeps_tables: bool = False) -> None:
         from cues.queues import tables
 
         self._fn = fn
         self._kind = str(node.options.batch)
         self._schema = tables.arrow_schema(typed.table_schema(node.options), self._kind)
-        self._table_of, self._messages_of = tables.table_of, tables.messages_of
+        self._table_of = tables.table_of
+        self._made = tables.returned if keeps_tables else tables.messages_of
 
-    def __call__(self, messages: list[Any], **keywords: Any) -> Any:
-        return self._messages_of(self._fn(self._table_of(self._kind, messages, self._schema), **keywords))
+    def __call__(self, messages: Any, **keywords: Any) -> Any:
+        if isinstance(messages, list):
+            table = self._table_of(self._kind, messages, self._schema)
+        else:
+            table = messages.table(self._kind, self._schema)
+        return self._made(self._fn(table, **keywords))
 
 
-def adapted(node: Node, fn: Function) -> Function | TypedFunction | TableFunction:
-    """Return the function that takes messages, for a function that takes objects or tables."""
+def adapted(node: Node, fn: Function, keeps_tables: bool = False) -> Function | TypedFunction | TableFunction:
+    """Return the function that takes messages, for a function that takes objects or tables.
+
+    ``keeps_tables``: the table that a function returns is written as one, and is not made messages.
+    """
     if node.options.batch in TABLES:
-        return TableFunction(node, fn)
+        return TableFunction(node, fn, keeps_tables)
     return TypedFunction(node, fn, node.schemas) if node.schemas else fn
 
 

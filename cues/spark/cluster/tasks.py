@@ -42,14 +42,22 @@ from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
 from cues.spark.cluster.state_files import StateRun, key_bytes
 from cues.spark.cluster.typed import TypedColumns
-from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
+from cues.spark.executor import (
+    ExecutorRunner,
+    Job,
+    NeedsState,
+    PartReport,
+    reporting,
+    runner_of,
+    travelling,
+    unpack_job,
+)
 from cues.steps.failure import Failure, error_message
 from cues.steps.halving import Halving, halves
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
 from cues.steps.results import Cut, Results
-from cues.steps.runner import Runner
 from cues.steps.state import Changes, StateTable
 from cues.steps.state_parts import key_part
 from cues.steps.taking import Slice, Taken
@@ -227,7 +235,7 @@ class _RowPacker(Packer):
 _NOWHERE: Final = Provenance(1, {})
 
 
-class _RowRunner(Runner):
+class _RowRunner(ExecutorRunner):
     packer = _RowPacker
 
 
