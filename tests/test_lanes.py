@@ -35,7 +35,8 @@ class Sixth(Lane):
 
 
 @pytest.mark.interpreted
-def test_a_lane_and_the_inputs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_lanes_and_the_inputs_take_turns(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[str] = []
 
     def take(message: Any) -> Any:
@@ -43,10 +44,10 @@ def test_a_lane_and_the_inputs_take_turns(monkeypatch: pytest.MonkeyPatch) -> No
         return message
 
     monkeypatch.setattr(Sixth, "turns", turns, raising=False)
-    monkeypatch.setattr(assembly, "LANES", (*assembly.LANES, Sixth))
+    monkeypatch.setattr(assembly, "LANES", (*assembly.LANES, *[Sixth] * lanes))
     graph = Graph("g", [Stream(take, "in", "out", id="take", batch_size=1)], queues={"in": QueueOptions()})
     with testing.temporary_store() as store:
         store.queue("in").appender().write_many([{"n": n} for n in range(5)])
         testing.run_until_idle(graph, store)
         assert len(testing.messages(store, "out")) == 5
-    assert turns == ["lane", "input"] * 5 + ["lane"] * 5
+    assert turns == ([*["lane"] * lanes, "input"]) * 5 + ["lane"] * 5 * lanes

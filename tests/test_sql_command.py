@@ -88,6 +88,47 @@ def test_the_forms_of_a_result(shop: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
     both = command("sql", shop, query, "--csv", "--parquet", tmp_path / "new")
     assert both.code == 2 and "two forms" in both.err
+    both = command("sql", shop, query, "--csv", "--json")
+    assert both.code == 2 and "two forms" in both.err
+
+
+def test_columns_of_one_name_are_all_there(shop: Path) -> None:
+    """A join has the columns of both sides."""
+    query = "select * from orders a join orders b on a.n = b.n where a.n = 5"
+    assert rows(shop, query) == [{"city": "Bern", "n": 5, "city_1": "Bern", "n_1": 5}]
+    assert command("sql", shop, query, "--csv").out == "city,n,city_1,n_1\nBern,5,Bern,5\n"
+
+
+def test_values_in_csv_are_those_of_json(shop: Path) -> None:
+    query = (
+        "select 'a\u200bb,\"c\"' as text, '\\x01'::blob as bytes, timestamp '2026-01-02 03:04:05' as at, null as none"
+    )
+    (row,) = csv.DictReader(io.StringIO(command("sql", shop, query, "--csv").out))
+    (same,) = rows(shop, query)
+    assert row["text"] == same["text"] == 'a\u200bb,"c"' and row["none"] == ""
+    assert row["at"] == same["at"] and json.loads(row["bytes"]) == same["bytes"]
+
+
+def test_a_processor_without_state_and_a_queue_without_messages_have_tables(graph: Path) -> None:
+    with cues.open(graph.parent / "data" / "shop", durability="process") as store:
+        namespace: dict[str, cues.Graph] = {}
+        exec(GRAPH, namespace)
+        cues.testing.run_until_idle(namespace["graph"], store)
+    assert rows(graph, "select * from state_total") == []
+    assert rows(graph, 'select "q/time" from orders', "--meta") == []
+
+
+@pytest.mark.damages_stores
+def test_a_table_that_is_not_named_is_not_read(shop: Path) -> None:
+    """The damage of a queue does not reach a query over another; of one over itself the error is its own."""
+    with cues.open(shop.parent / "data" / "shop") as store:
+        log = store.queue("orders-bad", compression=None)
+        log.appender().write_table(pyarrow.table({"n": range(5_000)}))
+        key = (1).to_bytes(8, "big") + (1).to_bytes(4, "big")
+        store.core.commit(lambda txn: txn.put(key, bytes(4_080), True, True, False, log.core.log.database))
+    assert rows(shop, "select count(*) as n from orders") == [{"n": 6}]
+    failed = command("sql", shop, 'select count(*) from "orders-bad"')
+    assert failed.code == 1 and "The record batch of queue orders-bad" in failed.err, failed.err
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,36 @@ def test_a_queue_is_a_source_for_programs_that_read_arrow(store: cues.Store) -> 
     assert trips.scan().read_all().num_rows == 5
     schema = pa.schema([("n", pa.int32())])
     assert trips.scan(schema=schema).read_all().schema == schema
+    assert trips.to_arrow(where=pc.field("gone") > 2).num_rows == 0  # null, as a field that a message does not have
+    assert trips.to_arrow(where=pc.field("more") > 1)["more"].to_pylist() == [1.5]
     with pytest.raises(errors.InvalidArgument, match="where= does not fit"):
-        trips.to_arrow(where=pc.field("gone") > 2)
-    assert pa.table(store.queue("empty")).shape == (0, 0)
+        trips.to_arrow(where=pc.field("city") > 2)
+    empty = store.queue("empty")
+    assert pa.table(empty).shape == (0, 0)
+    for kept in ({"columns": ["n"]}, {"metadata": True}, {"schema": schema, "metadata": True}):
+        assert empty.to_arrow(**kept).equals(empty.scan(**kept).read_all())  # type: ignore[arg-type]
+    assert empty.to_arrow(metadata=True).column_names == ["q/partition", "q/index", "q/time"]
+    empty.appender().write_many([{}, {}])
+    assert empty.to_arrow(metadata=True)["q/index"].to_pylist() == [1, 2]
+
+
+def test_a_large_dictionary_is_not_in_each_record(store: cues.Store) -> None:
+    names = [f"a name that is long and only once {n}" for n in range(200_000)]
+    queue = store.queue("q")
+    queue.appender().write_table(pa.table({"name": pa.array(names).dictionary_encode()}))
+    assert queue.to_arrow()["name"].to_pylist() == names
+    assert [message["name"] for message in queue.tailer().read_many(3)] == names[:3]
+    with store.core.view() as txn:
+        assert txn.stat(queue.core.log.database)["entries"] < 3_000
+    cities = pa.array(["Bern", "Zug"] * 50).dictionary_encode()
+    few = store.queue("few", max_message_bytes=1_000)
+    few.appender().write_table(pa.table({"city": cities}))
+    assert few.to_arrow()["city"].type == cities.type
+
+
+def test_the_first_value_that_does_not_fit_is_found_in_a_long_queue(store: cues.Store) -> None:
+    queue = store.queue("q")
+    queue.appender().write_many([{"n": n} for n in range(50_000)])
+    queue.appender().write_many([{"n": "text"}, {"n": 1}])
+    with pytest.raises(errors.SchemaError, match=r"\$\[50000\]\.n: expected values of one type, found 'text'"):
+        queue.to_arrow()

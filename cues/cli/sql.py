@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from cues.base.texts import count
-from cues.cli.options import WrongUsage, command, option
+from cues.cli.options import WrongUsage, command, given, option
 from cues.cli.output import CommandOutput, TableColumn, output_options
-from cues.cli.printing import out
+from cues.cli.printing import data, lost
 from cues.cli.target import takes_place
+from cues.jsontext import plain, show
 from cues.operate.place import Place
 from cues.operate.sql import result_of, rows_of
 from cues.txn.journals import written_whole
@@ -41,8 +42,9 @@ def sql(place: Place, query: str, meta: bool, as_csv: bool, parquet: Path | None
       cues sql data/shop "select key, value from state_totals" --csv > totals.csv
       cues sql data/shop "from orders" --parquet orders.parquet
     """
-    if as_csv and parquet is not None:
-        raise WrongUsage("--csv and --parquet are two forms of the result.", "give one of them.")
+    if as_csv and (parquet is not None or given("output")):
+        other = "--parquet" if parquet is not None else f"--{output.form}"
+        raise WrongUsage(f"--csv and {other} are two forms of the result.", "give one of them.")
     if parquet is not None and parquet.exists():
         raise WrongUsage(f"The file {parquet} exists already.", "give another name, or remove the file.")
     with result_of(sys.stdin.read() if query == "-" else query, place.tables(meta)) as result:
@@ -51,9 +53,12 @@ def sql(place: Place, query: str, meta: bool, as_csv: bool, parquet: Path | None
             output.say(f"{count(written, 'row')} written to {parquet}", file=str(parquet), rows=written)
         elif as_csv:
             for line in _csv(result):
-                out(line)
+                if not data(line.encode()):
+                    break
         elif output.json:
             for batch in result:
+                if lost():
+                    break
                 output.rows(rows_of(batch), ())
         else:
             rows = [row for batch in result for row in rows_of(batch)]
@@ -66,7 +71,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _csv(result: Any) -> Iterator[str]:
-    """The lines of a result as CSV; nested values as JSON."""
+    """The lines of a result as CSV; values in the forms of JSON, nested ones as JSON."""
     yield _line(result.schema.names)
     for batch in result:
         for row in rows_of(batch):
@@ -74,11 +79,9 @@ def _csv(result: Any) -> Iterator[str]:
 
 
 def _line(values: Any) -> str:
-    from cues.jsontext import show
-
     text = io.StringIO()
-    plain = [show(value) if isinstance(value, (dict, list)) else value for value in values]
-    csv.writer(text, lineterminator="").writerow(plain)
+    cells = [show(value) if isinstance(simple := plain(value), (dict, list)) else simple for value in values]
+    csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
 
 

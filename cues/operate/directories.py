@@ -195,18 +195,19 @@ class DirectoryPlace:
             raise QueueNotFound(f"The directory has no queue {queue!r}.", "go to another one.", queue=queue)
         return DirectoryReader(self.location, queue if partition is None else f"{queue}/{partition}")
 
-    def tables(self, metadata: bool) -> Mapping[str, Callable[[], Any]]:
-        """The tables of :mod:`cues.operate.sql` by name: how each is read as a stream of Arrow."""
-        return {name: functools.partial(self._scan, name, metadata) for name in inspection.queues_of(self.location)}
+    def tables(self, metadata: bool) -> Mapping[str, Callable[[], Callable[[], Any]]]:
+        """The tables of :mod:`cues.operate.sql` by name. Each is in memory while it is read."""
+        return {name: functools.partial(self._table, name, metadata) for name in inspection.queues_of(self.location)}
 
-    def _scan(self, name: str, metadata: bool) -> Any:
+    def _table(self, name: str, metadata: bool) -> Callable[[], Any]:
         found = [each for each in self.reader_of(name).forward() if isinstance(each, FoundMessage)]
         facts: dict[str, list[Any]] = {
             "q/partition": [each.partition for each in found],
             "q/index": [each.index for each in found],
             "q/time": [each.time for each in found],
         }
-        return tables.table_of("arrow", [each.message for each in found], None, facts if metadata else None)
+        table = tables.table_of("arrow", [each.message for each in found], None, facts if metadata else None)
+        return lambda: table
 
     # --- processors ---
 

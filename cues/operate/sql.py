@@ -4,17 +4,18 @@
     select * from "orders-good" where n > 3           a name with other signs than letters, digits and _ in quotes
     select key, value from state_totals               the state of a processor: key, field, value
 
-A query sees the messages that were there at its beginning. DuckDB reaches no file and no network: a query cannot read
-or write anything else.
+A query sees of each queue the messages that are there when the query begins. DuckDB reaches no file and no network: a
+query cannot read or write anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from cues.errors import NotInstalled
+from cues.errors import CuesError, NotInstalled, SchemaError
 from cues.jsontext import show
 from cues.operate.refused import Refused
 from cues.queues import tables
@@ -26,45 +27,93 @@ ROWS: Final = 10_000
 """The rows of a record batch of a result."""
 _LISTED: Final = 20
 
+Source = Callable[[], Any]
+"""Opens a table of a place: returns a function, each call of which returns the same rows as a stream of Arrow."""
 
-class Stream:
-    """A table that is read anew by each part of a query that names it."""
 
-    def __init__(self, read: Callable[[], Any]) -> None:
+class _Table:
+    """A table for DuckDB, which reads it again for each reference in the query."""
+
+    def __init__(self, read: Callable[[], Any], errors: list[CuesError]) -> None:
         self._read = read
+        self._errors = errors
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        table = self._read()
+        pa = columns.arrow()
+        try:
+            table = self._read()
+        except CuesError as error:
+            self._errors.append(error)
+            raise
         if not len(table.schema):  # DuckDB has no table without columns, as a queue without messages is
-            table = columns.arrow().table({"q/index": columns.arrow().array([], "int64")})
-        return table.__arrow_c_stream__(requested_schema)
+            table = pa.table({"q/index": pa.array([], "int64")})
+        batches = table.to_batches() if isinstance(table, pa.Table) else table
+        stream = pa.RecordBatchReader.from_batches(table.schema, self._noted(batches))
+        return stream.__arrow_c_stream__(requested_schema)
+
+    def _noted(self, batches: Any) -> Iterator[Any]:
+        """The batches. DuckDB knows an error only as text, so it is kept, to be raised again."""
+        try:
+            yield from batches
+        except CuesError as error:
+            self._errors.append(error)
+            raise
 
 
 @contextlib.contextmanager
-def result_of(query: str, known: Mapping[str, Callable[[], Any]]) -> Iterator[Any]:
-    """Run a query, and yield its result as a ``pyarrow.RecordBatchReader``.
+def result_of(query: str, known: Mapping[str, Source]) -> Iterator[Any]:
+    """Run a query, and yield its result as a ``pyarrow.RecordBatchReader``, each column with a name of its own.
 
-    ``known``: the tables of a place (its method ``tables``). Raises :class:`Refused` for what DuckDB refuses, and
-    :class:`NotInstalled` without it.
+    ``known``: the tables of a place (its method ``tables``). Raises :class:`Refused` for what DuckDB refuses, the
+    errors of reading a queue, and :class:`NotInstalled` without DuckDB.
     """
     try:
         import duckdb
     except ImportError:
         raise NotInstalled("cues sql needs the package duckdb.", "pip install 'cues-streams[sql,files]'.") from None
+    errors: list[CuesError] = []
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        for name, read in known.items():
-            if name.lower() in query.lower():  # a table that is not named is not opened
-                connection.register(name, Stream(read))
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
         try:
+            for name in _named(query, known):
+                connection.register(name, _Table(known[name](), errors))
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
             relation = connection.sql(query)
             if relation is None:
                 raise Refused("The statement has no result.", "write a query, such as select * from a queue.")
-            yield relation.to_arrow_reader(ROWS)
-        except duckdb.Error as error:
+            result = relation.to_arrow_reader(ROWS)
+            schema = _distinct(result.schema)
+            yield columns.arrow().RecordBatchReader.from_batches(schema, _renamed(result, schema))
+        except (duckdb.Error, columns.arrow().ArrowException) as error:
+            if errors:
+                raise errors[0] from None
             raise _refused(error, list(known)) from None
+
+
+def _named(query: str, known: Mapping[str, Source]) -> list[str]:
+    """The tables whose names are in a query; of names that differ only in case the first. Others are not opened."""
+    by_case: dict[str, str] = {}
+    for name in known:
+        by_case.setdefault(name.lower(), name)
+    text = query.lower()
+    return [name for lower, name in by_case.items() if re.search(rf"(?<![\w-]){re.escape(lower)}(?![\w-])", text)]
+
+
+def _distinct(schema: Any) -> Any:
+    """The schema of a result with a number after a name that is there already, as in a join."""
+    names: list[str] = []
+    for name in schema.names:
+        new, number = name, 1
+        while new in names:
+            new, number = f"{name}_{number}", number + 1
+        names.append(new)
+    return columns.arrow().schema([field.with_name(name) for field, name in zip(schema, names)])
+
+
+def _renamed(result: Any, schema: Any) -> Iterator[Any]:
+    for batch in result:
+        yield batch.rename_columns(schema.names)
 
 
 def rows_of(batch: Any) -> list[dict[str, Any]]:
@@ -90,9 +139,12 @@ def state_table(rows: list[tuple[Any, Any, Any]]) -> Any:
     """Return rows of a state as a table: typed where all values have one type, else as JSON."""
     made: dict[str, Any] = {}
     for place, name in enumerate(("key", "field", "value")):
-        values = [row[place] for row in rows]
+        messages = [{name: row[place]} for row in rows]
+        if not messages:
+            made[name] = columns.arrow().nulls(0)
+            continue
         try:
-            made[name] = tables.table_of("arrow", [{name: value} for value in values])[name]
-        except Exception:
-            made[name] = tables.table_of("arrow", [{name: show(value)} for value in values])[name]
-    return tables.table_of("arrow", []).from_pydict(made)
+            made[name] = tables.table_of("arrow", messages)[name]
+        except SchemaError:
+            made[name] = tables.table_of("arrow", [{name: show(message[name])} for message in messages])[name]
+    return columns.arrow().table(made)

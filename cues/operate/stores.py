@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -31,9 +32,10 @@ from cues.operate.shape import Shape, shape_of_store
 from cues.operate.target import GROUP, Target, open_queue, queue_of, store_of
 from cues.queues import backpressure
 from cues.queues.committed import Isolation
-from cues.queues.queue import Queue, open_named, purge_to
+from cues.queues.queue import Queue, open_named, purge_to, source_of
 from cues.queues.retention import PlannedPurge, PositionHolder
 from cues.queues.store import Store
+from cues.queues.tables import Selection
 from cues.steps import delays
 from cues.steps.error_records import ErrorLogs
 from cues.steps.state import StateTable, rows_under
@@ -238,21 +240,33 @@ class StorePlace:
         fields = StateTable(self.store, lineage.unit_key(self.store, unit)).view(key)
         return [(key, field, fields[field]) for field in islice(fields, count)]
 
-    def tables(self, metadata: bool) -> Mapping[str, Callable[[], Any]]:
-        """The tables of :mod:`cues.operate.sql` by name: how each is read as a stream of Arrow."""
-        own = {name: functools.partial(self._scan, name, metadata) for name in self.store.queues()}
+    def tables(self, metadata: bool) -> Mapping[str, sql.Source]:
+        """The tables of :mod:`cues.operate.sql` by name.
+
+        A processor's state has the name of its graph too, if two graphs of the store have a processor of this name.
+        """
+        own: dict[str, sql.Source] = {
+            name: functools.partial(self._scan, name, metadata) for name in self.store.queues()
+        }
         own |= {name: functools.partial(self._scan, name, metadata, path) for name, path in self._paths_elsewhere()}
-        states: dict[str, list[ProcessorId]] = {}
+        units: dict[str, list[ProcessorId]] = {}
         for unit in self.processors():
-            states.setdefault(processor_of(unit).partition(".")[2], []).append(unit)
-        return {sql.STATE + name: functools.partial(self._states, units) for name, units in states.items()} | own
+            units.setdefault(processor_of(unit), []).append(unit)
+        short = Counter(id.partition(".")[2] for id in units)
+        for id, of_processor in units.items():
+            name = id.partition(".")[2]
+            named = sql.STATE + (name if short[name] == 1 else id.replace(".", "_"))
+            own.setdefault(named, functools.partial(self._states, of_processor))
+        return own
 
-    def _scan(self, name: str, metadata: bool, path: Path | None = None) -> Any:
-        return (self.store if path is None else self.opened(path)).queue(name).scan(metadata=metadata)
+    def _scan(self, name: str, metadata: bool, path: Path | None = None) -> Callable[[], Any]:
+        queue = (self.store if path is None else self.opened(path)).queue(name)
+        return source_of(queue, Selection(facts=metadata))
 
-    def _states(self, units: Sequence[ProcessorId]) -> Any:
+    def _states(self, units: Sequence[ProcessorId]) -> Callable[[], Any]:
         rows = [row[1:] for unit in units for row in rows_under(self.store, lineage.unit_key(self.store, unit), b"")]
-        return sql.state_table(rows)
+        table = sql.state_table(rows)
+        return lambda: table
 
     # --- failed messages ---
 

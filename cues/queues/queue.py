@@ -26,7 +26,7 @@ import contextlib
 import fnmatch
 import heapq
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, overload
 
@@ -158,7 +158,7 @@ class Queue(BaseQueue):
         without pyarrow.
         """
         wanted = tables.Selection(schema, columns, where, metadata)
-        return tables.joined(list(self._pieces(start, stop)), "arrow", wanted)
+        return tables.joined(list(self.pieces(start, stop)), "arrow", wanted)
 
     def to_pandas(
         self,
@@ -172,7 +172,7 @@ class Queue(BaseQueue):
     ) -> Any:
         """Return messages as a ``pandas.DataFrame`` with types that have nulls; otherwise as :meth:`to_arrow`."""
         wanted = tables.Selection(schema, columns, where, metadata)
-        return tables.joined(list(self._pieces(start, stop)), "pandas", wanted)
+        return tables.joined(list(self.pieces(start, stop)), "pandas", wanted)
 
     def scan(
         self,
@@ -190,15 +190,13 @@ class Queue(BaseQueue):
         as tables are all in memory, unless ``schema`` names their columns. The messages are those that are there at the
         call. A queue is itself such a source: ``duckdb.sql("select * from queue")`` and ``pyarrow.table(queue)``.
         """
-        ends = [row.next for row in self.core.rows()]
-        return tables.reader(
-            lambda: self._pieces(start, stop, ends), tables.Selection(schema, columns, where, metadata)
-        )
+        found = source_of(self, tables.Selection(schema, columns, where, metadata), start, stop)()
+        return found.to_reader() if hasattr(found, "to_reader") else found
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.scan().__arrow_c_stream__(requested_schema)
 
-    def _pieces(
+    def pieces(
         self, start: int | datetime | None, stop: int | datetime | None, ends: Sequence[int] | None = None
     ) -> Iterator[Piece]:
         """The parts of records with the messages of a range, by the time of their append. Later ones are not read.
@@ -306,6 +304,31 @@ class Queue(BaseQueue):
         self.store.core.note_purge()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
         return deleted
+
+
+def source_of(
+    queue: Queue,
+    wanted: tables.Selection,
+    start: int | datetime | None = None,
+    stop: int | datetime | None = None,
+) -> Callable[[], Any]:
+    """Return a function, each call of which returns the messages that are there now, as columns.
+
+    It returns a ``pyarrow.RecordBatchReader``, which reads a record at a time; or a ``pyarrow.Table``, the same each
+    time, if some messages were not written as tables: they have no types before they are read.
+    """
+    ends = [row.next for row in queue.core.rows()]
+    kept: list[Any] = []
+
+    def source() -> Any:
+        if not kept:
+            found = tables.source(lambda: queue.pieces(start, stop, ends), wanted)
+            if not hasattr(found, "to_reader"):
+                return found
+            kept.append(found)
+        return kept[0]
+
+    return source
 
 
 def purge_to(queue: Queue, place: Place, refuse: bool = False) -> int:

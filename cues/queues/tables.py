@@ -17,7 +17,9 @@ no ``%``, for example.
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -25,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues.base import clock
 from cues.errors import InvalidArgument, NotInstalled, SchemaError
-from cues.queues import schema as columns
+from cues.queues import schema as declared
+from cues.records import columns
 
 if TYPE_CHECKING:
     from cues.queues.cursor import Piece
@@ -52,9 +55,11 @@ def _arrow_of(
 ) -> Any:
     pa = _module("pyarrow", kind)
     names = schema.names if schema is not None else _names(messages)
-    if messages and not names and not facts:
+    if messages and not names and facts is None:
         text = f"{len(messages)} messages have no field, and a table without columns has no rows."
         raise SchemaError(text, "give schema=, or drop them with where=bool.", path="$", expected="a field")
+    if messages and not names:
+        return pa.table({name: pa.array(values) for name, values in facts.items()})  # type: ignore[union-attr]
     arrays = []
     for name in names:
         values = [message.get(name) for message in messages]
@@ -102,7 +107,7 @@ def joined(pieces: Sequence[Piece], kind: str = "arrow", wanted: Selection = ALL
     pa = _module("pyarrow", kind)
     parts = list(_parts(pa, pieces, kind, wanted))
     if not parts:
-        return converted(pa.table({}) if wanted.schema is None else wanted.schema.empty_table(), kind)
+        return converted(_empty(pa, pa.schema([]) if wanted.schema is None else wanted.schema, wanted), kind)
     try:
         table = pa.concat_tables(parts, promote_options="permissive")
     except pa.ArrowException as error:
@@ -125,7 +130,10 @@ def _parts(pa: Any, pieces: Iterable[Piece], kind: str, wanted: Selection) -> It
                 table = _with_schema(pa, pa.Table.from_batches([rows]), wanted.schema)
             else:
                 messages = [message for each in group for message in each.batch.messages()[each.low : each.high]]
-                table = _arrow_of(kind, messages, wanted.schema)
+                if wanted.facts and not any(messages):
+                    table = pa.Table.from_batches([columns.empty_rows(len(messages))])
+                else:
+                    table = _arrow_of(kind, messages, wanted.schema)
             if wanted.facts:
                 table = _with_facts(pa, table, group)
             yield _chosen(pa, table, wanted)
@@ -135,7 +143,7 @@ def _chosen(pa: Any, table: Any, wanted: Selection) -> Any:
     """The rows and columns of a table that are asked for. A column that no message here has is null."""
     if wanted.where is not None:
         try:
-            table = table.filter(wanted.where)
+            table = _filtered(pa, table, wanted.where)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"where= does not fit the messages: {error}",
@@ -146,30 +154,41 @@ def _chosen(pa: Any, table: Any, wanted: Selection) -> Any:
     return pa.table({name: _column_of(pa, table, name) for name in wanted.columns})
 
 
+def _filtered(pa: Any, table: Any, where: Any) -> Any:
+    """The rows for which an expression is true. A field that no message here has is null."""
+    try:
+        return table.filter(where)
+    except pa.ArrowInvalid as error:
+        missing = re.search(r"No match for FieldRef.Name\((.+?)\)", str(error))
+        if missing is None or missing[1] in table.column_names:
+            raise
+        return _filtered(pa, table.append_column(missing[1], pa.nulls(table.num_rows)), where).drop_columns(missing[1])
+
+
 def _column_of(pa: Any, table: Any, name: str) -> Any:
     return table.column(name) if name in table.column_names else pa.nulls(table.num_rows)
 
 
-def reader(pieces: Callable[[], Iterable[Piece]], wanted: Selection) -> Any:
-    """Return a ``pyarrow.RecordBatchReader`` of the messages, one record after another.
+def source(pieces: Callable[[], Iterable[Piece]], wanted: Selection) -> Any:
+    """Return a ``pyarrow.RecordBatchReader`` of the messages, one record after another; or a ``pyarrow.Table``.
 
     ``pieces`` is called once to find the columns, and once for the messages. Messages that were not written as tables
     have no types before they are read: with one of them, and without a schema, all are in memory.
     """
     pa = _module("pyarrow", "arrow")
-    schemas: dict[int, Any] = {}
+    schemas: dict[bytes, Any] = {}
     for piece in pieces():
         stored = piece.batch.schema
         if stored is None and wanted.schema is None:
-            return joined(list(pieces()), wanted=wanted).to_reader()
+            return joined(list(pieces()), wanted=wanted)
         if stored is not None:
-            schemas.setdefault(id(stored), _chosen(pa, _facts_of(pa, stored.arrow, wanted), wanted).schema)
+            schemas.setdefault(stored.hash, _empty(pa, stored.arrow, wanted).schema)
     try:
-        schema = pa.unify_schemas(schemas.values(), promote_options="permissive") if schemas else pa.schema([])
+        schema = pa.unify_schemas(schemas.values(), promote_options="permissive") if schemas else None
     except pa.ArrowException as error:
         raise _apart(error) from None
-    if wanted.schema is not None:
-        schema = _chosen(pa, _facts_of(pa, wanted.schema, wanted), wanted).schema
+    if wanted.schema is not None or schema is None:
+        schema = _empty(pa, wanted.schema or pa.schema([]), wanted).schema
 
     def batches() -> Iterator[Any]:
         for table in _parts(pa, pieces(), "arrow", wanted):
@@ -178,10 +197,10 @@ def reader(pieces: Callable[[], Iterable[Piece]], wanted: Selection) -> Any:
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _facts_of(pa: Any, schema: Any, wanted: Selection) -> Any:
-    """An empty table with the columns of a schema, and those of the facts that are asked for."""
-    own = schema if wanted.schema is None else wanted.schema
-    return _with_facts(pa, own.empty_table(), []) if wanted.facts else own.empty_table()
+def _empty(pa: Any, schema: Any, wanted: Selection) -> Any:
+    """The table of no messages: with the columns of a schema that are asked for."""
+    table = (schema if wanted.schema is None else wanted.schema).empty_table()
+    return _chosen(pa, _with_facts(pa, table, []) if wanted.facts else table, wanted)
 
 
 def _with_schema(pa: Any, table: Any, schema: Any) -> Any:
@@ -297,14 +316,14 @@ def messages_of(result: Any) -> Any:
     return _rows(result)
 
 
-def arrow_schema(schema: columns.Schema | None, kind: str) -> Any:
+def arrow_schema(schema: declared.Schema | None, kind: str) -> Any:
     """Return the pyarrow schema for names and types of columns. Raises :class:`NotInstalled` without the packages."""
     for package in _PACKAGES[kind]:
         _module(package, kind)
     if schema is None:
         return None
     pa = _module("pyarrow", kind)
-    return pa.schema([(name, _type(pa, columns.parse(text))) for name, text in schema])
+    return pa.schema([(name, _type(pa, declared.parse(text))) for name, text in schema])
 
 
 def _names(messages: Sequence[dict[str, Any]]) -> list[str]:
@@ -327,17 +346,25 @@ def _rows(value: Any) -> Any:
 def _misfit(pa: Any, name: str, values: Sequence[Any], schema: Any, error: Exception) -> SchemaError:
     """The error for a column, with the place of the first value that does not fit."""
     expected = "values of one type" if schema is None else str(schema.field(name).type)
-    for place, value in enumerate(values):
+    kind = None if schema is None else schema.field(name).type
+
+    def fit(count: int) -> bool:
+        """Whether the first values fit one type."""
         try:
-            pa.array([value] if schema is not None else values[: place + 1], schema and schema.field(name).type)
+            pa.array(values[:count], kind)
         except Exception:
-            path = f"$[{place}].{name}"
-            found = f"{path}: expected {expected}, found {value!r:.60}."
-            hint = "correct the writer of the message" + ("" if schema is not None else ", or name the column's type")
-            return SchemaError(found, f"{hint}, with schema=.", path=path, expected=expected)
-    return SchemaError(
-        f"$.{name}: {error}", "name the column's type with schema=.", path=f"$.{name}", expected=expected
-    )
+            return False
+        return True
+
+    place = bisect.bisect_left(range(len(values)), True, key=lambda count: not fit(count + 1))
+    if place == len(values):
+        return SchemaError(
+            f"$.{name}: {error}", "name the column's type with schema=.", path=f"$.{name}", expected=expected
+        )
+    path = f"$[{place}].{name}"
+    found = f"{path}: expected {expected}, found {values[place]!r:.60}."
+    hint = "correct the writer of the message" + ("" if schema is not None else ", or name the column's type")
+    return SchemaError(found, f"{hint}, with schema=.", path=path, expected=expected)
 
 
 def _pandas_type(kind: Any) -> Any:

@@ -285,7 +285,8 @@ def build_table(
     Raises the errors of :func:`columns.checked` and :class:`MessageTooLarge`, as :func:`build` does.
     """
     pages: list[Page] = []
-    schema = columns.packed_schema(columns.checked(table).schema)
+    table = columns.with_small_dictionaries(columns.checked(table))
+    schema = columns.packed_schema(table.schema)
     flags, optional = (COLUMNS | HASH, hash) if hash is not None else (COLUMNS, b"")
     start = 0
     for rows in columns.cut(table, limit_bytes):

@@ -31,6 +31,8 @@ from cues.errors import InvalidArgument, MessageTooLarge, NotInstalled, Reserved
 ROWS_MAX: Final = 0xFFFF
 BYTES_AIM: Final = 4 << 20
 """The bytes of columns that a record has at most, if it has several rows: a reader of one row decodes all of them."""
+_DICTIONARY_BYTES_MAX: Final = 64 << 10
+"""The largest dictionary of a column that its records repeat; a column with a larger one is stored as its values."""
 _UNCOMPRESSED: Final = 2_048
 """Smaller records are not compressed: each buffer would grow by a length, and still take one page."""
 COMPRESSIONS: Final = ("lz4", "zstd")
@@ -203,10 +205,10 @@ def _check_values(column: Any, path: str) -> None:
 
 
 def _parts(pa: Any, array: Any) -> Iterator[Any]:
-    """The arrays inside of a nested one: only the values that it uses."""
+    """The arrays inside of a nested one: only the values that it uses, except for run-end encoding."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        yield array.dictionary
+        yield array.dictionary_decode()
     elif pa.types.is_struct(kind):
         yield from array.flatten()
     elif pa.types.is_map(kind):
@@ -255,6 +257,21 @@ def cut(table: Any, limit_bytes: int) -> Iterator[Any]:
         start += size
 
 
+def with_small_dictionaries(table: Any) -> Any:
+    """Return the table with columns of values in place of columns with a large dictionary.
+
+    A slice of a column has its whole dictionary, so each record would have it.
+    """
+    types = arrow().types
+    for at, field in enumerate(table.schema):
+        column = table.column(at)
+        if types.is_dictionary(field.type) and any(
+            chunk.dictionary.nbytes > _DICTIONARY_BYTES_MAX for chunk in column.chunks
+        ):
+            table = table.set_column(at, field.name, column.cast(field.type.value_type))
+    return table
+
+
 def _check_rows(piece: Any, start: int, limit_bytes: int) -> None:
     """Refuse a row beyond the limit: by halves, so that few slices are measured."""
     if piece.nbytes <= limit_bytes:
@@ -277,9 +294,15 @@ def _one_batch(piece: Any) -> Any:
     """The rows of a table as one record batch."""
     pa = arrow()
     if not piece.num_columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * piece.num_rows, pa.struct([])))
+        return empty_rows(piece.num_rows)
     batches = piece.combine_chunks().to_batches()
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def empty_rows(count: int) -> Any:
+    """Return a record batch with this number of rows and no column."""
+    pa = arrow()
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
 
 
 def packed_schema(schema: Any) -> StoredSchema:

@@ -5,9 +5,10 @@
     delayed messages        due_lane.py     a table by time, of their own (delays.py)
     values that expire      expiry.py       only when there is nothing else to do
 
-The unit owns the turn (stepper.py): ``rate=`` and a pause first, then its lanes in this order, none of them twice in a
-row, then its inputs. A lane says whether it has something to do and when the next thing is due, makes one step, and is
-closed. A new one is a file here and an entry in the list of engine/assembly.py.
+The unit owns the turn (stepper.py). ``rate=`` may forbid a step, and during a pause only lanes with ``while_paused``
+work. Else its lanes that have something to do make one step each, in this order, then the inputs. A lane says whether
+it has something to do and when the next thing is due, makes one step, and is closed. A new one is a file here and an
+entry in the list of engine/assembly.py.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ class Lane:
         """The stepper of the unit (stepper.py), which knows its lanes by this class alone."""
         self.armed = False
         """Whether it may have something to do before the inputs. Each step looks, so it is a plain attribute."""
-        self.went = False
-        """True if it made the last step of the unit."""
 
     def waits(self) -> bool:
         """Return whether it has something to do now. Safe in any thread."""
@@ -52,11 +51,6 @@ class Lane:
     def step(self) -> bool:
         """Make one step; return False if nothing was done. Raises the errors of :meth:`Stepper.step`."""
         raise NotImplementedError
-
-    def turn(self) -> bool:
-        """Make one step, unless it made the last one of the unit: the inputs have their turn too."""
-        self.went = not self.went and self.armed and self.waits() and self.step()
-        return self.went
 
     @property
     def divided(self) -> bool:

@@ -164,6 +164,8 @@ class Stepper:
         ]
         self._last_look = LastLook(store.core)
         """The last comparison of the fence while there was nothing to do."""
+        self._turn = 0
+        """The place of the lane whose turn is next. After the last one it is that of the inputs."""
         self._rested = False
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self._prepared = False
@@ -363,15 +365,14 @@ class Stepper:
             self.store.core.check_file()
             self.check_fence()
             return "blocked"
-        for lane in self.lanes:
-            if lane.while_paused and lane.turn():
+        is_paused = (self.paused or self.pause.row is not None) and self.unit is self
+        for place in range(self._turn, len(self.lanes)):
+            lane = self.lanes[place]
+            if lane.armed and (lane.while_paused or not is_paused) and lane.waits() and lane.step():
+                self._turn = place + 1
                 return "committed"
-        if (self.paused or self.pause.row is not None) and self.unit is self and self._stays_paused():
-            return "paused"
-        for lane in self.lanes:
-            if not lane.while_paused and lane.turn():
-                return "committed"
-        return None
+        self._turn = 0
+        return "paused" if is_paused and self._stays_paused() else None
 
     def _rest(self, rested: bool) -> Outcome:
         """There is nothing to take. ``rested``: there was nothing at the last step either."""
