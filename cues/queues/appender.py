@@ -262,7 +262,7 @@ def build_table(queue: BaseQueue, table: Any) -> Built[BaseQueue]:
     built: Built[BaseQueue] = []
     for share in queue.core.table_shares(table):
         try:
-            pages = _columns(table.take(share.offsets), options)
+            pages = _columns(columns.taken(table, share.offsets), options)
         except CuesError as error:
             raise _placed(error, share) from None
         built.append((view_of(queue, share.partition), pages, share))

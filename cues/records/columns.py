@@ -257,6 +257,22 @@ def cut(table: Any, limit_bytes: int) -> Iterator[Any]:
         start += size
 
 
+def taken(table: Any, offsets: list[int]) -> Any:
+    """Return the rows at these offsets. pyarrow's ``take`` does not know all types (views of texts, as polars has)."""
+    pa = arrow()
+    indices, columns = pa.array(offsets, pa.int64()), []
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    for column in table.columns:
+        try:
+            kind = plain.get(column.type, column.type)
+            columns.append(column.cast(kind).take(indices).cast(column.type))
+        except pa.ArrowNotImplementedError:
+            whole = column.combine_chunks()
+            whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+            columns.append(pa.concat_arrays([whole.slice(offset, 1) for offset in offsets]))
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
 def with_small_dictionaries(table: Any) -> Any:
     """Return the table with columns of values in place of columns with a large dictionary.
 

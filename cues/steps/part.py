@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cues import codec
 from cues.native import mypyc_attr
 from cues.queues.base import view_of
+from cues.records import columns
 from cues.steps import outgoing
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def divided_table(queue: Queue, output: TableOutput) -> list[tuple[Queue, Any]]:
     if not queue.core.is_partitioned:
         return [(queue, output.table)]
     shares = queue.core.table_shares(output.table) if output.shares is None else output.shares
-    return [(view_of(queue, share.partition), output.table.take(share.offsets)) for share in shares]
+    return [(view_of(queue, share.partition), columns.taken(output.table, share.offsets)) for share in shares]
 
 
 def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:

@@ -140,7 +140,8 @@ def ask(home: Store, records: Sequence[ErrorRecord]) -> Asked:
         faults.point("redrive.asked")
         home.core.ring(mask)
         asked += new
-        already += [record for record in some if record not in new]
+        asked_now = {record.key for record in new}
+        already += [record for record in some if record.key not in asked_now]
     return Asked(tuple(asked), tuple(already))
 
 
@@ -241,7 +242,8 @@ def discard(home: Store, records: Sequence[ErrorRecord], reason: str) -> Asked:
     for start in range(0, len(records), ASKED_AT_ONCE):
         some = records[start : start + ASKED_AT_ONCE]
         done += home.core.commit(write, some, pages=len(some))
-    return Asked(tuple(done), tuple(record for record in records if record not in done))
+    settled = {record.key for record in done}
+    return Asked(tuple(done), tuple(record for record in records if record.key not in settled))
 
 
 # --- taking -------------------------------------------------------------------------------------
