@@ -176,8 +176,8 @@ class Options:
         False,
         "True: the function takes the list of the messages of a step, which succeeds or fails as a whole; see"
         " `bisect`."
-        ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message. Rows'
-        " that are tables on the queue, and the table that it returns, stay columns.",
+        ' `"arrow"`, `"pandas"` or `"polars"`: it takes a table of them, and may return one; each row is a message.'
+        " Rows that are tables on the queue, and the table that it returns, stay columns.",
         lambda batch: isinstance(batch, bool) or batch in TABLES,
         f"give True (lists of messages), {shown(TABLES, ', ')}, or False. A frame is declared with @graph.frame(…).",
         ready="sink",
