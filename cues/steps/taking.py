@@ -73,14 +73,11 @@ class Slice:
 
     def pristine(self, offset: int) -> dict[str, Any]:
         """The message as it is on the queue, also if a function has changed the taken one."""
-        index = self.start + offset
-        for batch in self.batches:
-            if batch.first <= index < batch.next:
-                return batch.messages()[index - batch.first]
-        raise AssertionError(f"index {index} was not taken")
+        (message,) = self.pristine_between(offset, offset + 1)
+        return message
 
     def pristine_between(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """The messages at the offsets ``start`` to ``stop``, each record decoded once."""
+        """The messages at the offsets ``start`` to ``stop`` as they are on the queue, each record decoded once."""
         low, high = self.start + start, self.start + stop
         found: list[dict[str, Any]] = []
         for batch in self.batches:

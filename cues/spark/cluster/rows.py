@@ -57,8 +57,8 @@ class RowSlice(Slice):
         return ""
 
     @override
-    def pristine(self, offset: int) -> dict[str, Any]:
-        return codec.unpack(self.rows.values[offset])  # type: ignore[no-any-return]
+    def pristine_between(self, start: int, stop: int) -> list[dict[str, Any]]:
+        return [codec.unpack(value) for value in self.rows.values[start:stop]]
 
     @property
     def traced(self) -> bool:
