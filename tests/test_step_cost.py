@@ -1,4 +1,4 @@
-"""What a step of one message costs: calls, and rows that LMDB reads and writes. Both may only get fewer."""
+"""The cost of a step of one message: calls, and rows that LMDB reads and writes. Both may only get fewer."""
 
 from __future__ import annotations
 

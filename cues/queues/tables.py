@@ -84,7 +84,7 @@ def converted(table: Any, kind: str) -> Any:
 
 
 class Selection(NamedTuple):
-    """What a reader of tables asks for."""
+    """The rows and columns that a reader of tables wants."""
 
     schema: Any = None
     """A pyarrow schema: its columns alone, with its types."""
@@ -93,7 +93,7 @@ class Selection(NamedTuple):
     where: Any = None
     """A pyarrow expression: the rows for which it is true."""
     facts: bool = False
-    """Whether the first columns are partition, index and time."""
+    """True: the first columns are partition, index and time."""
 
 
 ALL: Final = Selection()
@@ -288,7 +288,7 @@ class Rows:
 
 
 class Returned(NamedTuple):
-    """What a function of tables returned: a table, or a dict of tables by output."""
+    """The result of a function of tables: a table, or a dict of tables by output."""
 
     value: Any
 
@@ -349,7 +349,7 @@ def _misfit(pa: Any, name: str, values: Sequence[Any], schema: Any, error: Excep
     kind = None if schema is None else schema.field(name).type
 
     def fit(count: int) -> bool:
-        """Whether the first values fit one type."""
+        """Return whether the first ``count`` values fit one type."""
         try:
             pa.array(values[:count], kind)
         except Exception:

@@ -68,7 +68,7 @@ class StoredSchema:
         self.hash: bytes = xxhash.xxh3_64_digest(packed)
         self.arrow = pa.ipc.read_schema(pa.py_buffer(packed))
         self.plain = not any(map(_has_dictionary, (field.type for field in self.arrow)))
-        """Whether the IPC has one message: columns with dictionaries have more."""
+        """True if the IPC of a record has one message. Columns with dictionaries have more."""
 
 
 @lru_cache(256)
@@ -86,7 +86,7 @@ def _has_dictionary(kind: Any) -> bool:
 
 
 def table_of(value: Any) -> Any:
-    """Return a ``pyarrow.Table`` of what has the Arrow C stream interface: pyarrow, polars, pandas, DuckDB and others.
+    """Return a ``pyarrow.Table`` made from an object with the Arrow C stream interface (pyarrow, polars, pandas, …).
 
     The index of a pandas frame is not a column. Raises :class:`InvalidArgument`.
     """
@@ -412,7 +412,7 @@ def _cut(column: Any, name: str) -> list[Any]:
     return values(shorter, name)
 
 
-@lru_cache(1_000)
+@lru_cache(1_000)  # once a column
 def _say_cut(name: str, kind: str) -> None:
     _log.warning("the column %r is %s; its nanoseconds are cut to microseconds in messages", name, kind)
 

@@ -47,7 +47,7 @@ class Fence:
         self.expected: bytes = row.pack()
         """The row as it was committed last."""
         self._unpacked: tuple[bytes, ProcessorRow] = (self.expected, row)
-        """A row that was unpacked, and its bytes. Another thread may unpack one while a step commits the next."""
+        """A row that was unpacked, and its bytes. Another thread may unpack the row while a step commits a new one."""
         self.unit: Fence | None = unit
         self.pause: UnitPause = pause
         self.requests: list[Requests] = []

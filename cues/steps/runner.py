@@ -79,7 +79,7 @@ class Runner(Calls):
 
     packer: ClassVar[type[Packer]] = Packer
     keeps_tables: ClassVar[bool] = True
-    """Whether tables that the function returns are written as such; False: as the messages of their rows."""
+    """True: a table that the function returns is written as columns. False: its rows become messages."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine gives to all its steppers."""
+    """The objects that an engine gives to all its steppers."""
 
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """Handles by name, needed for queues of other stores."""
@@ -150,7 +150,7 @@ class Stepper:
         self.recovery = Recovery(self.ports, self.fence, self.state, self.committer.try_log, self.emit, self.abroad)
         # The turn.
         self.gate = Gate(node.id, self.ports.written, store.id.hex(), {node.id, node.key}, self.ports.directories)
-        """The waits for the readers of the queues that it writes to. Other stores know it by its key."""
+        """Makes the processor wait for the readers of its output queues. Other stores know the processor by its key."""
         self.gate.take_over()
         # Steps whose calls are on executors are not traced.
         self.tracer = tracing.tracer() if setting.runner is Runner else None

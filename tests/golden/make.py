@@ -129,7 +129,7 @@ def make(path: Path) -> None:
 
 
 def tables() -> dict[str, list[Any]]:
-    """What is on each queue of the store with records of columns: tables, and lists of messages."""
+    """The contents of each queue of the store with records of columns: tables, and lists of messages."""
     import pyarrow as pa
 
     first = pa.table(
