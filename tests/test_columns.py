@@ -1,227 +1,235 @@
-"""Tables in queues: whatever can be written comes back equal, as a table and as messages; the rest is refused."""
+"""Columns of tables in files: the type of every value, what widens, what is refused by name, what a file then has."""
 
 from __future__ import annotations
 
-import math
-import random
-import string
-from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-import pandas
-import pyarrow as pa
 import pytest
-import seeds
 
-from cues import codec
-from cues.errors import CuesError, InvalidArgument, MessageTooLarge, ReservedKey
-from cues.records import batch, columns
-from cues.records.provenance import Provenance
+import cues
+from cues import testing
+from cues.errors import InvalidArgument
+from cues.processors.file_sink import FileSink
+from cues.processors.file_source import Files
 
-UNITS = ("s", "ms", "us", "ns")
-ZONES = (None, "UTC", "+02:00", "Europe/Zurich")
+pa = pytest.importorskip("pyarrow")
 
-
-def scalar_type(dice: random.Random) -> pa.DataType:
-    return dice.choice(
-        [
-            pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(),
-            pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.string_view(),
-            pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(3), pa.date32(), pa.date64(),
-            pa.time32(dice.choice(UNITS[:2])), pa.time64(dice.choice(UNITS[2:])),
-            pa.timestamp(dice.choice(UNITS), dice.choice(ZONES)), pa.duration(dice.choice(UNITS)),
-            pa.decimal128(dice.randint(6, 38), 2), pa.decimal256(50, 4), pa.decimal32(7, 2), pa.decimal64(12, 3),
-        ]
-    )  # fmt: skip
-
-
-def random_type(dice: random.Random, depth: int = 0) -> pa.DataType:
-    if depth > 2 or dice.random() < 0.6:
-        return scalar_type(dice)
-    inner = random_type(dice, depth + 1)
-    kind = dice.choice(["list", "large_list", "fixed", "struct", "map", "dictionary", "view"])
-    if kind == "struct":
-        names = dice.sample(string.ascii_lowercase, dice.randint(1, 3))
-        return pa.struct([(name, random_type(dice, depth + 1)) for name in names])
-    if kind == "map":
-        return pa.map_(dice.choice([pa.string(), pa.int64()]), inner)
-    if kind == "dictionary":
-        return pa.dictionary(pa.int32(), dice.choice([pa.string(), pa.int64(), pa.binary()]))
-    made = {"list": pa.list_, "large_list": pa.large_list, "view": pa.list_view}.get(kind)
-    return made(inner) if made else pa.list_(inner, 2)
+EAST = timezone(timedelta(hours=2))
+ID = UUID("12345678-1234-5678-1234-567812345678")
+SAME: list[Any] = [
+    None, True, 0, -(2**63), 2**63 - 1, 1.5, float("inf"), "x", "", b"\xff", date(9999, 12, 31), time(1, 2, 3, 4),
+    datetime(2026, 1, 2, 3, 4, 5, 6), datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=EAST),
+    timedelta(days=-1, microseconds=1), Decimal("1.50"), Decimal("-123456789012345678901234567890.1"), [], [1, None],
+    [["a"]], {"a": {"b": [1.5]}},
+]  # fmt: skip
+PLAINER = [(ID, str(ID)), ((1, 2), [1, 2]), (bytearray(b"x"), b"x")]
+REFUSED = [2**63, {}, [{}], {"a": {}}, {1: 2}, {1}, Decimal("NaN"), Decimal(10) ** 80]
+WIDER = [
+    ([1, 2.5], [1.0, 2.5]),
+    ([None, 1], [None, 1]),
+    ([Decimal("1.5"), Decimal("100"), 7], [Decimal("1.5"), Decimal(100), Decimal(7)]),
+    ([[], ["a"]], [[], ["a"]]),
+    ([{"a": 1}, {"b": "x"}], [{"a": 1, "b": None}, {"a": None, "b": "x"}]),
+    ([datetime(2026, 1, 2, tzinfo=EAST), datetime(2026, 1, 2, tzinfo=UTC)],) * 2,
+]
+APART = [
+    [1, "n/a"], [2**60, 1.5], [1.5, 2**60 + 1], [True, 1], [b"b", "a"], [date(2026, 1, 1), datetime(2026, 1, 1)],
+    [datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)], [time(1), date(2026, 1, 1)], [[1], 1],
+]  # fmt: skip
 
 
-def value(dice: random.Random, kind: pa.DataType) -> Any:
-    """A value of a type: often at its limits; sometimes one that Python does not have."""
-    types = pa.types
-    if types.is_null(kind) or dice.random() < 0.1:
-        return None
-    if types.is_boolean(kind):
-        return dice.random() < 0.5
-    if types.is_integer(kind):
-        signed, bits = types.is_signed_integer(kind), kind.bit_width
-        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-        return dice.choice([low, high, 0, 1, dice.randint(low, high)])
-    if types.is_floating(kind):
-        return dice.choice([0.0, -0.0, 1.5, -2.25, math.inf])
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return "".join(dice.choices(["a", "é", "\x00", "中", "q/"], k=dice.randint(0, 20)))
-    if types.is_fixed_size_binary(kind):
-        return dice.randbytes(kind.byte_width)
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return dice.randbytes(dice.randint(0, 20))
-    if types.is_date(kind):
-        return dice.choice([date.min, date.max, date(1970, 1, 1), date(2026, 2, 28)])
-    if types.is_time(kind):
-        return dice.choice([time.min, time(23, 59, 59), time(12, 30)])
-    if types.is_timestamp(kind):
-        span = 2**63 if dice.random() < 0.02 else 10**18 if kind.unit == "ns" else 10**10
-        return dice.randint(-span, span - 1)
-    if types.is_duration(kind):
-        return timedelta(days=dice.randint(-1000, 1000), seconds=dice.randint(0, 86_399))
-    if types.is_decimal(kind):
-        return Decimal(dice.randint(-9, 9)).scaleb(-kind.scale)
-    if types.is_struct(kind):
-        return {field.name: value(dice, field.type) for field in kind}
-    if types.is_map(kind):
-        keys = {f"k{dice.randint(0, 5)}" if types.is_string(kind.key_type) else dice.randint(0, 5) for _ in range(3)}
-        return [(key, value(dice, kind.item_type)) for key in keys]
-    if types.is_dictionary(kind):
-        return value(dice, kind.value_type)
-    count = kind.list_size if types.is_fixed_size_list(kind) else dice.randint(0, 4)
-    return [value(dice, kind.value_type) for _ in range(count)]
-
-
-def random_table(seed: int) -> pa.Table:
-    """A table of any types, sizes and chunks; also without columns or rows, and cut out of a larger one."""
-    dice = random.Random(seed)
-    rows = dice.choice([0, 1, 2, 7, 60, 300])
-    fields = [pa.field(f"f{at}", random_type(dice)) for at in range(dice.choice([0, 1, 2, 5]))]
-    chunks = []
-    for _ in range(dice.randint(1, 3)):
-        arrays = [pa.array([value(dice, field.type) for _ in range(rows)], field.type) for field in fields]
-        chunks.append(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
-    table = pa.Table.from_batches(chunks)
-    return table.slice(dice.randint(0, 2)) if dice.random() < 0.3 else table
-
-
-def stored(table: pa.Table, **options: Any) -> list[batch.Batch]:
-    """The records of a table, as they are read from a log."""
-    index, opened = 5, []
-    for page in batch.build_table(table, 1 << 20, **options):
-        found = batch.Batch(
-            index, batch.seal(page, index, 7), [batch.seal_piece(p, n) for n, p in enumerate(page.pieces)]
-        )
-        assert found.is_complete() and found.schema_hash == batch.checksum(page.schema)
-        found.schema = columns.stored_schema(page.schema)
-        opened.append(found)
-        index = found.next
-    return opened
-
-
-@pytest.mark.parametrize("seed", seeds.among(range(100), fast=1))
-def test_any_table_comes_back_equal_or_is_refused(seed: int) -> None:
-    refused = 0
-    for number in range(100):
-        table = random_table(seed * 100 + number)
-        try:
-            batch.build_table(table, 1 << 20)
-        except InvalidArgument as error:
-            if "years 1 to 9999" not in error.message:
-                raise
-            refused += 1
+def written(
+    path: Path, format: str, values: Sequence[Any], batch: int, schema: Any = None
+) -> tuple[list[Any], list[str]]:
+    """The values of the column ``v`` in all finished files, and the messages of the errors."""
+    out = FileSink(path / f"{format}-{batch}", format, durability="process", schema=schema)
+    graph = cues.Graph("g", [cues.Source("q", None), out.sink("q", batch_size=batch)], errors="errors")
+    with testing.temporary_store() as store:
+        store.queue("q").appender().write_many([{"v": value} for value in values])
+        testing.run_until_idle(graph, store)
+        errors = [error["err/cause"][0]["message"] for error in testing.messages(store, "errors")]
+    found: list[Any] = []
+    for name in out.finish():
+        if format == "parquet":
+            table = __import__("pyarrow.parquet").parquet.read_table(name)
         else:
-            compare(table, random.Random(number).choice([None, *columns.COMPRESSIONS]))
-    assert refused < 30
+            table = pa.ipc.open_file(name).read_all()
+        found += table.column("v").to_pylist()
+    return found, errors
 
 
-def compare(table: pa.Table, compression: str | None) -> None:
-    records = stored(table, compression=compression)
-    tables = [record.table() for record in records]
-    assert sum(each.num_rows for each in tables) == table.num_rows
-    if table.num_rows and table.num_columns:
-        assert pa.Table.from_batches(tables).equals(table.combine_chunks())
-    messages = [message for record in records for message in record.messages()]
-    assert [list(message) for message in messages] == [table.column_names] * table.num_rows
-    codec.unpack(codec.pack(messages))  # what was read can be written again
-    assert messages == short(table.to_pylist())
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize(("value", "kept"), [*((value, value) for value in SAME), *PLAINER], ids=repr)
+def test_a_value_is_in_the_file_as_it_was_sent_or_in_its_plainer_form(
+    value: Any, kept: Any, format: str, tmp_path: Path
+) -> None:
+    found, errors = written(tmp_path, format, [value], 1)
+    assert not errors and found == [kept] and type(found[0]) is type(kept)
 
 
-def short(found: Any) -> Any:
-    """Values of Arrow with microseconds, as Python's types have them: nanoseconds come as types of pandas."""
-    if isinstance(found, dict):
-        return {name: short(each) for name, each in found.items()}
-    if isinstance(found, list | tuple):
-        return type(found)(short(each) for each in found)
-    if isinstance(found, pandas.Timestamp):
-        early = found.value < 0 and found.nanosecond > 0  # a cast of Arrow cuts towards 1970
-        return (found + pandas.Timedelta(1000 if early else 0)).to_pydatetime(warn=False)
-    return found.to_pytimedelta() if isinstance(found, pandas.Timedelta) else found
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("value", REFUSED, ids=repr)
+def test_a_value_without_a_type_is_refused_with_its_column_and_the_others_are_in_the_file(
+    value: Any, format: str, tmp_path: Path
+) -> None:
+    found, errors = written(tmp_path, format, ["a", value, "b"], 100)
+    assert found == ["a", "b"]
+    assert len(errors) == 1 and "'v" in errors[0]
 
 
-@pytest.mark.parametrize(
-    ("table", "part"),
-    [
-        (lambda: pa.table([[1], [2]], ["a", "a"]), "two columns 'a'"),
-        (lambda: pa.table({"a": pa.array([None], pa.month_day_nano_interval())}), "'a' is month_day_nano_interval"),
-        (lambda: pa.table({"a": pa.array([], pa.struct([("b", pa.month_day_nano_interval())]))}), "'a.b'"),
-        (lambda: pa.table({"a": pa.array([10**18], pa.timestamp("s"))}), "years 1 to 9999"),
-        (lambda: pa.table({"a": pa.array([[10**18]], pa.list_(pa.timestamp("s")))}), "years 1 to 9999"),
-        (lambda: pa.table({"a": pa.array([1], pa.int64()).cast(pa.timestamp("ms")).view(pa.date64())}), "whole day"),
-    ],
-)  # fmt: skip
-def test_what_no_message_can_have_is_refused_by_name(table: Callable[[], pa.Table], part: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        batch.build_table(table(), 1 << 20)
-    assert part in caught.value.message
+@pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize(("values", "kept"), WIDER, ids=repr)
+def test_columns_widen_in_one_file_whatever_the_size_of_a_step(
+    values: list[Any], kept: list[Any], batch: int, tmp_path: Path
+) -> None:
+    found, errors = written(tmp_path, "parquet", values, batch)
+    assert not errors and found == kept
+    assert len(list((tmp_path / f"parquet-{batch}").glob("*.parquet"))) == 1
 
 
-@pytest.mark.parametrize("name", ["q/meta", "q/uuid", "q/own"])
-def test_reserved_columns_are_refused(name: str) -> None:
-    with pytest.raises(ReservedKey, match=name):
-        batch.build_table(pa.table({name: [1]}), 1 << 20)
-    assert len(batch.build_table(pa.table({"q/type": ["a"]}), 1 << 20)) == 1
+@pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize("values", APART, ids=repr)
+def test_a_value_of_another_type_is_refused_and_changes_nothing(values: list[Any], batch: int, tmp_path: Path) -> None:
+    found, errors = written(tmp_path, "parquet", values, batch)
+    assert len(errors) == 1 and "'v'" in errors[0]
+    assert found == values[:1] and type(found[0]) is type(values[0])
 
 
-def test_a_row_beyond_the_limit_is_named() -> None:
-    table = pa.table({"text": ["a" * 10] * 700 + ["b" * 5_000] + ["c"] * 300})
-    with pytest.raises(MessageTooLarge) as caught:
-        batch.build_table(table, 4_000)
-    assert caught.value.offset == 700  # type: ignore[attr-defined]
-    assert sum(page.count for page in batch.build_table(table, 6_000)) == 1_001
+SCHEMAS = [
+    (pa.int8(), 5, 5), (pa.uint64(), 2**64 - 1, 2**64 - 1), (pa.int32(), 2.0, 2), (pa.float32(), 1.5, 1.5),
+    (pa.float64(), 3, 3.0), (pa.decimal128(38, 2), Decimal("1.5"), Decimal("1.50")), (pa.large_string(), "x", "x"),
+    (pa.timestamp("ms", "UTC"), datetime(2026, 1, 1, tzinfo=EAST), datetime(2026, 1, 1, tzinfo=EAST)),
+    (pa.list_(pa.int8()), [1], [1]), (pa.map_(pa.string(), pa.int8()), [("a", 1)], [("a", 1)]),
+    (pa.binary(2), b"ab", b"ab"),
+]  # fmt: skip
+MISFITS = [
+    (pa.int8(), 128), (pa.int64(), 1.5), (pa.int64(), True), (pa.uint8(), -1), (pa.float64(), 2**53 + 1),
+    (pa.float32(), 1e300), (pa.date32(), datetime(2026, 1, 1, 12)),
+    (pa.timestamp("us"), datetime(2026, 1, 1, tzinfo=UTC)),
+    (pa.timestamp("s"), datetime(2026, 1, 1, 0, 0, 0, 1)), (pa.decimal128(5, 1), Decimal("1.55")),
+    (pa.string(), b"x"), (pa.binary(2), b"abc"), (pa.struct({"x": pa.int64()}), {"x": 1, "y": 2}),
+    (pa.time64("us"), time(1, tzinfo=UTC)), (pa.null(), 1), (pa.list_(pa.int8()), [300]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [1, 65_535, 65_536, 200_000])
-def test_a_record_has_at_most_the_rows_that_its_header_can_count(rows: int) -> None:
-    records = stored(pa.table({"n": range(rows)}))
-    counts = [record.head.count for record in records]
-    assert sum(counts) == rows and len(counts) == -(-rows // 65_535) and max(counts) <= 65_535
-    assert [n for record in records for n in record.table().column(0).to_pylist()] == list(range(rows))
+@pytest.mark.parametrize(("kind", "value", "kept"), SCHEMAS, ids=repr)
+def test_a_schema_takes_what_it_holds_exactly(kind: Any, value: Any, kept: Any, tmp_path: Path) -> None:
+    assert written(tmp_path, "parquet", [value, None], 100, pa.schema({"v": kind})) == ([kept, None], [])
 
 
-def test_provenance_of_many_rows_is_in_the_body() -> None:
-    count = 20_000
-    came = Provenance(count, {"in": ([1 + 3 * n for n in range(count)], [9] * count)})
-    records = stored(pa.table({"n": range(count)}), hash=b"h" * 16, provenance=came)
-    assert len(records) == 1 and records[0].head.hash == b"h" * 16
-    assert records[0].provenance("", frozenset()).columns["in"] == (came.columns["in"][0], 9)
+@pytest.mark.parametrize(("kind", "value"), MISFITS, ids=repr)
+def test_a_schema_cuts_and_rounds_nothing(kind: Any, value: Any, tmp_path: Path) -> None:
+    found, errors = written(tmp_path, "parquet", [None, value, None], 100, pa.schema({"v": kind}))
+    assert found == [None, None]
+    assert len(errors) == 1 and "'v" in errors[0]
 
 
-def test_nanoseconds_stay_in_tables_and_are_cut_in_messages(caplog: pytest.LogCaptureFixture) -> None:
-    (record,) = stored(pa.table({"at_ns": pa.array([1_500_000_000_000_000_123], pa.timestamp("ns"))}))
-    assert record.table().column(0).cast("int64").to_pylist() == [1_500_000_000_000_000_123]
-    assert record.messages() == [{"at_ns": datetime(2017, 7, 14, 2, 40)}]
-    assert "'at_ns' is timestamp[ns]; its nanoseconds are cut" in caplog.text
+def test_what_is_never_null_is_not_null(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("v", pa.int64(), nullable=False)])
+    found, errors = written(tmp_path, "parquet", [1, None, 2], 100, schema)
+    assert found == [1, 2] and len(errors) == 1 and "never null" in errors[0]
 
 
-def test_a_table_is_what_has_the_stream_interface_of_arrow() -> None:
-    polars = pytest.importorskip("polars")
-    expected = pa.table({"n": [1, 2]})
-    frame = pandas.DataFrame({"n": [1, 2]}, index=[7, 8])
-    for given in (expected, expected.to_batches()[0], expected.to_reader(), polars.DataFrame({"n": [1, 2]}), frame):
-        assert columns.table_of(given).to_pylist() == expected.to_pylist()
-    with pytest.raises(InvalidArgument, match="found list"):
-        columns.table_of([{"n": 1}])
-    assert issubclass(InvalidArgument, CuesError)
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.struct([]), pa.list_(pa.struct([]))])
+def test_a_schema_that_no_finished_file_can_have_is_refused_at_the_declaration(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"schema=: .*'?v"):
+        FileSink(tmp_path / "out", "parquet", schema=pa.schema({"v": kind}))
+
+
+def test_a_row_without_columns_is_refused(tmp_path: Path) -> None:
+    for format in ("parquet", "arrow", "csv"):
+        out = FileSink(tmp_path / format, format, durability="process")
+        graph = cues.Graph("g", [cues.Source("q", None), out.sink("q")], errors="errors")
+        with testing.temporary_store() as store:
+            store.queue("q").appender().write_many([{}])
+            testing.run_until_idle(graph, store)
+            assert len(testing.messages(store, "errors")) == 1
+
+
+def test_types_stay_from_file_to_file(tmp_path: Path) -> None:
+    """All files of a sink are one dataset: a column that was widened stays so in the next file."""
+    out = FileSink(tmp_path / "out", "parquet", durability="process", roll_bytes=0)
+    graph = cues.Graph("g", [cues.Source("q", None), out.sink("q", batch_size=1)], errors="errors")
+    with testing.temporary_store() as store:
+        store.queue("q").appender().write_many([{"v": 1.5}, {"v": 2}, {"w": "x"}, {"v": 3}])
+        testing.run_until_idle(graph, store)
+    parquet = __import__("pyarrow.parquet").parquet
+    schemas = [parquet.read_schema(name) for name in sorted(out.finish())]
+    assert [str(schema.field("v").type) for schema in schemas] == ["double"] * 4
+    assert [schema.names for schema in schemas] == [["v"], ["v"], ["v", "w"], ["v", "w"]]
+
+
+def test_an_open_file_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    """It noted the schema alone; its integers may be of any size, so that they do not become floats."""
+    import json
+
+    out = FileSink(tmp_path / "out", "parquet", durability="process")
+    graph = cues.Graph("g", [cues.Source("q", None), out.sink("q", batch_size=1)], errors="errors")
+    with testing.temporary_store() as store:
+        appender = store.queue("q").appender()
+        appender.write({"v": 1})
+        testing.run_until_idle(graph, store)
+        (row,) = (tmp_path / "out" / "_cues").rglob("*.json")
+        state = json.loads(row.read_text())
+        state["open"]["layout"] = state["open"]["layout"]["schema"]
+        del state["layout"]
+        row.write_text(json.dumps(state))
+        appender.write_many([{"v": 2}, {"v": 2.5}, {"v": 3, "w": 1}])
+        testing.run_until_idle(graph, store)
+        assert len(testing.messages(store, "errors")) == 1
+    (name,) = out.finish()
+    found = __import__("pyarrow.parquet").parquet.read_table(name).to_pylist()
+    assert found == [{"v": 1, "w": None}, {"v": 2, "w": None}, {"v": 3, "w": 1}]
+
+
+# --- files that others have written ---------------------------------------------------------------
+
+NANOSECONDS = [
+    (pa.timestamp("ns"), 1_700_000_000_000_000_789, datetime(2023, 11, 14, 22, 13, 20), True),
+    (pa.timestamp("ns", "UTC"), 1_700_000_000_000_001_000, datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC), False),
+    (pa.duration("ns"), 1_500_000_001, timedelta(seconds=1.5), True),
+    (pa.time64("ns"), 3_600_000_000_123, time(1), True),
+    (pa.list_(pa.timestamp("ns")), [1_000], [datetime(1970, 1, 1, 0, 0, 0, 1)], False),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "read", "cut"), NANOSECONDS, ids=str)
+def test_nanoseconds_are_read_as_microseconds_and_a_cut_is_said_once(
+    kind: Any, value: Any, read: Any, cut: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "rows.parquet"
+    __import__("pyarrow.parquet").parquet.write_table(pa.table({"v": pa.array([value, None, value], kind)}), file)
+    found, errors = read_all(file)
+    assert found == [{"v": read}, {"v": None}, {"v": read}] and not errors
+    assert sum("cut to microseconds" in record.getMessage() for record in caplog.records) == cut
+
+
+def test_a_date_beyond_python_is_an_error_of_its_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    dates = pa.array([0, 10_000_000, 1], pa.int32()).cast(pa.date32())
+    __import__("pyarrow.parquet").parquet.write_table(pa.table({"v": dates}), file)
+    found, errors = read_all(file)
+    assert found == [{"v": date(1970, 1, 1)}, {"v": date(1970, 1, 2)}]
+    assert len(errors) == 1 and "the column 'v' is date32" in errors[0]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.arrow"
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["v", "v"])
+    with pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table)
+    found, errors = read_all(file)
+    assert not found and len(errors) == 1 and "two columns 'v'" in errors[0] and "rows.arrow" in errors[0]
+
+
+def read_all(file: Path) -> tuple[list[Any], list[str]]:
+    graph = cues.Graph("g", [cues.Source("q", Files(file))], errors="errors")
+    with testing.temporary_store() as store:
+        testing.run_until_idle(graph, store)
+        errors = [error["err/cause"][0]["message"] for error in testing.messages(store, "errors")]
+        return testing.messages(store, "q"), errors
