@@ -126,6 +126,8 @@ def widened(old: Any, new: Any, path: str, wide: set[str]) -> Any:
         return new
     if {old, new} == {pa.int64(), pa.float64()} and not {path, ANY_WIDE} & wide:
         return pa.float64()
+    if (common := _common(old, new)) is not None:
+        return common
     numbers = [_as_decimal(each, pa) for each in (old, new)]
     if all(numbers):
         (whole, scale), (others, other) = numbers
@@ -144,10 +146,67 @@ def widened(old: Any, new: Any, path: str, wide: set[str]) -> Any:
     raise _misfit(path, f"is {new}, and it is {old} in other rows: give schema=, or send one type")
 
 
+_KINDS: Final = ("integer", "floating", "date", "time", "duration")
+
+
+def _common(old: Any, new: Any) -> Any:
+    """The type of tables that holds the values of two of one kind, such as int32 and int64; None if there is none."""
+    pa = places.arrow()
+    kinds = pa.types
+    same_zone = kinds.is_timestamp(old) and kinds.is_timestamp(new) and old.tz == new.tz
+    if not same_zone and not any(
+        getattr(kinds, f"is_{name}")(old) and getattr(kinds, f"is_{name}")(new) for name in _KINDS
+    ):
+        return None
+    try:
+        schemas = [pa.schema([("c", each)]) for each in (old, new)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field("c").type
+    except pa.ArrowException:
+        return None
+
+
+def in_files(table: Any) -> Any:
+    """Return a table with types that files have: without dictionaries, views and run-end encoding."""
+    pa = places.arrow()
+    for at, field in enumerate(table.schema):
+        kind = _stored(pa, field.type)
+        if not kind.equals(field.type):
+            table = table.set_column(at, pa.field(field.name, kind), table.column(at).cast(kind))
+    return table.replace_schema_metadata(None)
+
+
+def _stored(pa: Any, kind: Any) -> Any:
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _stored(pa, kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _stored(pa, kind.storage_type)
+    if kind in (pa.string_view(), pa.large_string()):
+        return pa.string()
+    if kind in (pa.binary_view(), pa.large_binary()):
+        return pa.binary()
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(_stored(pa, kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_stored(pa, field.type)) for field in kind])
+    return kind
+
+
+def note_wide(column: Any, path: str, wide: set[str]) -> None:
+    """Note in ``wide`` that a column has integers which are larger than a float holds."""
+    pa = places.arrow()
+    if pa.types.is_integer(column.type) and column.type.bit_width == 64 and path not in wide:
+        from pyarrow import compute
+
+        found = compute.min_max(column).as_py()
+        if found["min"] is not None and (found["min"] < -EXACT_MAX or found["max"] > EXACT_MAX):
+            wide.add(path)
+
+
 def _as_decimal(kind: Any, pa: Any) -> Any:
     if pa.types.is_decimal(kind):
         return kind.precision, kind.scale
-    return (19, 0) if kind == pa.int64() else None
+    return (19 + (kind == pa.uint64()), 0) if pa.types.is_integer(kind) else None
 
 
 # --- values in columns --------------------------------------------------------------------------

@@ -218,6 +218,7 @@ class FileSink:
 
 
 takes({**SINK, "checkpoint": FileSink})(write)
+write.takes_columns = True  # type: ignore[attr-defined]  # its messages are given as they lie on the queue
 
 
 class Transaction(TargetTransaction["Writer"]):
@@ -237,17 +238,33 @@ class Writer:
         """What is appended."""
 
     def write(self, rows: Any) -> None:
-        """Write one row or a list of rows, which are dicts. They are encoded at once.
+        """Write one row, a list of rows, which are dicts, or a table of Arrow or polars. They are encoded at once.
 
         Raises ValueError or TypeError if a row does not fit the format; then nothing of the call is written.
         """
-        rows = [rows] if isinstance(rows, dict) else list(rows)
-        if not rows:
-            return
         begun = bool(self._parts) or self._state["open"] is not None
-        added = self._encoding.add(begun, self._layout, rows)
-        self._parts.append(added)
-        self._layout = added.layout
+        layout, parts = self._layout, []
+        for some in _runs(rows):
+            if isinstance(some, list):
+                added = self._encoding.add(begun, layout, some)
+            else:
+                added = self._encoding.add_table(begun, layout, some)
+            begun, layout = True, added.layout
+            parts.append(added)
+        self._parts += parts
+        self._layout = layout
+
+
+def _runs(rows: Any) -> Iterator[Any]:
+    """Yield lists of dicts, and tables of Arrow, none of which is empty."""
+    if hasattr(rows, "runs"):  # the messages of a step, of which some lie in columns
+        found = rows.runs()
+    elif hasattr(rows, "__arrow_c_stream__"):
+        pa = places.arrow()
+        found = [pa.table(rows)]
+    else:
+        found = [[rows] if isinstance(rows, dict) else list(rows)]
+    yield from (some for some in found if len(some))
 
 
 class _OfFunction(Exception):

@@ -38,6 +38,7 @@ before, in the same inode, and is longer, is taken for it. Write files under a n
 
 from __future__ import annotations
 
+import copy
 import glob
 import logging
 import os
@@ -46,10 +47,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from cues.arguments import path_of
-from cues.errors import InvalidArgument
+from cues.arguments import path_of, texts_of
+from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, files, foreign, places, takes, waits
+from cues.processors import SOURCE, blocks, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
 from cues.processors.opened_file import Opened, checksum, is_damage, is_inode
 from cues.processors.tail import Tail
@@ -58,6 +59,8 @@ FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 """The formats of a source."""
 ORDERS: Final = ("name", "modified")
 
+_TYPES: Final = -1
+"""The row of the state with the inferred schema."""
 _LISTINGS_SHARE: Final = 10
 """A directory is listed again after so many times the time that its listing takes."""
 _ENDINGS: Final = {
@@ -87,6 +90,10 @@ class Files:
                      stops the source (:class:`cues.processors.files.Malformed`, with file, line and problem).
                      ``"row"``: it is a message of the type ``files.MALFORMED``. A file that cannot be read is one such
                      record (:class:`cues.processors.files.BadFile`)
+    ``schema``       of CSV: a ``pyarrow.Schema``, or types by column (``{"n": "int64", "at": "timestamp[us]"}``); other
+                     columns are text. ``"infer"``: that of the first records, which is kept for all files and starts.
+                     An empty cell of a typed column is null; a row that does not fit is a record that cannot be read
+    ``columns``      of CSV and tables: the names of those to read; None: all
     ``encoding``     of text, which must write line ends as the byte 0x0A: UTF-8, Latin, and others, but not UTF-16
     ``reserved``     ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
     ``rotated``      pattern of the names that a followed file gets by rotation; None: ``path.*`` and ``path-*``
@@ -113,6 +120,8 @@ class Files:
         follow: bool = False,
         bad: str = "error",
         encoding: str = "utf-8",
+        schema: Any = None,
+        columns: Sequence[str] | None = None,
         delimiter: str = ",",
         record_lines_max: int = files.RECORD_LINES_MAX,
         line_bytes_max: int = files.LINE_BYTES_MAX,
@@ -128,6 +137,9 @@ class Files:
         self.format, self.watch, self.follow, self.bad = format, watch, follow, bad
         self.shape = files.Shape(delimiter, encoding, record_lines_max, line_bytes_max)
         self.order, self.at = order, at
+        self.schema = blocks.checked_schema(schema)
+        self.types: Any = None if self.schema == blocks.INFER else self.schema
+        self.columns = None if columns is None else texts_of("columns", columns)
         self.rotated, self.poll_s, self.idle_exit_s, self.grace_s = rotated, poll_s, idle_exit_s, grace_s
         self.may = foreign.allowed(reserved)
         self.__name__ = "files"
@@ -142,8 +154,23 @@ class Files:
             raise InvalidArgument(
                 f"{self.pattern} cannot be followed: an object does not grow.", "use watch=True, for new objects."
             )
+        if follow and self.schema == blocks.INFER:
+            raise InvalidArgument(
+                "schema='infer' needs files that do not grow.", "give the types: schema={'n': 'int64'}."
+            )
+        if self.is_typed and format in ("text", "jsonl"):
+            raise InvalidArgument(f"The format {format!r} has neither schema= nor columns=.", "leave them out.")
+        if self.columns is not None and not self.columns:
+            raise InvalidArgument("columns= names no column.", "leave it out, to read all.")
+        if self.schema is not None and format in ("parquet", "arrow"):
+            raise InvalidArgument(f"The format {format!r} has its own schema.", "leave schema= out.")
         if follow and format in ("parquet", "arrow"):
             raise InvalidArgument(f"A file of the format {format!r} cannot be followed.", "use watch=True.")
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether ``schema=`` or ``columns=`` was given."""
+        return self.schema is not None or self.columns is not None
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[Item]:
         """Yield ``(position, message)`` after ``position``; an Exception in place of a message is a failed one.
@@ -151,6 +178,13 @@ class Files:
         ``process`` has the state in which the files that were read are known. Without it, as in a loop of your own, the
         source begins at the start. Raises :class:`cues.errors.InvalidArgument` for a position without it.
         """
+        return self._items(position, process, False)
+
+    def in_columns(self, position: Position | None, process: Any = None) -> Iterator[Item]:
+        """Yield the same records, as tables with the position after their rows where a file has many."""
+        return self._items(position, process, True)
+
+    def _items(self, position: Position | None, process: Any, by_columns: bool) -> Iterator[Item]:
         if position is not None and process is None:
             raise InvalidArgument(
                 "Files was called with a position and without process=, whose state has the files that were read.",
@@ -161,11 +195,16 @@ class Files:
         waiting = Waiting(self, process)
         if self.tails:
             return Tail(self, state, waiting).records(place, former)
-        return self._in_order(place, former, KnownFiles(state), waiting)
+        run = copy.copy(self)  # with the types that this run has inferred
+        if self.schema == blocks.INFER and (kept := state.get(_TYPES)) is not None:
+            run.types = places.arrow().ipc.read_schema(places.arrow().py_buffer(kept))
+        return run._in_order(place, former, KnownFiles(state), waiting, Pieces(process, state, by_columns))
 
     # --- the files of a directory or pattern ---
 
-    def _in_order(self, place: Progress, former: Former | None, known: KnownFiles, waiting: Waiting) -> Iterator[Item]:
+    def _in_order(
+        self, place: Progress, former: Former | None, known: KnownFiles, waiting: Waiting, pieces: Pieces
+    ) -> Iterator[Item]:
         where = places.place_of(self.pattern)
         looked: dict[str, tuple[places.Stat, bool]] = {}
         """The files that have nothing more to be read, as they were then, and whether they grew."""
@@ -187,7 +226,7 @@ class Files:
             todo.sort(key=self._order_of(entries, place))
             for name in todo:
                 try:
-                    for after, item in self._file(where, name, entries[name], place, known, name in grows):
+                    for after, item in self._file(where, name, entries[name], place, known, name in grows, pieces):
                         place = after
                         yield place.packed(), item
                         waiting.moved()
@@ -291,7 +330,14 @@ class Files:
         return changed
 
     def _file(
-        self, where: places.Place, name: str, stat: places.Stat, place: Progress, known: KnownFiles, grows: bool
+        self,
+        where: places.Place,
+        name: str,
+        stat: places.Stat,
+        place: Progress,
+        known: KnownFiles,
+        grows: bool,
+        pieces: Pieces,
     ) -> Iterator[tuple[Progress, Any]]:
         """Yield the records of one file after what is known of it. Unless it grows, the last one finishes it."""
         current, row = place.current, known.get(name)
@@ -303,7 +349,9 @@ class Files:
         held: tuple[Progress, Any] | None = None
         try:
             with Opened(self, where, name, place) as opened:
-                for record in opened.records(complete=not grows):
+                if self.schema == blocks.INFER and self.types is None:
+                    self.types = pieces.inferred(opened)
+                for record in opened.records(complete=False) if grows else pieces.of(self, name, opened):
                     if held is not None:
                         yield held
                     identity = opened.identity(record.offset)
@@ -362,8 +410,11 @@ class Files:
         record = files.Record(place.offset, place.line, place.line + 1, None, problem, "")
         return files.malformed(os.path.basename(name), record)
 
-    def item(self, name: str, record: files.Record) -> Row | Exception:
+    def item(self, name: str, record: files.Record | blocks.Block) -> Any:
+        """Return the message, table or error for a record or a block."""
         last = os.path.basename(name)
+        if isinstance(record, blocks.Block):
+            return record.table if self.at is None else record.with_place(self.at, last)
         if record.row is None:
             if self.bad == "error":
                 expected = self.format_of(name)
@@ -392,6 +443,42 @@ class Files:
     @override
     def __repr__(self) -> str:
         return f"Files({self.pattern!r})"
+
+
+class Pieces:
+    """The records of the files of one run: as columns, if the engine asks for columns and can write them."""
+
+    def __init__(self, process: Any, state: Any, by_columns: bool) -> None:
+        self._process, self._state, self._by_columns = process, state, by_columns
+
+    def of(self, source: Files, name: str, opened: Opened) -> Iterator[blocks.Block | files.Record]:
+        """Yield the records of a file that does not grow. A block with a row that cannot be written is read by rows."""
+        if not self._by_columns:
+            yield from opened.records(complete=True)
+            return
+        for piece in opened.pieces():
+            if not isinstance(piece, blocks.Block):
+                yield piece
+            elif (source.at is not None and not piece.first_line) or not self._may_write(source.item(name, piece)):
+                yield from piece.records()
+            else:
+                yield piece
+
+    def _may_write(self, table: Any) -> bool:
+        if self._process is None:
+            return True
+        try:
+            self._process.check(table)
+        except CuesError:
+            return False
+        return True
+
+    def inferred(self, opened: Opened) -> Any:
+        """Return the schema of the first records of a file, and keep it with the position."""
+        types = opened.inferred()
+        if types is not None:
+            self._state[_TYPES] = types.serialize().to_pybytes()
+        return types
 
 
 class Waiting:

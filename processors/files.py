@@ -187,18 +187,7 @@ def csv_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str
     delimiter, encoding = shape.delimiter, shape.encoding
 
     def of_file(path: str, header: bytes) -> Parser:
-        if b"\r" in header.rstrip(b"\r\n") and b'"' not in header:
-            raise ValueError(f"{path}: its lines end with CR (byte 0x0D), expected LF or CR LF")
-        try:
-            columns = _fields(_without_mark(header, encoding).decode(encoding), delimiter)
-        except ValueError as error:
-            raise ValueError(f"{path}: the header cannot be read: {error}") from None
-        if len(set(columns)) < len(columns):
-            raise ValueError(f"{path}: the header names a column twice: {', '.join(columns)}")
-        try:
-            foreign.check_keys(columns, may)
-        except InvalidArgument as error:
-            raise ValueError(f"{path}: the header names a {error.message}") from None
+        columns = csv_names(shape, may, path, header)
 
         def read(line: bytes) -> Row:
             fields = _fields(line.decode(encoding), delimiter)
@@ -213,6 +202,23 @@ def csv_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str
         return read
 
     return of_file
+
+
+def csv_names(shape: Shape, may: frozenset[str], path: str, header: bytes) -> list[str]:
+    """Return the names of the columns in a header. Raises ValueError, which names the file."""
+    if b"\r" in header.rstrip(b"\r\n") and b'"' not in header:
+        raise ValueError(f"{path}: its lines end with CR (byte 0x0D), expected LF or CR LF")
+    try:
+        names = _fields(_without_mark(header, shape.encoding).decode(shape.encoding), shape.delimiter)
+    except ValueError as error:
+        raise ValueError(f"{path}: the header cannot be read: {error}") from None
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path}: the header names a column twice: {', '.join(names)}")
+    try:
+        foreign.check_keys(names, may)
+    except InvalidArgument as error:
+        raise ValueError(f"{path}: the header names a {error.message}") from None
+    return names
 
 
 def jsonl_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
@@ -267,7 +273,7 @@ def records(
     """Lines that were read to find the end of a quote, and are records of their own."""
     while record := ahead.popleft() if ahead else file.readline(limit + 1):
         lines = 1
-        if lines_max > 1 and b'"' in record and _ends_inside(record, False, delimiter):
+        if lines_max > 1 and b'"' in record and ends_inside(record, False, delimiter):
             parts, size, inside = [record], len(record), True
             while inside and len(parts) < lines_max and size <= limit and parts[-1].endswith(b"\n"):
                 more = ahead.popleft() if ahead else file.readline(limit + 1)
@@ -278,7 +284,7 @@ def records(
                     break
                 parts.append(more)
                 size += len(more)
-                inside = _ends_inside(more, True, delimiter)
+                inside = ends_inside(more, True, delimiter)
             if inside:
                 ahead.extendleft(reversed(parts[1:]))
             else:
@@ -382,7 +388,7 @@ def _skip_line(file: IO[bytes]) -> tuple[int, bool]:
     return skipped, False
 
 
-def _ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
+def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
     """Return whether a quoted field is open at the end of a line; ``inside``: one is open at its start.
 
     A quote opens a field only as its first character: in ``5'11"`` it is a character like others.

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, time
 from decimal import Decimal
 from typing import IO, Any, Final, NamedTuple, Protocol
@@ -26,6 +27,7 @@ from uuid import UUID
 from cues import jsontext
 from cues.arguments import text_of, texts_of
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.processors import columns, places
 
 Row = dict[str, Any]
@@ -53,6 +55,9 @@ class Format(Protocol):
 
         ``begun``: there is an open file, with this layout. Without one, the layout is that of the last file, or None.
         """
+
+    def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
+        """Return what a file gets for the rows of a ``pyarrow.Table``: the same as for its rows as dicts."""
 
     def finish(self, source: IO[bytes], target: IO[bytes], layout: Any) -> None:
         """Write the finished form of an open file, whose layout is the one of its last rows."""
@@ -89,6 +94,12 @@ class _Plain:
         self.is_plain = compression is None
         self._name, self._compression = name, compression
 
+    def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
+        raise NotImplementedError
+
+    def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
+        return self.add(begun, layout, _dicts(table))
+
     def finish(self, source: IO[bytes], target: IO[bytes], layout: Any) -> None:
         with places.compressing(target, self._compression) as out:
             while piece := source.read(1 << 20):
@@ -98,6 +109,7 @@ class _Plain:
 class _Lines(_Plain):
     """Text and JSON lines."""
 
+    @override
     def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
         lines = "".join(map(self._text if self._name == "text" else _json, rows))
         return Added(not begun, None, lines.encode())
@@ -116,9 +128,60 @@ class _CSV(_Plain):
         self._columns, self._delimiter = list(columns) if columns is not None else None, delimiter
         self._special = frozenset(f'{delimiter}"\n\r')
 
+    @override
     def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
+        new = dict.fromkeys(key for row in rows for key in row)
+        begins, names = self._names(begun, layout, new)
+        lines = [self._line([_cell(name, row.get(name)) for name in names]) for row in rows]
+        return Added(begins, names, b"".join([self._line(names)] * begins + lines))
+
+    @override
+    def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
+        pa, table = places.arrow(), columns.in_files(table)
+        begins, names = self._names(begun, layout, table.column_names)
+        cells = []
+        for name in names:
+            if name not in table.column_names:
+                cells.append(pa.scalar(""))
+                continue
+            texts = self._texts(name, table.column(name))
+            if texts is None:  # of a type that only the rows as dicts can tell
+                return super().add_table(begun, layout, table)
+            cells.append(texts)
+        if len(names) == 1:  # an empty line is no row
+            cells = [pa.compute.if_else(pa.compute.equal(cells[0], ""), '""', cells[0])]
+        lines = pa.compute.binary_join_element_wise(*cells, self._delimiter)
+        ended = pa.compute.binary_join_element_wise(lines, "\n", "")
+        return Added(begins, names, b"".join([self._line(names)] * begins + [_joined(chunk) for chunk in ended.chunks]))
+
+    def _texts(self, name: str, column: Any) -> Any:
+        """The cells of a column, as :func:`_cell` and :meth:`_quoted` make them; None if they need the values."""
+        pa = places.arrow()
+        types, compute = pa.types, pa.compute
+        kind = column.type
+        if types.is_integer(kind):
+            texts = column.cast(pa.string())
+        elif types.is_string(kind) or types.is_large_string(kind):
+            texts = column.cast(pa.string())
+            special = compute.match_substring_regex(texts, f"[{re.escape(''.join(sorted(self._special)))}]")
+            if compute.any(special).as_py():
+                quoted = compute.replace_substring(texts, '"', '""')
+                texts = compute.if_else(special, compute.binary_join_element_wise('"', quoted, '"', ""), texts)
+        elif types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_temporal(kind):
+            (values,) = zip(*(row.values() for row in _dicts(pa.table({name: column})))) if len(column) else ((),)
+            cells = [None if value is None else str(_cell(name, value)) for value in values]
+            texts = pa.chunked_array([pa.array(map(self._quoted_or_none, cells), pa.string())])
+        else:
+            return None
+        return texts.fill_null("")
+
+    def _quoted_or_none(self, cell: str | None) -> str | None:
+        return None if cell is None else self._quoted(cell)
+
+    def _names(self, begun: bool, layout: Any, found: Iterable[str]) -> tuple[bool, list[str]]:
+        """Return whether rows with these columns begin a file, and the columns of the file."""
         known = self._columns or layout or []
-        new = dict.fromkeys(key for row in rows for key in row if key not in known)
+        new = [key for key in found if key not in known]
         if self._columns is not None and new:
             raise ValueError(f"the row has {sorted(map(str, new))}, which are not among columns={known}")
         # A file more for each new column, with all that were there before: not one for each row of another kind.
@@ -129,8 +192,7 @@ class _CSV(_Plain):
         for name in new:
             if not isinstance(name, str) or "\n" in name or "\r" in name:
                 raise ValueError(f"the column {name!r} has no name of one line")
-        lines = [self._line([_cell(name, row.get(name)) for name in names]) for row in rows]
-        return Added(begins, names, b"".join([self._line(names)] * begins + lines))
+        return begins, names
 
     def _line(self, cells: Sequence[Any]) -> bytes:
         texts = ["" if cell is None else str(cell) for cell in cells]
@@ -162,15 +224,58 @@ class _Table:
                 raise InvalidArgument(f"schema=: {error}.", "use other types.") from None
 
     def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
-        before, wide = self._parsed(layout)
-        given = self._schema is not None
-        if isinstance(layout, dict) and layout["given"] != given:  # schema= came or went: rows of both fit in no file
-            begun, before, wide = False, None, set()
+        begun, before, wide = self._begun(begun, layout)
         schema = self._schema if self._schema is not None else self._widened(before, wide, rows)
-        unknown = [key for row in rows for key in row if schema.get_field_index(key) < 0]
-        if unknown:
-            raise ValueError(f"the row has {unknown[0]!r}, which is not in schema=: {', '.join(schema.names)}")
-        arrays = [self._array(field, rows) for field in schema]
+        self._check_names(schema, (key for row in rows for key in row))
+        return self._added(begun, before, wide, schema, [self._array(field, rows) for field in schema])
+
+    def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
+        pa = self._pa
+        begun, before, wide = self._begun(begun, layout)
+        try:
+            found = columns.in_files(table)
+            schema = self._schema if self._schema is not None else self._widened_by(before, wide, found)
+            self._check_names(schema, found.column_names)
+            arrays = [self._column(field, found) for field in schema]
+        except pa.ArrowException:  # a value that does not fit: the rows say which
+            return self.add(begun, layout, _dicts(table))
+        return self._added(begun, before, wide, schema, arrays)
+
+    def _column(self, field: Any, table: Any) -> Any:
+        """The values of a column, exactly as the type of a field. Raises an error of Arrow or ValueError."""
+        if field.name not in table.column_names:
+            values = self._pa.nulls(table.num_rows, field.type)
+        else:
+            values = table.column(field.name).combine_chunks()
+            values = values if values.type.equals(field.type) else exactly(values, field.type)
+        if not field.nullable and values.null_count:
+            raise ValueError(f"the column {field.name!r} is None or missing, and the schema says that it is never null")
+        return values
+
+    def _widened_by(self, before: Any, wide: set[str], table: Any) -> Any:
+        """The schema for the rows before and those of a table."""
+        types = {} if before is None else {field.name: field.type for field in before}
+        if not table.num_columns:
+            raise ValueError("the row has no column, and a table has no row without one")
+        for name, column in zip(table.column_names, table.columns):
+            columns.note_wide(column, name, wide)
+            types[name] = columns.widened(types.get(name, self._pa.null()), column.type, name, wide)
+        return self._pa.schema(types)
+
+    def _begun(self, begun: bool, layout: Any) -> tuple[bool, Any, set[str]]:
+        """Return whether a file is open, its schema, and the columns with large integers."""
+        before, wide = self._parsed(layout)
+        if isinstance(layout, dict) and layout["given"] != (self._schema is not None):
+            return False, None, set()  # schema= came or went: rows of both fit in no file
+        return begun, before, wide
+
+    def _check_names(self, schema: Any, names: Iterable[str]) -> None:
+        unknown = next((name for name in names if schema.get_field_index(name) < 0), None)
+        if unknown is not None:
+            raise ValueError(f"the row has {unknown!r}, which is not in schema=: {', '.join(schema.names)}")
+
+    def _added(self, begun: bool, before: Any, wide: set[str], schema: Any, arrays: list[Any]) -> Added:
+        given = self._schema is not None
         changed = before is None or not schema.equals(before)
         if changed:
             self._check(schema)
@@ -249,6 +354,8 @@ class _Table:
             if column is None
             else column
             if column.type.equals(field.type)
+            else exactly(column, field.type)
+            if _is_number(column.type) and _is_number(field.type)
             else self._pa.array([columns.fitted(item, field, field.name) for item in column.to_pylist()], field.type)
             for field, column in zip(schema, values, strict=True)
         ]
@@ -277,6 +384,40 @@ def _grouped(batches: Any) -> Any:
             group = []
     if group:
         yield group
+
+
+def exactly(column: Any, kind: Any) -> Any:
+    """Return an array as another type with the same values. Raises an error of Arrow for one that does not fit."""
+    pa = places.arrow()
+    cast = column.cast(kind)
+    if pa.types.is_floating(column.type) and not cast.cast(column.type).equals(column):
+        raise pa.ArrowInvalid(f"a value is not exact as {kind}")
+    return cast
+
+
+def _is_number(kind: Any) -> bool:
+    types = places.arrow().types
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+def _joined(texts: Any) -> bytes:
+    """The texts of an array, one after another."""
+    _, offsets, data = texts.buffers()
+    if not len(texts):
+        return b""
+    ends = memoryview(offsets).cast("i")
+    return bytes(memoryview(data)[ends[texts.offset] : ends[texts.offset + len(texts)]])
+
+
+def _dicts(table: Any) -> list[Row]:
+    """The rows of a table. Raises ValueError for a value that Python does not hold."""
+    rows: list[Row] = []
+    for batch in table.to_batches():
+        for row in columns.rows_of(batch, "a message"):
+            if isinstance(row, ValueError):
+                raise row
+            rows.append(row)
+    return rows
 
 
 def _json(row: Row) -> str:

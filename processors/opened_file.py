@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import functools
 import hashlib
 import lzma
 import os
@@ -10,12 +12,12 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, Any, Final, Protocol
 
 from cues.errors import CuesError, InvalidArgument
-from cues.processors import columns, files, foreign, places
+from cues.processors import blocks, columns, files, foreign, places
 from cues.processors.known_files import Identity, Progress
 
 FINGERPRINT_BYTES: Final = 1_024
@@ -38,6 +40,11 @@ _DAMAGE: Final = (
     zlib.error,
 )
 """Errors that libraries raise for damaged bytes."""
+_ROWS: Final = 1_000
+_BLOCK_ROWS: Final = 50_000
+"""Rows of a batch of Parquet that become messages, and of one that is written as columns."""
+_BY_BLOCKS: Final = frozenset(("utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252"))
+"""Encodings in which a block is the same text as its lines, one after another."""
 _REFUSED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP))
 """Errors of the system that are about one file."""
 
@@ -50,6 +57,13 @@ class Source(Protocol):
     may: frozenset[str]
     tails: bool
     grace_s: float
+    columns: list[str] | None
+    schema: Any
+    types: Any
+    """The schema that is in force: ``schema``, or the one that was inferred."""
+
+    @property
+    def is_typed(self) -> bool: ...
 
     def format_of(self, name: str) -> str: ...
 
@@ -79,6 +93,8 @@ class Opened:
         self._source, self._where = source, where
         self._format = source.format_of(source.pattern if source.tails else name)
         self._parse: files.Parser | None = None
+        self.names: list[str] = []
+        """The columns of a CSV file."""
         self.offset, self.line = place.offset, place.line
         with ExitStack() as stack:
             self._open(stack, place)
@@ -123,12 +139,54 @@ class Opened:
             return
         assert self._parse is not None
         self._plain.seek(self.offset)
+        if self._source.is_typed:
+            for piece in self._blocks(complete):
+                yield from piece.records() if isinstance(piece, blocks.Block) else (piece,)
+            return
         shape = self._source.shape
         lines_max = shape.record_lines_max if self._format == "csv" else 1
         found = files.records(self._plain, self.offset, self.line, self._parse, shape, lines_max, complete)
         for record in found:
             self.offset, self.line = record.offset, record.line
             yield record
+
+    def pieces(self) -> Iterator[blocks.Block | files.Record]:
+        """Yield the records of a file that does not grow, as columns where this is possible and worth it."""
+        if self._is_table:
+            yield from self._table_pieces()
+        elif self._format == "csv" and (self._parse is not None or self._begin(True)) and self._has_blocks():
+            self._plain.seek(self.offset)
+            yield from self._blocks(True)
+        else:
+            yield from self.records(True)
+
+    def _has_blocks(self) -> bool:
+        """Return whether the rows of text may be read by blocks."""
+        if self._source.is_typed:
+            return True
+        known = codecs.lookup(self._source.shape.encoding).name in _BY_BLOCKS
+        return known and blocks.may_be_columns(self.names) and places.has_arrow()
+
+    def _blocks(self, complete: bool) -> Iterator[blocks.Block | files.Record]:
+        """Yield the records of a CSV file as they are in blocks."""
+        source = self._source
+        assert self._parse is not None
+        given = None if source.schema == blocks.INFER else source.schema
+        blocks.check_names(self.names, source.columns, given, self.name)
+        reader = blocks.Columns(source.shape, self.names, self._parse, source.types, source.columns)
+        for piece in blocks.of_file(self._plain, self.offset, self.line, reader, complete):
+            self.offset, self.line = piece.offset, piece.line
+            yield piece
+
+    def inferred(self) -> Any:
+        """Return the schema of the first records of a CSV file; None if it has none, or is no CSV file."""
+        if self._format != "csv" or (self._parse is None and not self._begin(True)):
+            return None
+        assert self._parse is not None
+        reader = blocks.Columns(self._source.shape, self.names, self._parse)
+        self._plain.seek(self.offset)
+        data = self._plain.read(blocks.SAMPLE_BYTES)
+        return reader.infer(data[: reader.complete(data) or len(data)])
 
     def _begin(self, complete: bool) -> bool:
         """Read the header; False if there is none yet."""
@@ -140,26 +198,40 @@ class Opened:
                 return False
             if not self.offset:
                 self.offset, self.line = len(header), 1
+            self.names = files.csv_names(source.shape, source.may, self.name, header)
         self._parse = _PARSERS[self._format](source.shape, source.may)(self.name, header)
         return True
 
     def _rows(self) -> Iterator[files.Record]:
         """Yield the rows of a table: a row's number is its offset and its line."""
-        done = self.offset
-        for first, rows in tables(self._file, self.name, self._format, done):
-            for number, row in enumerate(rows, first + 1):
-                if number > done:
-                    self.offset = number
-                    try:
-                        if isinstance(row, ValueError):
-                            raise row
-                        foreign.check(row, self._source.may)
-                    except ValueError as error:
-                        problem = error.message if isinstance(error, InvalidArgument) else str(error)
-                        shown = "" if error is row else repr(row)[:1_000]
-                        yield files.Record(number, number, number, None, problem, shown)
-                    else:
-                        yield files.Record(number, number, number, row, "", "")
+        for first, batch in tables(self._file, self._format, self.offset, self._source.columns, self.name, _ROWS):
+            yield from self._rows_of(first, batch)
+
+    def _rows_of(self, first: int, batch: Any) -> Iterator[files.Record]:
+        """Yield the rows of a record batch, before which the file has ``first`` rows."""
+        for number, row in enumerate(columns.rows_of(batch, self.name), first + 1):
+            self.offset = self.line = number
+            try:
+                if isinstance(row, ValueError):
+                    raise row
+                foreign.check(row, self._source.may)
+            except ValueError as error:
+                problem = error.message if isinstance(error, InvalidArgument) else str(error)
+                shown = "" if error is row else repr(row)[:1_000]
+                yield files.Record(number, number, number, None, problem, shown)
+            else:
+                yield files.Record(number, number, number, row, "", "")
+
+    def _table_pieces(self) -> Iterator[blocks.Block | files.Record]:
+        """Yield the rows of a table as columns."""
+        pa = places.arrow()
+        for first, batch in tables(self._file, self._format, self.offset, self._source.columns, self.name, _BLOCK_ROWS):
+            if not blocks.may_be_columns(batch.schema.names) or not batch.num_columns:
+                yield from self._rows_of(first, batch)
+                continue
+            self.offset = self.line = first + batch.num_rows
+            records = functools.partial(self._rows_of, first, batch)
+            yield blocks.Block(pa.Table.from_batches([batch]), self.offset, self.line, first + 1, records)
 
     def identity(self, offset: int) -> Identity:
         """Return the identity of the file, of which ``offset`` bytes were read."""
@@ -256,14 +328,21 @@ def _fstat(file: IO[bytes]) -> places.Stat:
     return places.Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
 
 
-def tables(file: IO[bytes], name: str, format: str, skip: int) -> Iterator[tuple[int, list[files.Row | ValueError]]]:
-    """Yield ``(rows before, rows)`` for each batch of a Parquet or Arrow file that ends after ``skip`` rows."""
+def tables(
+    file: IO[bytes], format: str, skip: int, names: Sequence[str] | None, name: str, size: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield ``(rows before, record batch)`` of a Parquet or Arrow file after its first ``skip`` rows.
+
+    ``names``: its columns to be read, None for all. ``size``: the rows of a batch of Parquet.
+    """
     pa = places.arrow()
     before = 0
+    chosen = None if names is None else list(names)
     if format == "parquet":
         import pyarrow.parquet as pq
 
         parquet = pq.ParquetFile(file)
+        blocks.check_names(parquet.schema_arrow.names, chosen, None, name)
         groups: list[int] = []
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
@@ -271,14 +350,17 @@ def tables(file: IO[bytes], name: str, format: str, skip: int) -> Iterator[tuple
                 before += count
                 continue
             groups.append(group)
-        batches: Any = parquet.iter_batches(batch_size=1_000, row_groups=groups) if groups else ()
+        found: Any = parquet.iter_batches(batch_size=size, row_groups=groups, columns=chosen) if groups else ()
     else:
         file.seek(0)
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
-    for batch in batches:
+        blocks.check_names(reader.schema.names, chosen, None, name)
+        found = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
+    for batch in found:
         if before + batch.num_rows > skip:
-            yield before, columns.rows_of(batch, name)
+            done = max(skip - before, 0)
+            rows = batch.slice(done)
+            yield before + done, rows if chosen is None else rows.select(chosen)
         before += batch.num_rows

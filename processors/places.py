@@ -164,6 +164,15 @@ def arrow() -> Any:
     return pyarrow
 
 
+def has_arrow() -> bool:
+    """Return whether pyarrow is installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def compression_of(name: str) -> str | None:
     """Return the compression of a file by the ending of its name; ``zip`` too."""
     if name.endswith(".zip"):

@@ -93,6 +93,14 @@ def numbers(start: int, stop: int, **more: Any) -> list[Message]:
 # --- the functions ------------------------------------------------------------------------------
 
 
+def counted_tables(position: int | None, process: Any) -> Iterator[tuple[int, Any]]:
+    """Tables of one to three rows, messages between them, and a state that counts what was yielded."""
+    for number in range(position or 0, 5):
+        process.state["yields"] = process.state.get("yields", 0) + 1
+        rows = [{"n": 10 * number + row, "yields": process.state["yields"]} for row in range(number % 3 + 1)]
+        yield number + 1, rows[0] if number == 3 else pa.Table.from_pylist(rows)
+
+
 def counted(position: int | None) -> Iterator[tuple[int, Message]]:
     for n in range(position or 0, 7):
         yield n + 1, {"n": n}
@@ -337,6 +345,22 @@ SCENARIOS: dict[str, Scenario] = {
     "source": Scenario(graph(Source("in", counted, batch_size=3), Stream(several, "in", "out", batch_size=2)), goes=1),
     "source of bare messages": Scenario(
         graph(Source("in", bare, batch_size=3, resume="skip"), Sink(outside, "in")), goes=1, repeats=True
+    ),
+    "source of tables": Scenario(
+        graph(Source("in", counted_tables, batch_size=2), Stream(several, "in", "out", batch_size=2)), goes=1
+    ),
+    "source of tables, in partitions": Scenario(
+        graph(
+            Source("in", counted_tables, batch_size=3),
+            Stream(passed, "in", "out", batch_size=2),
+            queues={name: QueueOptions(partitions=2, key="n") for name in ("in", "out")},
+        ),
+        goes=1,
+    ),
+    "source of tables abroad": Scenario(
+        graph(Source("in", counted_tables, batch_size=3), Sink(outside, "in"), queues=abroad("in")),
+        goes=1,
+        repeats=True,
     ),
     "source with an error step": Scenario(graph(Source("in", spoiled, batch_size=4), errors="errors"), goes=1),
     "stream": Scenario(graph(Stream(several, "in", "out", batch_size=3)), IN),

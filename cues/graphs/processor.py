@@ -13,7 +13,7 @@ from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
-from cues.graphs.options import INHERIT, Function, Kind, Options
+from cues.graphs.options import INHERIT, TABLES, Function, Kind, Options
 from cues.overrides import override
 from cues.schemas import Schema
 
@@ -85,6 +85,15 @@ class Node:
     @cached_property
     def imperative(self) -> bool:
         return bool(self.tailers or self.appenders)
+
+    @property
+    def takes_columns(self) -> bool:
+        """True if the function is given messages as they lie on the queue: rows of columns are not made dicts.
+
+        It takes tables, or is a batch function of a ready-made processor that says so in an attribute.
+        """
+        batch = self.options.batch
+        return batch in TABLES or (batch is True and getattr(self.fn, "takes_columns", False))
 
     @property
     def reads(self) -> tuple[Port, ...]:

@@ -282,6 +282,17 @@ class Rows:
         """Drop the dicts, which a function may have changed."""
         self._messages = None
 
+    def runs(self) -> Iterator[Any]:
+        """Yield the messages in their order, as they lie on the queue: tables of Arrow, and lists of dicts."""
+        for is_table, some in itertools.groupby(self.pieces, lambda piece: bool(piece.batch.schema)):
+            if is_table:
+                pa = _module("pyarrow", "arrow")
+                for piece in some:
+                    rows = piece.batch.table().slice(piece.low, piece.high - piece.low)
+                    yield pa.Table.from_batches([rows])
+            else:
+                yield [message for piece in some for message in piece.batch.messages()[piece.low : piece.high]]
+
     def table(self, kind: str, schema: Any) -> Any:
         """Return the messages as a table that a function takes."""
         return joined(self.pieces, kind, Selection(schema))

@@ -18,6 +18,7 @@ record of columns.
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
@@ -381,13 +382,19 @@ def values(column: Any, name: str) -> list[Any]:
     """
     kind, has_nulls = column.type, column.null_count > 0
     types = arrow().types
-    if not has_nulls and (types.is_integer(kind) or types.is_float64(kind)):
+    if not has_nulls and (types.is_integer(kind) or types.is_float64(kind)) and _has_numpy():
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     if _has_nanoseconds(kind):
         return _cut(column, name) if not kind.num_fields else _nested(column, name)
-    if not has_nulls and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None:
+    if not has_nulls and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None and _has_numpy():
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+@lru_cache(1)
+def _has_numpy() -> bool:
+    """Whether numpy is there, which pyarrow does not bring: it makes values of Python faster."""
+    return importlib.util.find_spec("numpy") is not None
 
 
 def _has_nanoseconds(kind: Any) -> bool:

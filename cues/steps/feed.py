@@ -8,6 +8,10 @@ its own event loop, which continues between its yields.
 A step takes yielded messages in the range (position before, position after]. The function has run already, so only
 the commit of the protocol is left.
 
+A source may yield a table of pyarrow, polars or pandas in place of a message. Its rows are written as columns, under
+the position after all of them. A function with a method ``in_columns`` yields the same records as tables from it:
+the engine calls it in place of the function.
+
 A source that takes its position has a state too. Its changes between two yields are committed with the second one: the
 position is one value of bounded size, and the state is as many rows as the source needs to know what it has read.
 """
@@ -28,15 +32,17 @@ from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.partitioners import is_watermark
 from cues.queues.processor_rows import has_state, source_of, with_source
+from cues.queues.tables import is_table
 from cues.records import batch as batches
+from cues.records import columns
 from cues.records.batch import SLASH, has_mark
 from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
 from cues.steps.concurrency import RunnerClosed
 from cues.steps.failure import Failure, error_message, retry_event, stopped_at
 from cues.steps.outgoing import Packer
-from cues.steps.part import Part, divided
-from cues.steps.results import Output
+from cues.steps.part import Part, divided, divided_table
+from cues.steps.results import Output, TableOutput
 from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.stepper import Outcome, Stepper
 
@@ -49,6 +55,8 @@ if TYPE_CHECKING:
 
 AHEAD_MAX: Final = 2_000
 """Number of messages that a generator may be ahead of the commits."""
+ROWS_AHEAD_MAX: Final = 100_000
+"""The same for rows of tables; one table may be larger."""
 _JOIN_S: Final = 0.2
 """Seconds that the end of a source waits for a generator, which may be in a call of any length."""
 _INTERRUPTED_S: Final = 5.0
@@ -78,7 +86,7 @@ class Changed:
 
     __slots__ = ("body", "changes")
 
-    def __init__(self, body: bytes | RefusedItem, changes: Changes) -> None:
+    def __init__(self, body: bytes | RefusedItem | TableOutput, changes: Changes) -> None:
         self.body = body
         self.changes = changes
 
@@ -88,8 +96,8 @@ NO_MESSAGE: Final = b""
 
 After = bytes | int | MessageCount | RefusedItem
 """The position after a message. It is packed unless it is an integer; for bare messages it is the count so far."""
-Body = bytes | RefusedItem | Changed
-"""A yielded message, packed at once, because the generator may change it later."""
+Body = bytes | RefusedItem | TableOutput | Changed
+"""A yielded message, packed at once, because the generator may change it later; or a table."""
 
 
 class Feed:
@@ -104,6 +112,8 @@ class Feed:
         self._awaited = False
         """Whether a look at the feed is due: the processor waits for a message, or the feed is closed."""
         self._most = AHEAD_MAX
+        self._rows_in = self._rows_out = 0
+        """The rows of the tables that were yielded, and of those that were taken."""
         self.uniform = True
         """Whether all items so far are messages that can be written, after positions of the generator."""
         self._iterator: Iterator[Any] | None = None
@@ -157,8 +167,12 @@ class Feed:
         with self._changed:
             self._awaited = False  # it was told; until it runs, the next messages need not tell it again
             self._changed.notify_all()
-            while len(self._bodies) >= self._most and not self.closed:
+            while self._is_full() and not self.closed:
                 self._changed.wait(0.1)
+
+    def _is_full(self) -> bool:
+        """Return whether the generator is as far ahead as it may be."""
+        return len(self._bodies) >= self._most or self._rows_in - self._rows_out >= ROWS_AHEAD_MAX
 
     def pull(self, count: int) -> None:
         """Pull up to ``count`` messages in the calling thread (deterministic runs)."""
@@ -167,7 +181,7 @@ class Feed:
         try:
             if self._iterator is None:
                 self._iterator = self._begin()
-            while len(self._bodies) < count and not self.ended:
+            while not self._is_full() and not self.ended:
                 self.ended = not self._pull(self._iterator)
         except Exception as error:
             self.error, self.ended = error, True
@@ -177,6 +191,7 @@ class Feed:
         source = self._source
         options, fn = source.node.options, source.node.fn
         assert fn is not None
+        fn = getattr(fn, "in_columns", fn)
         position, self._count = source.position
         self._before = position if type(position) is int else codec.pack(position)
         self._skip = self._count if options.resume == "skip" else 0
@@ -211,6 +226,7 @@ class Feed:
         plain: Any = dict if schema is None and not packer.places else None
         most_bytes, pack = packer.limit_bytes, codec.thread_packer()
         state = self._state
+        has_tables = False
         for item in iterator:
             if type(item) is tuple and len(item) == 2:
                 if not has_position:
@@ -231,7 +247,7 @@ class Feed:
                         "yield a position that changes with every message, such as (page, row).",
                     )
                 before = after
-            elif not isinstance(item, dict) and schema is None:
+            elif not isinstance(item, dict) and schema is None and not is_table(item):
                 raise ReturnError(
                     f"The source {node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
                     "yield pairs of a position and a message, which is a dict.",
@@ -264,16 +280,19 @@ class Feed:
                 body = self._packed(after, message)
                 pack = codec.thread_packer()  # another one after an error
                 self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE
+                if type(body) is TableOutput:
+                    self._rows_in += body.table.num_rows
+                    self.uniform, has_tables = False, True
             if state is not None and state.touched:
                 body = self._with_changes(body)
             afters.append(after)
             bodies.append(body)
-            if self._awaited or len(bodies) >= most:
+            if self._awaited or len(bodies) >= most or (has_tables and self._is_full()):
                 self._before = before
                 return True
         return False
 
-    def _with_changes(self, body: bytes | RefusedItem) -> Body:
+    def _with_changes(self, body: bytes | RefusedItem | TableOutput) -> Body:
         """Add the changes of the state since the last yield. Raises :class:`CodecError` for one that cannot be kept."""
         state, table = self._state, self._table
         assert state is not None and table is not None
@@ -297,26 +316,43 @@ class Feed:
             f" bare messages, as resume={node.options.resume!r} says.",
         )
 
-    def _packed(self, after: Any, message: Any) -> bytes | RefusedItem:
-        """Check and pack a message that is not plain."""
+    def _packed(self, after: Any, message: Any) -> bytes | RefusedItem | TableOutput:
+        """Check and pack a message that is not plain; check and place a table."""
         packer = self._packer.renew()
         try:
             if isinstance(message, Exception):
                 raise message
             if message is None and type(after) is not MessageCount:
                 return NO_MESSAGE
+            if is_table(message):
+                output = TableOutput(*packer.table(self._checked_table(message)))
+                return output if output.table.num_rows or type(after) is MessageCount else NO_MESSAGE
             return packer.pack(self._checked(message))
         except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
             return RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
 
     def check(self, message: Any) -> None:
-        """Raise the error of a message that cannot be written. In any thread: it has a packer of its own."""
+        """Raise the error of a message or table that cannot be written. In any thread: it has a packer of its own."""
         output = self._source.output
-        Packer(lambda: output.core.options).renew().pack(self._checked(message))
+        packer = Packer(lambda: output.core.options).renew()
+        if is_table(message):
+            packer.table(self._checked_table(message))
+        else:
+            packer.pack(self._checked(message))
 
     def _checked(self, message: Any) -> Any:
         schema = self._schema
         return message if schema is None or is_watermark(message) else schema.written(message)
+
+    def _checked_table(self, table: Any) -> Any:
+        """Return a table of which each row fits the schema of the queue."""
+        if self._schema is None:
+            return table
+        table = columns.checked(columns.table_of(table))
+        for batch in table.to_batches():
+            for row in columns.rows(batch):
+                self._checked(row)
+        return table
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
         from cues.steps.eventloop import EventLoop
@@ -334,14 +370,20 @@ class Feed:
     # --- the processor's side ---
 
     def take(self, count: int) -> tuple[list[After], list[Body]]:
-        """Return the positions after up to ``count`` yielded messages, and the messages; never waits."""
+        """Return the positions after up to ``count`` yielded messages, and the messages; never waits.
+
+        Tables are taken until their rows are ``count`` or more.
+        """
         bodies = self._bodies[:count]
+        if self._rows_in:
+            bodies = bodies[: _end_of_rows(bodies, count)]
+            self._rows_out += sum(map(_rows_of, bodies))
         afters = self._afters[: len(bodies)]
         if bodies:
             del self._bodies[: len(bodies)], self._afters[: len(bodies)]
             self.answered = True
             self.pulled_at = time.monotonic()
-            if len(bodies) + len(self._bodies) >= AHEAD_MAX:  # it may wait for room
+            if self._rows_in or len(bodies) + len(self._bodies) >= AHEAD_MAX:  # it may wait for room
                 with self._changed:
                     self._changed.notify_all()
         return afters, bodies
@@ -544,11 +586,11 @@ class SourceStepper(Stepper):
                 appends = [self._refused(message, cast(Failure, failure), digest)]
                 written = 1
             else:
-                packed = cast(list[bytes], bodies[start:stop])
-                if not self.feed.uniform:
-                    packed = [body for body in packed if body]  # without NO_MESSAGE
-                appends = self._append(packed, digest) if packed else []
-                written = len(packed)
+                items = cast("list[bytes | TableOutput]", bodies[start:stop])
+                if self.feed.uniform:
+                    appends, written = self._append(cast(list[bytes], items), digest), len(items)
+                else:
+                    appends, written = self._append_runs(items, digest)
             taking = tries.Taking((), (), (), source=(before, after))
             parts.append(Part(0, stop - start, digest, taking, failure, self.builder.at_home(appends, digest), written))
             start = stop
@@ -570,19 +612,71 @@ class SourceStepper(Stepper):
         return queue
 
     def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
-        queue, span = self.output, self.committer.span
+        queue = self.output
+        return [
+            (log, outgoing.build(items, queue.core.options.strips, digest, self._came(len(items))))
+            for log, items, _ in divided(queue, Output(messages), 0)
+        ]
+
+    def _append_table(self, output: TableOutput, digest: bytes) -> list[tuple[Queue, list[Page]]]:
+        queue, limit = self.output, batches.OWN_BYTES_MAX  # rows were measured when the table was yielded
+        options = queue.core.options
+        return [
+            (
+                log,
+                batches.build_table(
+                    rows, limit, digest, self._came(rows.num_rows), options.strips, options.compression
+                ),
+            )
+            for log, rows in divided_table(queue, output)
+        ]
+
+    def _append_runs(
+        self, bodies: list[bytes | TableOutput], digest: bytes
+    ) -> tuple[list[tuple[Queue, list[Page]]], int]:
+        """Return the pages of messages and tables in their order, and the number of messages."""
+        pages: dict[str, tuple[Queue, list[Page]]] = {}
+        written = 0
+        for are_tables, run in itertools.groupby(bodies, lambda body: type(body) is TableOutput):
+            some = list(run)
+            if are_tables:
+                appends = [append for each in some for append in self._append_table(cast(TableOutput, each), digest)]
+                written += sum(map(_rows_of, some))
+            else:
+                messages = [body for body in cast(list[bytes], some) if body]  # without NO_MESSAGE
+                appends = self._append(messages, digest) if messages else []
+                written += len(messages)
+            for log, more in appends:
+                pages.setdefault(log.core.log.id, (log, []))[1].extend(more)
+        return list(pages.values()), written
+
+    def _came(self, count: int) -> Provenance | None:
+        """The provenance of messages that a source yields: the trace of their step."""
+        span = self.committer.span
         context = None if span is None else span.context
-        appends = []
-        for log, items, _ in divided(queue, Output(messages), 0):
-            came = None if context is None else Provenance(len(items), {}, context)
-            appends.append((log, outgoing.build(items, queue.core.options.strips, digest, came)))
-        return appends
+        return None if context is None else Provenance(count, {}, context)
 
     def _refused(self, refused: RefusedItem, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
         """The error message for a message that cannot be written, with its ``repr``."""
         assert self.errors is not None
         record = error_message(self.node, {self.node.name: [{"repr": refused.shown}]}, failure)
         return self.errors, batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
+
+
+def _rows_of(body: Body) -> int:
+    """The number of rows of a table; 0 for a message."""
+    body = body.body if type(body) is Changed else body
+    return body.table.num_rows if type(body) is TableOutput else 0
+
+
+def _end_of_rows(bodies: list[Body], count: int) -> int:
+    """The end of the first items that have ``count`` messages or more."""
+    rows = 0
+    for at, body in enumerate(bodies):
+        if rows >= count:
+            return at
+        rows += _rows_of(body) or 1
+    return len(bodies)
 
 
 def _end_of_run(afters: list[After], bodies: list[Body], start: int) -> int:

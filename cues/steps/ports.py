@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cues.graphs.options import TABLES
 from cues.queues.base import read_as, view_of
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.taking import Input
@@ -34,7 +33,7 @@ class Ports:
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
         for input in self.inputs:
-            input.as_tables = node.options.batch in TABLES
+            input.as_tables = node.takes_columns
         if imperative is None:
             imperative = Imperative(
                 node.id,

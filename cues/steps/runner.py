@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
-from cues.graphs.options import BATCH_SIZE, TABLE_SIZE, TABLES
+from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
 from cues.graphs.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
@@ -166,7 +166,7 @@ class Runner(Calls):
 
     def _pace(self) -> Pace:
         options = self._node.options
-        size = TABLE_SIZE if options.batch in TABLES and options.batch_size == BATCH_SIZE else options.batch_size
+        size = TABLE_SIZE if self._node.takes_columns and options.batch_size == BATCH_SIZE else options.batch_size
         return Pace(
             size,
             None if self._node.kind == "frame" or options.linger_s else options.step_s,

@@ -1,0 +1,302 @@
+"""Files by blocks of columns: the same rows, places and errors as row by row; sinks write the same files from both."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+import pytest
+import seeds
+
+import cues
+from cues import Graph, Sink, Source, Stream, testing
+from cues.errors import InvalidArgument
+from cues.processors import blocks, columns, formats, opened_file
+from cues.processors.file_sink import FileSink
+from cues.processors.file_source import Files
+
+CELLS = ["", "a", "1", "-7", "3.5", "é", "5'11\"", "x y", "true", "2024-01-02", "k", "0"]
+QUOTED = ['""', '"a,b"', '"two\nlines"', '"crlf\r\nin"', '"say ""hi"""', '"x"']
+WRONG = ['"abc"def', '"open', 'a"b', '"a"b,c"', "\rlone", ""]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(blocks, "ROWS_MIN", 1)
+    monkeypatch.setattr(opened_file, "_BLOCK_ROWS", 7)
+
+
+def expanded(items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield position and row of each record; of a table, the position for its last row, None for the others."""
+    for position, item in items:
+        if isinstance(item, pa.Table):
+            rows = [row for batch in item.to_batches() for row in columns.rows_of(batch, "it")]
+            yield from ((None, row) for row in rows[:-1])
+            yield position, rows[-1]
+        else:
+            yield position, repr(item) if isinstance(item, Exception) else item
+
+
+def same(files: Files) -> tuple[int, int]:
+    """Compare both ways, also after each position; return the number of rows and of tables."""
+    rows = [*expanded(files(None))]
+    tables = [*files.in_columns(None)]
+    by_columns = [*expanded(iter(tables))]
+    assert [row for _, row in by_columns] == [row for _, row in rows]
+    for (position, _), (known, row) in zip(by_columns, rows, strict=True):
+        assert position is None or position[3:] >= known[3:], row  # or after empty lines
+    state = {}
+    process = type("Process", (), {"state": state, "stopping": False, "check": lambda self, table: None})()
+    for place, (position, _) in enumerate(by_columns):
+        if position is not None and position[2]:
+            rest = [row for _, row in expanded(files.in_columns(position, process))]
+            state.clear()
+            assert rest == [row for _, row in rows[place + 1 :]], position
+    return len(rows), sum(isinstance(item, pa.Table) for _, item in tables)
+
+
+def line(dice: random.Random, names: list[str], wrong: float) -> str:
+    if dice.random() < wrong:
+        return dice.choice(["", "a", ",".join(["x"] * (len(names) + 1)), ",".join(names), dice.choice(WRONG), "\udcff"])
+    return ",".join(dice.choice(QUOTED if dice.random() < wrong else CELLS) for _ in names)
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(200), fast=40))
+def test_csv_by_blocks_is_csv_by_rows(seed: int, tmp_path: Path, small_blocks: None) -> None:
+    dice = random.Random(seed)
+    names = dice.choice([["a"], ["id", "name"], ["a", "b", "c", "d"]])
+    wrong = dice.choice([0, 0, 0.02, 0.2])
+    end = dice.choice(["\n", "\r\n"])
+    lines = [",".join(names), *(line(dice, names, wrong) for _ in range(dice.choice([0, 3, 40])))]
+    text = end.join(lines) + dice.choice(["", end])
+    (tmp_path / "t.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    options: dict[str, Any] = {"record_lines_max": dice.choice([2, 100]), "line_bytes_max": dice.choice([20, 131_072])}
+    if dice.random() < 0.3:
+        options["at"] = "place"
+    if dice.random() < 0.3:
+        options |= {"encoding": "latin-1"}
+    if dice.random() < 0.3:
+        options |= {"bad": "row"}
+    _, tables = same(Files(tmp_path / "t.csv", **options))
+    typed = {"schema": {names[0]: dice.choice(["int64", "float64", "bool", "date32"])}}
+    same(Files(tmp_path / "t.csv", **options, **typed))
+    same(Files(tmp_path / "t.csv", **options, columns=names[-1:]))
+    if not wrong and len(lines) > 20 and len(names) > 1 and options["line_bytes_max"] > 20:
+        assert tables
+
+
+def test_a_row_that_does_not_fit_its_type_fails_alone(tmp_path: Path) -> None:
+    rows = [f"{n},x{n}" for n in range(5_000)]
+    rows[3_000] = "three thousand,x"
+    (tmp_path / "t.csv").write_text("\n".join(["n,name", *rows]) + "\n")
+    items = [item for _, item in Files(tmp_path / "t.csv", schema={"n": "int64"}).in_columns(None)]
+    tables = [item for item in items if isinstance(item, pa.Table)]
+    assert [n for table in tables for n in table["n"].to_pylist()] == [n for n in range(5_000) if n != 3_000]
+    (error,) = [item for item in items if isinstance(item, Exception)]
+    assert "t.csv, line 3002" in str(error) and "'n' is int64" in str(error) and "three thousand" in str(error)
+    assert len(tables) < 30  # by halves, not by rows
+
+
+def test_types_are_inferred_once_and_kept(tmp_path: Path, store: cues.Store) -> None:
+    head = "n,zip,half,ok,day,at,text,nothing"
+    row = "{},01234,{}.5,true,2024-01-02,2024-01-02 03:04:05,t{},"
+    (tmp_path / "1.csv").write_text("\n".join([head, *(row.format(n, n, n) for n in range(600))]))
+    graph = Graph("g", errors="errors")
+    graph.add(Source("rows", Files(f"{tmp_path}/*.csv", schema="infer")))
+    testing.run_until_idle(graph, store)
+    (tmp_path / "2.csv").write_text("n,half,new\nseven,1,x\n8,1,07\n")
+    testing.run_until_idle(graph, store)
+    messages = list(store.queue("rows").tailer())
+    day = datetime(2024, 1, 2)
+    assert messages[1] == {
+        "n": 1, "zip": "01234", "half": 1.5, "ok": True, "day": day.date(),
+        "at": day.replace(hour=3, minute=4, second=5), "text": "t1", "nothing": "",
+    }  # fmt: skip
+    assert messages[600:] == [{"n": 8, "half": 1.0, "new": "07"}]
+    (error,) = store.queue("errors").tailer()
+    assert "seven" in str(error)
+
+
+def test_columns_and_types_that_a_file_has_not(tmp_path: Path, store: cues.Store) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    for options in ({"columns": ["c"]}, {"schema": {"c": "int64"}}):
+        (item,) = [item for _, item in Files(tmp_path / "t.csv", **options)(None) if item is not None]
+        assert "no column 'c'" in str(item) and "'a', 'b'" in str(item)
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "t.parquet")
+    assert [row for _, row in Files(tmp_path / "t.parquet", columns=["b"])(None)] == [{"b": 2}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schema": {"n": "no type"}}, {"schema": 7}, {"schema": "infer", "follow": True}, {"columns": []},
+{"columns": ["a"], "format": "jsonl"}, {"schema": {"a": "int64"}, "format": "parquet"},
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Files("x.csv", **options)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_tables_by_blocks_are_tables_by_rows(kind: str, tmp_path: Path, small_blocks: None) -> None:
+    table = pa.table(
+        {
+            "n": range(40),
+            "at": pa.array([10**18 + n for n in range(40)], pa.timestamp("ns")),
+            "list": [[n, None] if n % 3 else None for n in range(40)],
+            "deep": [{"x": n, "y": [str(n)]} for n in range(40)],
+            "word": pa.array([f"w{n % 3}" for n in range(40)]).dictionary_encode(),
+            "price": pa.array([Decimal(n) / 4 for n in range(40)], pa.decimal128(10, 2)),
+        }
+    )
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "t.parquet", row_group_size=13)
+    else:
+        make = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with make(tmp_path / "t.arrow", table.schema) as writer:
+            for at in range(0, 40, 9):
+                writer.write_table(table.slice(at, 9))
+    rows, tables = same(Files(str(tmp_path), at="place"))
+    assert rows == 40 and tables > 2
+
+
+def test_reserved_columns_and_years_that_python_has_not_are_rows(tmp_path: Path, small_blocks: None) -> None:
+    pq.write_table(pa.table({"n": [1, 2], "q/type": ["mine", "q.type.error"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"at": pa.array([1, 10**18], pa.timestamp("us"))}), tmp_path / "2.parquet")
+    graph = Graph("g", errors="errors")
+    graph.add(Source("rows", Files(str(tmp_path))))
+    with cues.Store(tmp_path / "store") as store:
+        testing.run_until_idle(graph, store)
+        assert list(store.queue("rows").tailer()) == [
+            {"n": 1, "q/type": "mine"},
+            {"at": datetime(1970, 1, 1, 0, 0, 0, 1)},
+        ]
+        assert len(list(store.queue("errors").tailer())) == 2
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+VALUES: dict[str, Callable[[random.Random], Any]] = {
+    "int64": lambda dice: dice.choice([0, -5, 1 << 60]),
+    "int32": lambda dice: dice.randrange(-9, 9),
+    "float64": lambda dice: dice.choice([0.5, -1e300, 1e16, 3.0, float("inf")]),
+    "bool": lambda dice: dice.random() < 0.5,
+    "string": lambda dice: dice.choice(["", "a", 'say "hi"', "a,b", "two\nlines", "é", "cr\r"]),
+    "date32": lambda dice: datetime(2024, 1, dice.randrange(1, 20)).date(),
+    "timestamp[us]": lambda dice: datetime(2024, 1, 1, 2, 3, 4, dice.choice([0, 5])),
+}
+
+
+def table_of(dice: random.Random, names: list[str], types: dict[str, str]) -> pa.Table:
+    count = dice.choice([1, 2, 9])
+    arrays = {}
+    for name in names:
+        values = [None if dice.random() < 0.2 else VALUES[types[name]](dice) for _ in range(count)]
+        arrays[name] = pa.array(values, pa.type_for_alias(types[name]))
+    return pa.table(arrays)
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize("seed", seeds.among(range(60), fast=10))
+def test_a_sink_writes_the_same_rows_from_tables_and_from_dicts(seed: int, format: str) -> None:
+    dice = random.Random(seed)
+    types = {name: dice.choice([kind for kind in VALUES if kind != "float64" or format != "jsonl"]) for name in "abc"}
+    encoding = formats.make(format, None, None, None, ",")
+    written: dict[str, list[tuple[bytes, Any]]] = {"tables": [], "rows": [], "mixed": []}
+    layouts: dict[str, Any] = dict.fromkeys(written)
+    steps = [table_of(dice, dice.sample("abc", dice.randrange(1, 4)), types) for _ in range(dice.randrange(1, 6))]
+    for table in steps:
+        for way in written:
+            columns_ = way == "tables" or (way == "mixed" and dice.random() < 0.5)
+            begun, layout = bool(written[way]), layouts[way]
+            added = (
+                encoding.add_table(begun, layout, table)
+                if columns_
+                else encoding.add(begun, layout, [dict(row) for row in table.to_pylist()])
+            )
+            layouts[way] = added.layout
+            if added.new:
+                written[way].append((added.data, added.layout))
+            else:
+                data, _ = written[way].pop()
+                written[way].append((data + added.data, added.layout))
+    finished = {way: [done(encoding, data, layout) for data, layout in files] for way, files in written.items()}
+    if format in ("csv", "jsonl"):
+        assert finished["tables"] == finished["rows"] == finished["mixed"]
+    else:
+        found = {way: [row for data in files for row in read(format, data)] for way, files in finished.items()}
+        assert found["tables"] == found["rows"] == found["mixed"]
+
+
+def done(encoding: formats.Format, data: bytes, layout: Any) -> bytes:
+    target = io.BytesIO()
+    target.close = lambda: None  # type: ignore[method-assign]
+    encoding.finish(io.BytesIO(data), target, layout)
+    return target.getvalue()
+
+
+def read(format: str, data: bytes) -> list[dict[str, Any]]:
+    source = io.BytesIO(data)
+    table = pq.read_table(source) if format == "parquet" else pa.ipc.open_file(source).read_all()
+    return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def test_from_a_file_to_a_file_nothing_becomes_a_dict(tmp_path: Path, store: cues.Store, monkeypatch: Any) -> None:
+    table = pa.table(
+        {"n": range(3_000), "half": [n / 2 for n in range(3_000)], "name": [f"x{n}" for n in range(3_000)]}
+    )
+    arrow_csv.write_csv(table, tmp_path / "t.csv")
+
+    def keep(rows: pa.Table) -> pa.Table:
+        return rows.filter(pa.compute.greater(rows["n"], 9))
+
+    out = FileSink(tmp_path / "out", "parquet", roll_bytes=0)
+    graph = Graph("g", errors="errors")
+    graph.add(Source("rows", Files(tmp_path / "t.csv", schema="infer")))
+    graph.add(Stream(keep, "rows", "kept", batch="arrow"))
+    graph.add(out.sink("kept"))
+    with monkeypatch.context() as patched:
+        patched.setattr("cues.records.columns.rows", lambda batch: pytest.fail("a dict"))
+        testing.run_until_idle(graph, store)
+    found = pa.concat_tables([pq.read_table(path) for path in out.finished()])
+    assert found.to_pylist() == table.slice(10).to_pylist()
+    assert found.schema.types == table.schema.types
+
+
+def test_a_message_that_a_table_cannot_hold_fails_alone(tmp_path: Path, store: cues.Store) -> None:
+    out = FileSink(tmp_path / "out", "parquet", schema=pa.schema([("n", pa.int8())]), roll_bytes=0)
+    graph = Graph("g", errors="errors")
+    graph.source("in")
+    graph.add(out.sink("in"))
+    store.queue("in").appender().write_table(pa.table({"n": [*range(100), 1_000, *range(20)]}))
+    store.queue("in").appender().write({"n": 7})
+    testing.run_until_idle(graph, store)
+    found = [row["n"] for path in out.finished() for row in pq.read_table(path).to_pylist()]
+    assert found == [*range(100), *range(20), 7]
+    assert len(list(store.queue("errors").tailer())) == 1
+
+
+def test_a_function_writes_a_table_to_files(tmp_path: Path, store: cues.Store) -> None:
+    out = FileSink(tmp_path / "out", "csv")
+
+    def save(rows: pa.Table, process: Any) -> None:
+        process.connection.write(rows)
+        process.connection.write({"n": -1})
+
+    graph = Graph("g")
+    graph.source("in")
+    graph.add(Sink(save, "in", batch="arrow", checkpoint=out))
+    store.queue("in").appender().write_table(pa.table({"n": [1, 2]}))
+    testing.run_until_idle(graph, store)
+    (path,) = out.finish()
+    assert Path(path).read_text() == "n\n1\n-1\n2\n-1\n"
