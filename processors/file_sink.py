@@ -96,6 +96,8 @@ class FileSink:
     ``columns``      of CSV; None: those of the rows. A row with new ones begins a new file, with all columns so far
     ``schema``       of a table, a ``pyarrow.Schema``; None: inferred and widened (:mod:`cues.processors.columns`). A
                      row that does not fit fails its message
+    ``at_end``       when all sources of the graph have ended: ``"finish"`` the open file, or ``"keep"`` it open for the
+                     next run
     ``timeout_s``    seconds to wait for another transaction of the same processor
 
     In an object store each step is one object, and ``roll_bytes``, ``roll_s`` and ``durability`` have no effect.
@@ -121,6 +123,7 @@ class FileSink:
         columns: Sequence[str] | None = None,
         schema: Any = None,
         delimiter: str = ",",
+        at_end: str = "finish",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         given = path_of("path", path)
@@ -132,10 +135,14 @@ class FileSink:
         check_number("roll_bytes", roll_bytes, 0, whole=True)
         check_number("roll_s", 0 if roll_s is None else roll_s, 0)
         check_number("timeout_s", timeout_s, 0)
+        if at_end not in ("finish", "keep"):
+            raise InvalidArgument(f"at_end={at_end!r} is unknown.", "use 'finish' or 'keep'.")
         self.roll_bytes, self.roll_s, self.durability, self.timeout_s = roll_bytes, roll_s, durability, timeout_s
+        self.at_end = at_end
         self._again = functools.partial(
             FileSink, self.path, format, roll_bytes=roll_bytes, roll_s=roll_s, durability=durability,
-            compression=compression, columns=columns, schema=schema, delimiter=delimiter, timeout_s=timeout_s,
+            compression=compression, columns=columns, schema=schema, delimiter=delimiter, at_end=at_end,
+            timeout_s=timeout_s,
         )  # fmt: skip
         self._timers: dict[str, threading.Timer] = {}
 
@@ -170,6 +177,15 @@ class FileSink:
             for row in sorted(Path(self.path, _FOLDER).glob("*/*.json")):
                 _Directory(self, f"{row.parent.name}/{row.stem}").roll(lambda open: True)
         return self.finished()
+
+    def __cues_finish__(self, processors: Iterable[str]) -> list[str]:
+        """Finish the open files of these processors, because all sources have ended; return where they are."""
+        if self.at_end == "keep" or places.is_remote(self.path):
+            return []
+        texts = []
+        for processor in processors:
+            texts += [f"finished {path}" for path in _Directory(self, processor).roll(lambda open: True)]
+        return texts
 
     def finished(self) -> list[str]:
         """Return the paths of the finished files, sorted by processor, partition and number."""
@@ -330,16 +346,23 @@ class _Directory:
     def processors(self, writer: Writer) -> Iterable[str]:
         return [self._processor]
 
-    def roll(self, is_due: Callable[[dict[str, Any]], bool]) -> None:
-        """Finish the open file if it is due. No position moves, so it may be called at any time by anyone."""
+    def roll(self, is_due: Callable[[dict[str, Any]], bool]) -> list[str]:
+        """Finish the open file if it is due; return its path. No position moves, so anyone may call it at any time."""
+        finished: list[str] = []
         with self._failures(), self._locked():
             state = self._read()
             self._settle(state)
             if state["open"] is not None and is_due(state["open"]):
                 self._end(state)
                 self._replace(state)
+                finished = [str(self._finished_path(each)) for each in state["finishing"]]
                 self._settle(state)
         self._roll_later(state)
+        return finished
+
+    def _finished_path(self, finished: dict[str, Any]) -> Path:
+        name = f"{self._name}-{self._partition}-{finished['number']:08}{self._encoding.ending}"
+        return Path(self.where, name)
 
     def _commit(self, writer: Writer, state: dict[str, Any]) -> None:
         assert writer._row is not None
@@ -406,8 +429,7 @@ class _Directory:
 
     def _finish(self, finished: dict[str, Any]) -> None:
         source = self._open_path(finished)
-        name = f"{self._name}-{self._partition}-{finished['number']:08}{self._encoding.ending}"
-        target, done = Path(self.where, name), source.with_suffix(".done")
+        target, done = self._finished_path(finished), source.with_suffix(".done")
         if not done.exists():
             if not source.exists():
                 return  # it was finished before, and its reader may have moved it

@@ -299,4 +299,35 @@ def test_a_function_writes_a_table_to_files(tmp_path: Path, store: cues.Store) -
     store.queue("in").appender().write_table(pa.table({"n": [1, 2]}))
     testing.run_until_idle(graph, store)
     (path,) = out.finish()
-    assert Path(path).read_text() == "n\n1\n-1\n2\n-1\n"
+    assert Path(path).read_text() == "n\n1\n2\n-1\n"
+
+
+def test_the_end_of_all_sources_finishes_the_files(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(100)))
+    kept, out = FileSink(tmp_path / "kept", "csv", at_end="keep"), FileSink(tmp_path / "out", "parquet")
+    said: list[str] = []
+    graph = Graph("g")
+    graph.add(Source("rows", Files(f"{tmp_path}/*.csv", schema={"n": "int64"})))
+    graph.add(out.sink("rows"))
+    graph.add(kept.sink("rows", id="keep"))
+    for number in (1, 2):
+        with graph.start(store=tmp_path / "store", listeners=[lambda event: said.append(event.text)]) as running:
+            running.wait_done()
+        assert len(out.finished()) == number and not kept.finished()
+        (tmp_path / "2.csv").write_text("n\n100\n")
+    assert [row["n"] for path in out.finished() for row in pq.read_table(path).to_pylist()] == [*range(101)]
+    assert [text for text in said if text.startswith("finished")] == [f"finished {path}" for path in out.finished()]
+    (path,) = kept.finish()
+    assert Path(path).read_text().split() == ["n", *map(str, range(101))]
+
+
+def test_a_file_stays_open_while_a_source_has_not_ended(tmp_path: Path, store: cues.Store) -> None:
+    out = FileSink(tmp_path / "out", "csv")
+    graph = Graph("g")
+    graph.source("in")
+    graph.add(out.sink("in"))
+    with graph.start(store=store) as running:
+        running.send("in", {"n": 1})
+        running.wait_idle()
+        assert running.wait_done(idle_exit_s=0.1)
+    assert not out.finished()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cues.graphs.graph import Graph
     from cues.graphs.pause import ProcessorPause
     from cues.graphs.plan import Plan
+    from cues.graphs.processor import Node
     from cues.queues.delays import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
@@ -257,12 +258,29 @@ class GraphRun(Running):
             self._progress.look(over)
             if over:
                 self._raise()
+                if self.engine.done():
+                    self._finish_targets()
                 return True
             with self.changes:
                 self.changes.wait(_LOOK_S)
         for error in self._low:
             raise error
         return False
+
+    def _finish_targets(self) -> None:
+        """All sources have ended: let the targets finish what they keep open, and say where it is.
+
+        The hook is a method ``__cues_finish__(processors)`` of ``checkpoint=``, with the ids of the units that write to
+        it. It returns a text for each thing that it has finished.
+        """
+        units: dict[int, tuple[Any, list[Node]]] = {}
+        for node in self.plan.nodes:
+            target = node.options.checkpoint
+            if hasattr(target, "__cues_finish__"):
+                units.setdefault(id(target), (target, []))[1].append(node)
+        for target, nodes in units.values():
+            for text in target.__cues_finish__([node.key for node in nodes]):
+                self.emit(events.Event(nodes[0].processor, text))
 
     def _quiet_for(self, seconds: float) -> bool:
         """Return whether the graph is idle, and made no step for this time."""

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 AHEAD_MAX: Final = 2_000
 """Number of messages that a generator may be ahead of the commits."""
-ROWS_AHEAD_MAX: Final = 100_000
+ROWS_AHEAD_MAX: Final = 50_000
 """The same for rows of tables; one table may be larger."""
 _JOIN_S: Final = 0.2
 """Seconds that the end of a source waits for a generator, which may be in a call of any length."""

@@ -26,17 +26,19 @@ class Pace:
     """The largest number of messages of the next step.
 
     A processor whose steps cannot be closed between two messages (a batch function, at-most-once), or have a
-    snapshot before the function runs, begins with ``least`` messages, or with ``most`` if that is at most
+    snapshot before the function runs, begins with ``first`` messages, or with ``most`` if that is at most
     :data:`FEW`. Others begin with ``most``, and their steps are closed.
     """
 
-    def __init__(self, most: int, bound_s: float | None, *, small: bool, least: int = 1, fixed: bool = False) -> None:
+    def __init__(
+        self, most: int, bound_s: float | None, *, small: bool, least: int = 1, first: int = 1, fixed: bool = False
+    ) -> None:
         """``bound_s`` None: every step takes ``most``. ``least``: number of concurrent calls. ``fixed``: one call
         takes the whole step, and part of its cost may not depend on the number of messages."""
         self.most = most
         self.bound_ns = None if bound_s is None else max(1, round(bound_s * 1e9))
         self._least = min(least, most)
-        self.count = self._least if small and self.bound_ns is not None and most > FEW else most
+        self.count = min(max(self._least, first), most) if small and self.bound_ns is not None and most > FEW else most
         self._fixed = fixed
         self._last: tuple[int, float] | None = None
         """Messages and cost of the last step whose number of messages differs from the steps after it."""

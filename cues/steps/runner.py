@@ -178,6 +178,7 @@ class Runner(Calls):
                 or (self._width > 1 and options.key is not None)
             ),
             least=self._width,
+            first=BATCH_SIZE if self._node.takes_columns else 1,
             fixed=bool(options.batch),
         )
 
