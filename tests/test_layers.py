@@ -41,7 +41,7 @@ BY_NAME = {
     "graphs.graph",  # the engine that a start asks for
     "base.shown",  # the pictures of a notebook
     "queues.store",  # Store.check: the check knows every row of every layer
-    "cli.ui",  # the page, whose packages are an extra
+    "cli.ui", "cli.page",  # the page, whose packages are an extra
     "base.lazy", "cli.app",  # names that load on first use
 }  # fmt: skip
 """Modules that import others by a name computed at run time."""

@@ -332,7 +332,7 @@ def test_writing_needs_a_header_that_no_other_site_can_send(store: Path) -> None
 
 
 def test_any_address_but_loopback_has_a_token() -> None:
-    from cues.cli.ui import access
+    from cues.cli.page import access
 
     assert access("127.0.0.1", 0, False, None)["token"] is None
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):

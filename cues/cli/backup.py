@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import click
 
 from cues.base.texts import count, quoted, size
 from cues.cli import options
 from cues.cli.live import slowly
-from cues.cli.options import WrongUsage, command, option
+from cues.cli.options import WrongUsage, command, local, option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.target import takes_store
 from cues.engine import record
 from cues.operate import target as targets
 from cues.tools import backup as backups
-
-
-def local(place: str) -> Path:
-    """The directory that an argument names. Object stores are refused."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
-        raise WrongUsage(
-            f"{place} is not a directory; backups are written to a path.",
-            "give a directory, on another disk or a mount; copy it to the object store with its own tools.",
-        )
-    return Path(place)
 
 
 @command()

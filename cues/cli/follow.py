@@ -12,9 +12,8 @@ import click
 
 from cues.base.texts import quoted
 from cues.cli import options
-from cues.cli.backup import local
 from cues.cli.live import slowly
-from cues.cli.options import WrongUsage, command, option, yes_option
+from cues.cli.options import WrongUsage, command, local, option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import flush, out
 from cues.cli.replicate import READY

@@ -7,8 +7,10 @@ Every option can also be given as an environment variable, which the help names:
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 import click
@@ -163,3 +165,13 @@ def report_usage(error: click.UsageError) -> None:
     if ctx is not None and not isinstance(error, WrongUsage):
         note(ctx.get_usage())
     report(message, hint)
+
+
+def local(place: str) -> Path:
+    """The directory that an argument names. Object stores are refused."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
+        raise WrongUsage(
+            f"{place} is not a directory; backups are written to a path.",
+            "give a directory, on another disk or a mount; copy it to the object store with its own tools.",
+        )
+    return Path(place)

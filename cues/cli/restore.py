@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from cues.base.texts import quoted, size
-from cues.cli.backup import local
 from cues.cli.live import slowly
-from cues.cli.options import WrongUsage, command, option, store_option
+from cues.cli.options import WrongUsage, command, local, option, store_option
 from cues.cli.output import CommandOutput, output_options
 from cues.errors import CuesError
 from cues.jsontext import iso

@@ -18,17 +18,15 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from cues.base import collector, events
 from cues.base.texts import quoted
-from cues.cli import candidates, options
+from cues.cli import candidates, options, page
 from cues.cli import reload as reloading
-from cues.cli import ui as page
-from cues.cli.backup import local
-from cues.cli.options import command, option, store_option, yes_option
+from cues.cli.options import command, local, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import is_terminal
 from cues.cli.progress import Progress, progress_for
@@ -47,7 +45,9 @@ from cues.operate.target import store_of
 from cues.overrides import override
 from cues.queues.options import size_of
 from cues.queues.store import Store
-from cues.tools.exporter import MetricsServer
+
+if TYPE_CHECKING:
+    from cues.tools.exporter import MetricsServer
 
 ABORT_WAIT_S: Final = 2.0
 """Seconds for which an abort waits for the steps under way."""
@@ -242,7 +242,13 @@ def run(
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     noted = request.noted(path, file.graph.id)
-    with server, progress, _logs_to(progress), contextlib.ExitStack() as pages, _Signals(watcher) as signals:
+    with (
+        server or contextlib.nullcontext(),
+        progress,
+        _logs_to(progress),
+        contextlib.ExitStack() as pages,
+        _Signals(watcher) as signals,
+    ):
         if noted is not None:
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
@@ -262,7 +268,7 @@ def run(
         collector.settle()
         if watcher is not None:
             watcher.started()
-        if isinstance(server, MetricsServer):
+        if server is not None:
             server.source = running
             progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))
         if noted is not None:
@@ -301,10 +307,12 @@ def run(
     return code
 
 
-def _metrics_server(address: str | None) -> MetricsServer | contextlib.nullcontext[None]:
-    """The server of ``--metrics``, bound but without a source; a context that does nothing without the option."""
+def _metrics_server(address: str | None) -> MetricsServer | None:
+    """The server of ``--metrics``, bound but without a source; None without the option."""
     if address is None:
-        return contextlib.nullcontext()
+        return None
+    from cues.tools.exporter import MetricsServer
+
     return MetricsServer(address)
 
 
