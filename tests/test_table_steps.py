@@ -205,3 +205,68 @@ def test_a_step_of_tables_is_bounded_by_time_and_not_by_a_thousand_messages(stor
 def test_a_join_of_tables_is_refused() -> None:
     with pytest.raises(GraphError):
         Graph("g", [Stream(lambda a, b: a, {"a": "x", "b": "y"}, "out", id="p", batch="arrow")])
+
+
+def by_function(message: dict[str, Any]) -> bool:
+    return message.get("key") == "k1" or message["n"] > 290
+
+
+def without_nulls(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", seeds.among(range(6), fast=1))
+def test_an_expression_over_columns_filters_as_a_function_does(kind: str, seed: int, store: cues.Store) -> None:
+    """Rows with a missing field, in messages and in tables, by steps of any size."""
+    rows = [row if row["n"] % 3 else {"n": row["n"]} for row in ROWS]
+    indices: dict[str, list[int]] = {"left": [], "right": []}
+
+    def of(name: str) -> Callable[[Any, Any], Any]:
+        def fn(table: Any, process: Any) -> Any:
+            indices[name] += process.indices
+            return table
+
+        return fn
+
+    graph = Graph("g", errors="errors")
+    graph.source("in")
+    size = random.Random(seed).choice([1, 7, 1_000])
+    where = (pc.field("key") == "k1") | (pc.field("n") > 290)
+    graph.add(Stream(of("left"), "in", "left", id="a", batch=kind, batch_size=size, where=where))
+    graph.add(Stream(of("right"), "in", "right", id="b", batch=kind, batch_size=size, where=by_function))
+    fill(store.queue("in"), random.Random(seed), rows)
+    testing.run_until_idle(graph, store)
+    left, right = ([without_nulls(m) for m in store.queue(name).tailer()] for name in ("left", "right"))
+    assert left == right and len(left) > 20
+    assert indices["left"] == indices["right"]
+    assert not list(store.queue("errors").tailer())
+
+
+def test_an_expression_makes_no_dict(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph("g")
+    graph.source("in")
+    graph.add(Stream(lambda table: table, "in", "out", id="p", batch="arrow", where=pc.field("n") >= 298))
+    store.queue("in").appender().write_table(pa.Table.from_pylist(ROWS))
+    with monkeypatch.context() as patched:
+        patched.setattr("cues.records.columns.rows", lambda batch: pytest.fail("a dict"))
+        testing.run_until_idle(graph, store)
+    assert [message["n"] for message in store.queue("out").tailer()] == [298, 299]
+
+
+def test_a_message_that_an_expression_does_not_fit_fails_alone(store: cues.Store) -> None:
+    graph = Graph("g", errors="errors")
+    graph.source("in")
+    graph.add(Stream(lambda table: table, "in", "out", id="p", batch="arrow", where=pc.field("n") > 1))
+    store.queue("in").appender().write_many([{"n": 1}, {"n": 2}])
+    store.queue("in").appender().write({"n": "three"})
+    store.queue("in").appender().write_many([{"n": 4}])
+    testing.run_until_idle(graph, store)
+    assert [message["n"] for message in store.queue("out").tailer()] == [2, 4]
+    (error,) = store.queue("errors").tailer()
+    assert "where=" in str(error)
+
+
+def test_an_expression_is_for_functions_of_tables() -> None:
+    with pytest.raises(GraphError, match="expression over columns"):
+        Graph("g").add(Stream(lambda message: message, "in", "out", id="p", where=pc.field("n") > 1))

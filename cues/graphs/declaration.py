@@ -35,7 +35,7 @@ from cues.graphs.options import (
     lists_options,
     refusal_of,
 )
-from cues.graphs.processor import VARIADIC, parameters_of, position_count, wants_process
+from cues.graphs.processor import VARIADIC, is_expression, parameters_of, position_count, wants_process
 from cues.overrides import override
 
 
@@ -620,6 +620,13 @@ def _check_filters(processor: Processor) -> None:
             if each is None:
                 continue
             if name == "where":
+                if is_expression(each):
+                    if processor.options.batch not in TABLES:
+                        raise processor._wrong(
+                            f"{here} is an expression over columns, and the function takes messages.",
+                            "give a function of a message; or take tables, with batch='arrow'.",
+                        )
+                    continue
                 if not callable(each):
                     raise processor._wrong(f"{here} is {each!r}.", "give a function of a message.")
                 _check_plain(processor, name, each)

@@ -356,6 +356,23 @@ def position_count(fn: Function) -> int:
 Filter = Callable[[dict[str, Any]], bool]
 
 
+def is_expression(value: Any) -> bool:
+    """Return whether a value is an expression of pyarrow over columns."""
+    return type(value).__module__.startswith("pyarrow") and type(value).__name__ == "Expression"
+
+
+class ByExpression:
+    """The predicate of an expression over columns, for a message; steps of tables evaluate it on all rows at once."""
+
+    def __init__(self, expression: Any) -> None:
+        self.expression = expression
+
+    def __call__(self, message: dict[str, Any]) -> bool:
+        from cues.queues import tables
+
+        return bool(tables.chosen([message], self.expression)[0])
+
+
 def filter_of(options: Options, binding: str, fn: Function | None = None) -> Filter | None:
     """One predicate from ``types``, ``topics`` and ``where`` for one input; None if all messages pass.
 
@@ -365,6 +382,10 @@ def filter_of(options: Options, binding: str, fn: Function | None = None) -> Fil
     where = _for(options.where, binding)
     if types is None and topics is None and where is None:
         return None
+    if is_expression(where):
+        where = ByExpression(where)
+        if types is None and topics is None:
+            return where
     always = frozenset(getattr(fn, "never_filtered", ()))
 
     def passes(message: dict[str, Any]) -> bool:

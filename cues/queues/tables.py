@@ -83,6 +83,9 @@ def converted(table: Any, kind: str) -> Any:
     return _module("polars", kind).from_arrow(table) if kind == "polars" else table
 
 
+_OFFSET: Final = "q/offset"
+
+
 class Selection(NamedTuple):
     """The rows and columns that a reader of tables wants."""
 
@@ -163,6 +166,32 @@ def _filtered(pa: Any, table: Any, where: Any) -> Any:
         if missing is None or missing[1] in table.column_names:
             raise
         return _filtered(pa, table.append_column(missing[1], pa.nulls(table.num_rows)), where).drop_columns(missing[1])
+
+
+class Chosen(NamedTuple):
+    """The rows that a filter left: what a function of tables is given in place of :class:`Rows`."""
+
+    rows: Any
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the rows as messages."""
+        return [row for some in self.rows.to_batches() for row in columns.rows(some)]
+
+    def table(self, kind: str, schema: Any) -> Any:
+        """Return the rows as a table that a function takes."""
+        return converted(_with_schema(_module("pyarrow", kind), self.rows, schema), kind)
+
+
+def chosen(messages: Rows | Sequence[dict[str, Any]], where: Any) -> tuple[list[int], Chosen]:
+    """Return the offsets of the messages for which an expression over their fields is true, and these rows.
+
+    Raises :class:`InvalidArgument` if the expression does not fit the fields.
+    """
+    pa = _module("pyarrow", "arrow")
+    table = joined(messages.pieces) if isinstance(messages, Rows) else _arrow_of("arrow", messages, None)
+    table = table.append_column(_OFFSET, pa.array(range(table.num_rows), pa.int64()))
+    rows = _chosen(pa, table, Selection(where=where))
+    return rows.column(_OFFSET).to_pylist(), Chosen(rows.drop_columns(_OFFSET))
 
 
 def _column_of(pa: Any, table: Any, name: str) -> Any:

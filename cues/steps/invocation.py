@@ -20,6 +20,7 @@ from cues.graphs.processor import (
     Node,
     wants_process,
 )
+from cues.queues.tables import Chosen
 from cues.steps.failure import line
 from cues.steps.process import Process
 from cues.steps.taking import Taken
@@ -55,6 +56,7 @@ def _in_transaction(
                 if not fresh:
                     return None
                 core.chosen = [chosen[place] for place in fresh]
+                given = [column.messages() if isinstance(column, Chosen) else column for column in given]
                 given = [[column[place] for place in fresh] for column in given]
             core.connection = transaction.connection
             try:

@@ -31,9 +31,10 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
 from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
-from cues.graphs.processor import Filter, Node, filter_of, positional_order, wants_process
+from cues.graphs.processor import ByExpression, Filter, Node, filter_of, positional_order, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
+from cues.queues import tables
 from cues.queues.options import QueueOptions
 from cues.queues.tables import Returned
 from cues.records import batch as batches
@@ -582,7 +583,13 @@ class Runner(Calls):
 
     def _call_batch(self, taken: Taken, process: Process) -> Any:
         columns: list[Any] = [s.messages for s in taken.slices]
-        if self._filtered:
+        passes = self._filters[taken.slices[0].binding]
+        if isinstance(passes, ByExpression) and not taken.acknowledged:
+            chosen, rows = tables.chosen(columns[0], passes.expression)
+            if not chosen:
+                return None
+            columns, process.core.chosen = [rows], chosen
+        elif self._filtered:
             columns = []
             for piece in taken.slices:
                 passes = self._filters[piece.binding]
