@@ -1,0 +1,84 @@
+"""Pipelines of tables from files into files, killed with SIGKILL at any time: nothing is lost, doubled or reordered."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+import pytest
+import seeds
+
+KILLS = 25
+ROWS = 30_000
+GRAPH = """
+import pyarrow as pa
+import pyarrow.compute as pc
+import cues
+from cues.processors import blocks, opened_file
+from cues.processors.file_sink import FileSink
+from cues.processors.file_source import Files
+
+blocks.BLOCK_BYTES = 4_096
+blocks.ROWS_MIN = 1
+opened_file._BLOCK_ROWS = 200
+graph = cues.Graph("g", errors="errors")
+graph.add(cues.Source("rows", Files("in/*", schema="infer" if KIND == "csv" else None)))
+
+
+@graph.stream("rows", "out", batch="arrow", batch_size=500, id="double")
+def double(rows):
+    return rows.filter(pc.not_equal(rows["n"], 7)).append_column("twice", pc.multiply(rows["n"], 2))
+
+
+graph.add(FileSink("parquet", "parquet", roll_bytes=60_000, durability="process").sink("out", id="p", batch_size=700))
+graph.add(FileSink("csv", "csv", roll_bytes=60_000, durability="process").sink("out", id="c", batch_size=300))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_killed_at_any_time(kind: str, tmp_path: Path) -> None:
+    dice = random.Random(seeds.new())
+    (tmp_path / "graph.py").write_text(GRAPH.replace("KIND", repr(kind)))
+    (tmp_path / "in").mkdir()
+    table = pa.table({"n": range(ROWS), "name": [f"x{n}" if n % 5 else 'a "b", c' for n in range(ROWS)]})
+    for number, at in enumerate(range(0, ROWS, 7_000)):
+        part = table.slice(at, 7_000)
+        if kind == "csv":
+            arrow_csv.write_csv(part, tmp_path / f"in/{number}.csv")
+        else:
+            pq.write_table(part, tmp_path / f"in/{number}.parquet", row_group_size=1_500)
+    cues = str(Path(sys.executable).with_name("cues"))
+    command = [cues, "run", "graph.py", "--store", "store", "--durability", "process"]
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            if kills < KILLS:
+                process.wait(0.5 + 0.6 * dice.random())
+            said = process.communicate(timeout=120)[1].decode()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+            time.sleep(0.01)
+            continue
+        assert process.returncode == 0, said
+        break
+    assert kills >= 5, "it ended before it was killed often enough"
+    expected = [n for n in range(ROWS) if n != 7]
+    found = [
+        row for path in sorted((tmp_path / "parquet").glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
+    assert [row["n"] for row in found] == expected
+    assert all(row["twice"] == 2 * row["n"] for row in found)
+    names = {row["n"]: row["name"] for row in found}
+    assert names[5] == 'a "b", c' and names[6] == "x6"
+    lines = pa.concat_tables([arrow_csv.read_csv(path) for path in sorted((tmp_path / "csv").glob("*.csv"))])
+    assert lines["n"].to_pylist() == expected and lines["name"].to_pylist() == [names[n] for n in expected]
