@@ -1,4 +1,4 @@
-"""CSV by blocks, as columns: the same rows and the same errors as row by row, at a fraction of the cost.
+"""Text files by blocks: the same rows and the same errors as row by row, at a fraction of the cost. CSV as columns.
 
     block            about 4 MiB that end with a record; Arrow reads it at once, as text or as the types of ``schema=``
     a block that Arrow must not read alone    quotes: the csv module of Python checks first that each record is one
@@ -8,6 +8,8 @@ Arrow and Python agree about records without quotes, and about records whose quo
 all else Python decides: a lone CR, the header again, a record that is too long. So which way a block is read changes
 nothing but the time.
 
+JSON lines and text are lists of messages. A block that has a sign of anything unusual is read line by line.
+
 Texts in a typed column are those of Arrow's CSV reader: numbers, true and false, dates and times in ISO 8601. An empty
 cell is null, also in quotes; in a column of text it is the empty text.
 """
@@ -16,7 +18,9 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import io
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Final, NamedTuple
@@ -41,9 +45,9 @@ _RETURN: Final = 0x0D
 
 
 class Block(NamedTuple):
-    """Rows of a file as columns."""
+    """Rows of a file as columns, or as a list of messages."""
 
-    table: Any
+    rows: Any
     offset: int
     """The bytes of the file up to their end; for a table its rows."""
     line: int
@@ -53,10 +57,12 @@ class Block(NamedTuple):
     """Reads the same rows one by one."""
 
     def with_place(self, column: str, file: str) -> Any:
-        """Return the table with a column for the place of each row: ``file:line``."""
-        pa = places.arrow()
-        lines = pa.array([f"{file}:{line}" for line in range(self.first_line, self.first_line + self.table.num_rows)])
-        table = self.table
+        """Return the rows with a column for the place of each: ``file:line``."""
+        texts = [f"{file}:{line}" for line in range(self.first_line, self.first_line + len(self.rows))]
+        if isinstance(self.rows, list):
+            return [row | {column: text} for row, text in zip(self.rows, texts)]
+        lines = places.arrow().array(texts)
+        table = self.rows
         if column in table.column_names:
             return table.set_column(table.column_names.index(column), column, lines)
         return table.append_column(column, lines)
@@ -225,9 +231,9 @@ class Columns:
 
     def worth(self, block: Block) -> Iterator[Block | files.Record]:
         """Yield a block, or its records if it is too small."""
-        if block.table.num_rows < ROWS_MIN and not self.typed:
+        if len(block.rows) < ROWS_MIN and not self.typed:
             yield from block.records()
-        elif block.table.num_rows:
+        elif len(block.rows):
             yield block
 
     def block(self, data: bytes, offset: int, line: int) -> Block | None:
@@ -341,8 +347,93 @@ def _empty_lines(data: bytes) -> int:
     return sum(not line.rstrip(b"\r") for line in data.split(b"\n")) - data.endswith(b"\n")
 
 
-def of_file(file: IO[bytes], offset: int, line: int, reader: Columns, complete: bool) -> Iterator[Block | files.Record]:
-    """Yield the records of a CSV file from its present place, which is at ``offset`` and after ``line`` lines.
+class Lines:
+    """Reads blocks of JSON lines or of text."""
+
+    def __init__(self, shape: files.Shape, is_json: bool, parse: files.Parser) -> None:
+        self._shape, self._is_json, self._parse = shape, is_json, parse
+        decoder: Any = json.JSONDecoder(parse_constant=_not_json)
+        self._scan = decoder.scan_once
+
+    def block(self, data: bytes, offset: int, line: int) -> Block | None:
+        return None
+
+    def worth(self, block: Block) -> Iterator[Block | files.Record]:
+        yield block
+
+    def complete(self, data: bytes) -> int:
+        return data.rfind(b"\n") + 1
+
+    def rows(self, file: IO[bytes], offset: int, line: int, complete: bool) -> Iterator[files.Record]:
+        """Yield the records from the present place of a file as ``parse`` makes them."""
+        return files.records(file, offset, line, self._parse, self._shape, 1, complete)
+
+    def pieces(self, data: bytes, offset: int, line: int) -> Iterator[Block | files.Record]:
+        """Yield the records of whole lines, which begin at ``offset`` after ``line`` lines, in lists."""
+        lines = data.split(b"\n")
+        last = lines.pop()
+        if last:  # without a line end
+            lines.append(last)
+        for at in range(0, len(lines), ROWS_MIN):
+            some = lines[at : at + ROWS_MIN]
+            text = b"\n".join(some)
+            if not last or at + ROWS_MIN < len(lines):
+                text += b"\n"
+            read = functools.partial(self.rows, io.BytesIO(text), offset, line, True)
+            rows = self._messages(some) if offset else None  # the first line may begin with a mark
+            if rows is None:
+                yield from read()
+            elif rows:
+                first = line + 1 if len(rows) == len(some) else 0
+                yield Block(rows, offset + len(text), line + len(some), first, read)
+            offset += len(text)
+            line += len(some)
+
+    def _messages(self, lines: list[bytes]) -> list[files.Row] | None:
+        """Return the messages of some lines; None if one of them needs a look of its own."""
+        longest = max(map(len, lines))
+        if longest >= self._shape.line_bytes_max:
+            return None
+        data = b"\n".join(lines)
+        try:
+            texts = data.decode(self._shape.encoding).split("\n")
+        except UnicodeDecodeError:
+            return None
+        if b"\r" in data:
+            texts = [text.rstrip("\r") for text in texts]
+        if not self._is_json:
+            return [{"line": text} for text in texts if text]
+        if any(sign in data for sign in _UNUSUAL) or _LARGE.search(data):
+            return None
+        if longest > files.DEPTH_MAX and any(line.count(b"[") + line.count(b"{") > files.DEPTH_MAX for line in lines):
+            return None
+        rows = []
+        for text in texts:
+            if text:
+                try:
+                    row, end = self._scan(text, 0)
+                except (ValueError, StopIteration, RecursionError):
+                    return None
+                if end != len(text) or type(row) is not dict:
+                    return None
+                rows.append(row)
+        return rows
+
+
+def _not_json(name: str) -> None:
+    raise ValueError(name)
+
+
+_UNUSUAL: Final = (b"\\u", b'"q/', b'"q\\/')
+"""Escapes that may be half of a character, and keys that are reserved."""
+_LARGE: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+"""Numbers that a float may not hold."""
+
+
+def of_file(
+    file: IO[bytes], offset: int, line: int, reader: Columns | Lines, complete: bool
+) -> Iterator[Block | files.Record]:
+    """Yield the records of a file from its present place, which is at ``offset`` and after ``line`` lines.
 
     ``complete``: the file does not grow. Otherwise its last record waits, unless it has a line end.
     """

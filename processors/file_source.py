@@ -181,7 +181,7 @@ class Files:
         return self._items(position, process, False)
 
     def in_columns(self, position: Position | None, process: Any = None) -> Iterator[Item]:
-        """Yield the same records, as tables with the position after their rows where a file has many."""
+        """Yield the same records, many at once with the position after them: tables, or lists of messages."""
         return self._items(position, process, True)
 
     def _items(self, position: Position | None, process: Any, by_columns: bool) -> Iterator[Item]:
@@ -414,7 +414,7 @@ class Files:
         """Return the message, table or error for a record or a block."""
         last = os.path.basename(name)
         if isinstance(record, blocks.Block):
-            return record.table if self.at is None else record.with_place(self.at, last)
+            return record.rows
         if record.row is None:
             if self.bad == "error":
                 expected = self.format_of(name)
@@ -446,7 +446,7 @@ class Files:
 
 
 class Pieces:
-    """The records of the files of one run: as columns, if the engine asks for columns and can write them."""
+    """The records of the files of one run: many at once, if the engine asks for that and can write them."""
 
     def __init__(self, process: Any, state: Any, by_columns: bool) -> None:
         self._process, self._state, self._by_columns = process, state, by_columns
@@ -459,19 +459,22 @@ class Pieces:
         for piece in opened.pieces():
             if not isinstance(piece, blocks.Block):
                 yield piece
-            elif (source.at is not None and not piece.first_line) or not self._may_write(source.item(name, piece)):
+            elif (rows := self._checked(source, name, piece)) is None:
                 yield from piece.records()
             else:
-                yield piece
+                yield piece._replace(rows=rows)
 
-    def _may_write(self, table: Any) -> bool:
-        if self._process is None:
-            return True
+    def _checked(self, source: Files, name: str, block: blocks.Block) -> Any:
+        """Return the rows of a block as the engine takes them; None if one of them cannot be written."""
+        rows = block.rows
+        if source.at is not None:
+            if not block.first_line:
+                return None
+            rows = block.with_place(source.at, os.path.basename(name))
         try:
-            self._process.check(table)
+            return rows if self._process is None else self._process.check(rows)
         except CuesError:
-            return False
-        return True
+            return None
 
     def inferred(self, opened: Opened) -> Any:
         """Return the schema of the first records of a file, and keep it with the position."""

@@ -49,6 +49,9 @@ _REFUSED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR,
 """Errors of the system that are about one file."""
 
 
+Piece = blocks.Block | files.Record
+
+
 class Source(Protocol):
     """The options of :class:`cues.processors.file_source.Files` that are needed here."""
 
@@ -150,11 +153,11 @@ class Opened:
             self.offset, self.line = record.offset, record.line
             yield record
 
-    def pieces(self) -> Iterator[blocks.Block | files.Record]:
-        """Yield the records of a file that does not grow, as columns where this is possible and worth it."""
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the records of a file that does not grow, many at once where this is possible and worth it."""
         if self._is_table:
             yield from self._table_pieces()
-        elif self._format == "csv" and (self._parse is not None or self._begin(True)) and self._has_blocks():
+        elif (self._parse is not None or self._begin(True)) and self._has_blocks():
             self._plain.seek(self.offset)
             yield from self._blocks(True)
         else:
@@ -165,16 +168,23 @@ class Opened:
         if self._source.is_typed:
             return True
         known = codecs.lookup(self._source.shape.encoding).name in _BY_BLOCKS
-        return known and blocks.may_be_columns(self.names) and places.has_arrow()
+        return known and (self._format != "csv" or (blocks.may_be_columns(self.names) and places.has_arrow()))
 
-    def _blocks(self, complete: bool) -> Iterator[blocks.Block | files.Record]:
-        """Yield the records of a CSV file as they are in blocks."""
+    def _blocks(self, complete: bool) -> Iterator[Piece]:
+        """Yield the records of a text file as they are in blocks."""
         source = self._source
         assert self._parse is not None
+        if self._format != "csv":
+            lines = blocks.Lines(source.shape, self._format == "jsonl", self._parse)
+            yield from self._noted(blocks.of_file(self._plain, self.offset, self.line, lines, complete))
+            return
         given = None if source.schema == blocks.INFER else source.schema
         blocks.check_names(self.names, source.columns, given, self.name)
         reader = blocks.Columns(source.shape, self.names, self._parse, source.types, source.columns)
-        for piece in blocks.of_file(self._plain, self.offset, self.line, reader, complete):
+        yield from self._noted(blocks.of_file(self._plain, self.offset, self.line, reader, complete))
+
+    def _noted(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
             self.offset, self.line = piece.offset, piece.line
             yield piece
 
@@ -222,7 +232,7 @@ class Opened:
             else:
                 yield files.Record(number, number, number, row, "", "")
 
-    def _table_pieces(self) -> Iterator[blocks.Block | files.Record]:
+    def _table_pieces(self) -> Iterator[Piece]:
         """Yield the rows of a table as columns."""
         pa = places.arrow()
         for first, batch in tables(self._file, self._format, self.offset, self._source.columns, self.name, _BLOCK_ROWS):

@@ -38,7 +38,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def expanded(items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield position and row of each record; of a table, the position for its last row, None for the others."""
     for position, item in items:
-        if isinstance(item, pa.Table):
+        if isinstance(item, list):
+            yield from ((None, row) for row in item[:-1])
+            yield position, item[-1]
+        elif isinstance(item, pa.Table):
             rows = [row for batch in item.to_batches() for row in columns.rows_of(batch, "it")]
             yield from ((None, row) for row in rows[:-1])
             yield position, rows[-1]
@@ -55,13 +58,13 @@ def same(files: Files) -> tuple[int, int]:
     for (position, _), (known, row) in zip(by_columns, rows, strict=True):
         assert position is None or position[3:] >= known[3:], row  # or after empty lines
     state = {}
-    process = type("Process", (), {"state": state, "stopping": False, "check": lambda self, table: None})()
+    process = type("Process", (), {"state": state, "stopping": False, "check": lambda self, rows: rows})()
     for place, (position, _) in enumerate(by_columns):
         if position is not None and position[2]:
             rest = [row for _, row in expanded(files.in_columns(position, process))]
             state.clear()
             assert rest == [row for _, row in rows[place + 1 :]], position
-    return len(rows), sum(isinstance(item, pa.Table) for _, item in tables)
+    return len(rows), sum(isinstance(item, (pa.Table, list)) for _, item in tables)
 
 
 def line(dice: random.Random, names: list[str], wrong: float) -> str:
@@ -92,6 +95,52 @@ def test_csv_by_blocks_is_csv_by_rows(seed: int, tmp_path: Path, small_blocks: N
     same(Files(tmp_path / "t.csv", **options, columns=names[-1:]))
     if not wrong and len(lines) > 20 and len(names) > 1 and options["line_bytes_max"] > 20:
         assert tables
+
+
+JSON = [
+    '{"n": 1}', '{"n": -7.5, "list": [1, {"x": null}]}', ' {"n": 1}', '{"text": "é"}', "", '{"e": "1e5", "x": 1e5}',
+    "{}", '{"half": 1e-300}', '{"long": "' + "x" * 300 + '"}',
+]  # fmt: skip
+WRONG_JSON = [
+    '{"n": 1e400}', '{"n": 1E999}', '{"n": NaN}', "[1]", "7", '{"n": 1}}', '{"n": 1},{"n": 2}', '{"n": [1', "2]}", "{",
+    "\udcff", '{"t": "\\ud800"}', '{"t": "\\ud83d\\ude00"}', '{"q/uuid": 1}', '{"q\\/uuid": 1}', '{"q/type": "mine"}',
+    '{"n": ' + "9" * 310 + ".0}", '{"n": ' + "[" * 300 + "]" * 300 + "}", '{"n": 123456789012345678901234567890}',
+    "\r", "nul", "\t",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["jsonl", "text"])
+@pytest.mark.parametrize("seed", seeds.among(range(200), fast=30))
+def test_lines_by_blocks_are_lines_by_rows(seed: int, format: str, tmp_path: Path, monkeypatch: Any) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", dice.choice([50, 1_000]))
+    monkeypatch.setattr(blocks, "ROWS_MIN", dice.choice([1, 3, 500]))
+    wrong = dice.choice([0, 0.02, 0.2])
+    lines = [dice.choice(WRONG_JSON if dice.random() < wrong else JSON) for _ in range(dice.choice([0, 1, 40]))]
+    end = dice.choice(["\n", "\r\n"])
+    text = dice.choice(["", "", "\ufeff"]) + end.join(lines) + dice.choice(["", end])
+    (tmp_path / f"t.{format}").write_bytes(text.encode("utf-8", "surrogateescape"))
+    options: dict[str, Any] = {"line_bytes_max": dice.choice([20, 131_072])}
+    if dice.random() < 0.3:
+        options["at"] = "place"
+    if dice.random() < 0.3:
+        options["bad"] = "row"
+    if dice.random() < 0.3:
+        options["reserved"] = ["q/type"]
+    same(Files(tmp_path / f"t.{format}", format, **options))
+
+
+def test_a_row_that_cannot_be_written_fails_alone(tmp_path: Path, store: cues.Store) -> None:
+    rows = [f'{{"n": {n}}}' for n in range(2_000)]
+    rows[900] = '{"n": "' + "x" * 5_000 + '"}'
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    graph = Graph("g", errors="errors", queues={"rows": cues.QueueOptions(max_message_bytes=4_000)})
+    graph.add(Source("rows", Files(tmp_path / "t.jsonl")))
+    testing.run_until_idle(graph, store)
+    found = [message["n"] for message in store.queue("rows").tailer()]
+    assert found == [n for n in range(2_000) if n != 900]
+    (error,) = store.queue("errors").tailer()
+    assert "xxx" in str(error)
 
 
 def test_a_row_that_does_not_fit_its_type_fails_alone(tmp_path: Path) -> None:

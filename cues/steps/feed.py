@@ -8,9 +8,9 @@ its own event loop, which continues between its yields.
 A step takes yielded messages in the range (position before, position after]. The function has run already, so only
 the commit of the protocol is left.
 
-A source may yield a table of pyarrow, polars or pandas in place of a message. Its rows are written as columns, under
-the position after all of them. A function with a method ``in_columns`` yields the same records as tables from it:
-the engine calls it in place of the function.
+A source may yield a table of pyarrow, polars or pandas in place of a message, or a list of messages. The rows of a
+table are written as columns. Both are written under the position after all of them. A function with a method
+``in_columns`` yields the same records from it, many at once: the engine calls it in place of the function.
 
 A source that takes its position has a state too. Its changes between two yields are committed with the second one: the
 position is one value of bounded size, and the state is as many rows as the source needs to know what it has read.
@@ -86,7 +86,7 @@ class Changed:
 
     __slots__ = ("body", "changes")
 
-    def __init__(self, body: bytes | RefusedItem | TableOutput, changes: Changes) -> None:
+    def __init__(self, body: bytes | RefusedItem | Output, changes: Changes) -> None:
         self.body = body
         self.changes = changes
 
@@ -96,8 +96,8 @@ NO_MESSAGE: Final = b""
 
 After = bytes | int | MessageCount | RefusedItem
 """The position after a message. It is packed unless it is an integer; for bare messages it is the count so far."""
-Body = bytes | RefusedItem | TableOutput | Changed
-"""A yielded message, packed at once, because the generator may change it later; or a table."""
+Body = bytes | RefusedItem | Output | Changed
+"""A yielded message, packed at once, because the generator may change it later; or several; or a table."""
 
 
 class Feed:
@@ -247,7 +247,7 @@ class Feed:
                         "yield a position that changes with every message, such as (page, row).",
                     )
                 before = after
-            elif not isinstance(item, dict) and schema is None and not is_table(item):
+            elif not isinstance(item, (dict, list, Output)) and schema is None and not is_table(item):
                 raise ReturnError(
                     f"The source {node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
                     "yield pairs of a position and a message, which is a dict.",
@@ -280,8 +280,8 @@ class Feed:
                 body = self._packed(after, message)
                 pack = codec.thread_packer()  # another one after an error
                 self.uniform &= type(body) is not RefusedItem and body is not NO_MESSAGE
-                if type(body) is TableOutput:
-                    self._rows_in += body.table.num_rows
+                if isinstance(body, Output):
+                    self._rows_in += _rows_of(body)
                     self.uniform, has_tables = False, True
             if state is not None and state.touched:
                 body = self._with_changes(body)
@@ -292,7 +292,7 @@ class Feed:
                 return True
         return False
 
-    def _with_changes(self, body: bytes | RefusedItem | TableOutput) -> Body:
+    def _with_changes(self, body: bytes | RefusedItem | Output) -> Body:
         """Add the changes of the state since the last yield. Raises :class:`CodecError` for one that cannot be kept."""
         state, table = self._state, self._table
         assert state is not None and table is not None
@@ -316,29 +316,40 @@ class Feed:
             f" bare messages, as resume={node.options.resume!r} says.",
         )
 
-    def _packed(self, after: Any, message: Any) -> bytes | RefusedItem | TableOutput:
-        """Check and pack a message that is not plain; check and place a table."""
+    def _packed(self, after: Any, message: Any) -> bytes | RefusedItem | Output:
+        """Check and pack a message that is not plain, or a list of messages; check and place a table."""
         packer = self._packer.renew()
         try:
             if isinstance(message, Exception):
                 raise message
             if message is None and type(after) is not MessageCount:
                 return NO_MESSAGE
-            if is_table(message):
-                output = TableOutput(*packer.table(self._checked_table(message)))
-                return output if output.table.num_rows or type(after) is MessageCount else NO_MESSAGE
+            if type(message) is list or isinstance(message, Output) or is_table(message):
+                output = self._several(message, packer)
+                return output if _rows_of(output) or type(after) is MessageCount else NO_MESSAGE
             return packer.pack(self._checked(message))
         except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
             return RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
 
-    def check(self, message: Any) -> None:
-        """Raise the error of a message or table that cannot be written. In any thread: it has a packer of its own."""
+    def check(self, message: Any) -> Any:
+        """Raise the error of a message, list or table that cannot be written; return what may be yielded in its place.
+
+        In any thread: it has a packer of its own.
+        """
         output = self._source.output
         packer = Packer(lambda: output.core.options).renew()
-        if is_table(message):
-            packer.table(self._checked_table(message))
-        else:
-            packer.pack(self._checked(message))
+        if type(message) is list or is_table(message):
+            return self._several(message, packer)
+        packer.pack(self._checked(message))
+        return message
+
+    def _several(self, given: Any, packer: Packer) -> Output:
+        """Check and pack a list of messages; check and place a table. What :meth:`check` returned stays."""
+        if isinstance(given, Output):
+            return given
+        if type(given) is list:
+            return Output([packer.pack(self._checked(message)) for message in given])
+        return TableOutput(*packer.table(self._checked_table(given)))
 
     def _checked(self, message: Any) -> Any:
         schema = self._schema
@@ -586,7 +597,7 @@ class SourceStepper(Stepper):
                 appends = [self._refused(message, cast(Failure, failure), digest)]
                 written = 1
             else:
-                items = cast("list[bytes | TableOutput]", bodies[start:stop])
+                items = cast("list[bytes | Output]", bodies[start:stop])
                 if self.feed.uniform:
                     appends, written = self._append(cast(list[bytes], items), digest), len(items)
                 else:
@@ -631,9 +642,7 @@ class SourceStepper(Stepper):
             for log, rows in divided_table(queue, output)
         ]
 
-    def _append_runs(
-        self, bodies: list[bytes | TableOutput], digest: bytes
-    ) -> tuple[list[tuple[Queue, list[Page]]], int]:
+    def _append_runs(self, bodies: list[bytes | Output], digest: bytes) -> tuple[list[tuple[Queue, list[Page]]], int]:
         """Return the pages of messages and tables in their order, and the number of messages."""
         pages: dict[str, tuple[Queue, list[Page]]] = {}
         written = 0
@@ -643,7 +652,12 @@ class SourceStepper(Stepper):
                 appends = [append for each in some for append in self._append_table(cast(TableOutput, each), digest)]
                 written += sum(map(_rows_of, some))
             else:
-                messages = [body for body in cast(list[bytes], some) if body]  # without NO_MESSAGE
+                messages: list[bytes] = []
+                for each in some:
+                    if isinstance(each, Output):
+                        messages += each.items
+                    elif each:  # not NO_MESSAGE
+                        messages.append(each)
                 appends = self._append(messages, digest) if messages else []
                 written += len(messages)
             for log, more in appends:
@@ -664,9 +678,11 @@ class SourceStepper(Stepper):
 
 
 def _rows_of(body: Body) -> int:
-    """The number of rows of a table; 0 for a message."""
+    """The number of rows of a table, or of the messages of a list; 0 for a message."""
     body = body.body if type(body) is Changed else body
-    return body.table.num_rows if type(body) is TableOutput else 0
+    if type(body) is TableOutput:
+        return body.table.num_rows  # type: ignore[no-any-return]
+    return len(body.items) if isinstance(body, Output) else 0
 
 
 def _end_of_rows(bodies: list[Body], count: int) -> int:

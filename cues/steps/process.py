@@ -112,7 +112,7 @@ class ProcessCore:
         self.stopping = stopping
         self.waits = True
         """False in a run in which nothing waits (:func:`cues.testing.run_until_idle`)."""
-        self.checked: Callable[[Any], None] | None = None
+        self.checked: Callable[[Any], Any] | None = None
         """Of a source: raises the error of a message that cannot be written."""
         self.answered: Callable[[], None] = lambda: None
         """Notes that the function of a source has answered: it waits for something new."""
@@ -268,15 +268,17 @@ class Process:
             time.sleep(min(left, LOOK_S))
         return False
 
-    def check(self, message: Any) -> None:
-        """Raise the error for which the queue of this source would refuse the message, if it were yielded now.
+    def check(self, message: Any) -> Any:
+        """Raise the error for which the queue of this source would refuse what is given, if it were yielded now.
 
-        It may be called in any thread. A source that answers others calls it before it says yes: what is wrong with a
-        message (what cannot be stored, its size, its schema, its key) is then said to whoever sent it.
+        A message, a list of messages, or a table. Return what the source may yield in its place: a list and a table are
+        then not checked again. It may be called in any thread. A source that answers others calls it before it says
+        yes: what is wrong with a message (what cannot be stored, its size, its schema, its key) is then said to whoever
+        sent it.
         """
         if self.core.checked is None:
             raise CuesError(f"{self.id} is no source: its messages are checked when they are returned.", "return them.")
-        self.core.checked(message)
+        return self.core.checked(message)
 
     @property
     def binding(self) -> str:
