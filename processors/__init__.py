@@ -21,6 +21,7 @@ says so, and loads it on first use.
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     joins.py         streams that join two queues by key and time
     event_time.py    watermarks and late messages, the base of windows and joins
+    vectors.py       columns of tables as arrays, for processors that take tables without making messages
     columns.py       the types of the columns of tables in files; sql_values.py: of values in those of databases
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 

@@ -40,7 +40,7 @@ import xxhash
 import cues
 from cues import codec
 from cues.errors import GraphError, InvalidArgument
-from cues.processors import STREAM
+from cues.processors import STREAM, vectors
 
 Field = str | Callable[[Any], Any]
 """The name of a field, or a function of a message."""
@@ -162,6 +162,8 @@ class KeyOf:
             raise GraphError(f"key={key!r} is not a list of names of fields.", "give key=['carrier', 'origin'].")
         self._several = None if plain else tuple(key)  # type: ignore[arg-type]
         self._key: Any = key
+        self.plain = not callable(key)
+        """Whether the key is fields of the message."""
         self.names = self._several or ((key if isinstance(key, str) else "key",) if key is not None else ())
         """The fields of a result that hold the key."""
 
@@ -191,6 +193,13 @@ class KeyOf:
                 f"add {name!r} to every message, or give key= a function of a message.",
             )
         return value
+
+    def groups(self, columns: Any) -> tuple[Any, list[Any]]:
+        """Return the number of each row's key (a numpy array), and the keys by their numbers."""
+        codes, keys = vectors.groups(columns, self.names)
+        if self._several is not None:
+            return codes, [list(each) for each in keys]
+        return codes, [each[0] if each else None for each in keys]
 
     def fields(self, key: Any) -> dict[str, Any]:
         """Return the fields of a result that hold the key."""
@@ -225,7 +234,9 @@ def time_of(part: bytes) -> int:
 class Call:
     """One call of the function: the row of the processor, and the messages that the call writes."""
 
-    __slots__ = ("binding", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark")
+    __slots__ = (
+        "binding", "completed", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark"
+    )  # fmt: skip
 
     def __init__(self, state: Any, binding: str | None) -> None:
         """``binding``: the input of the message; None if there is only one."""
@@ -233,6 +244,8 @@ class Call:
         self.binding: Any = binding
         self.results: list[dict[str, Any]] = []
         self.late: list[dict[str, Any]] = []
+        self.completed: list[int] = []
+        """For each result that became complete: the watermark that completed it."""
         self.tops: dict[str | None, int]
         """By input: its greatest event time."""
         self.watermark: int | None
@@ -275,11 +288,12 @@ class Call:
         if self.due is None or due < self.due:
             self.due = due
 
-    def tell_late(self, message: dict[str, Any], time_us: int, **facts: Any) -> None:
-        """Write a message to the queue of late messages."""
-        assert self.watermark is not None
+    def tell_late(self, message: dict[str, Any], time_us: int, mark: int | None = None, **facts: Any) -> None:
+        """Write a message to the queue of late messages. ``mark``: the watermark at that time, if it is another now."""
+        mark = self.watermark if mark is None else mark
+        assert mark is not None
         self.lates += 1
-        late = {"message": message, "time": moment(time_us), "watermark": moment(self.watermark), "number": self.lates}
+        late = {"message": message, "time": moment(time_us), "watermark": moment(mark), "number": self.lates}
         self.late.append(late | ({"input": self.binding} if self.binding else {}) | facts)
 
 
@@ -308,13 +322,13 @@ class EventTime:
         self.state_key: Any = key
         """The key under which the state is: a start tells that it was changed."""
         names = bindings if self._several else [None]
+        times = dict(zip(names, _by_input(bindings, event_time, "time")))
         self._inputs = {
             name: (getter(each, "time"), duration(late, "delay", 0))
-            for name, each, late in zip(
-                names, _by_input(bindings, event_time, "time"), _by_input(bindings, delay, "delay")
-            )
+            for (name, each), late in zip(times.items(), _by_input(bindings, delay, "delay"))
         }
         """By input: the function that reads the time, and its delay."""
+        self._time_names = times if all(isinstance(each, str) for each in times.values()) else None
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Return the late message and the results that became complete, by binding."""
@@ -340,6 +354,51 @@ class EventTime:
         elif silent:
             self._move(call, silent)
         return self._end(call)
+
+    # --- messages in columns ---
+
+    @property
+    def by_columns(self) -> Callable[[Any, cues.Process], Any] | None:
+        """Takes messages that are rows of columns (:class:`cues.queues.tables.Columns`); None without names of fields.
+
+        The watermark after a row is the greatest one so far, so it is computed for all rows at once. What becomes
+        complete in the rows is complete in the order of its times, as it would be row by row. A silent input is known
+        by the clock, and text by its reader: these are called with messages.
+        """
+        plain = self._idle_us is None and self._time_names is not None and self._key.plain
+        return self._take_columns if plain and self.has_columns else None
+
+    has_columns: bool = False
+    """Whether it has :meth:`accept_columns`."""
+
+    def _take_columns(self, columns: Any, process: cues.Process) -> dict[str, tuple[list[Any], list[int]]]:
+        assert self._time_names is not None
+        call = Call(process.state, process.binding if self._several else None)
+        vectors.refuse(columns, WATERMARK)
+        times = vectors.times(columns, self._time_names[call.binding])
+        marks = self._marks(call, times)
+        late = self.accept_columns(call, columns, times, marks[:-1])
+        call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
+        last = int(marks[-1])
+        if last > vectors.NEVER:
+            self._advance(call, last)
+        call.end()
+        results = (call.results, vectors.first_at(marks[1:], call.completed))
+        return {self.RESULTS: results} | ({"late": (call.late, late)} if call.late else {})
+
+    def _marks(self, call: Call, times: Any) -> Any:
+        """The watermark before each row, and after the last one."""
+        top = call.tops.get(call.binding)
+        mark: int | None = END_US
+        for name, (_, delay) in self._inputs.items():
+            if name != call.binding and mark is not None:
+                other = call.tops.get(name)
+                mark = None if other is None else mark if call.ended(name) else min(mark, other - delay)
+        return vectors.marks(times, top, self._inputs[call.binding][1], mark, call.watermark)
+
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        """Take rows, with their times and the watermarks before them; return the offsets of the late ones."""
+        raise NotImplementedError
 
     def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
@@ -428,6 +487,7 @@ class EventTime:
             for row, value in call.state.range(self.KIND + at(due) + rest, reached):
                 del call.state[row]
                 self.complete(call, row, value)
+                call.completed += [time_of(row[1:9])] * (len(call.results) - len(call.completed))
             due = call.due  # a row may open others that the watermark has reached too
         following = call.state.range(reached, last, 1)
         call.due = time_of(following[0][0][1:9]) if following else None

@@ -39,7 +39,7 @@ from typing import Any
 import cues
 from cues.errors import GraphError
 from cues.overrides import override
-from cues.processors import STREAM, takes
+from cues.processors import STREAM, takes, vectors
 from cues.processors.event_time import (
     END_US,
     Call,
@@ -110,6 +110,45 @@ class _Fixed(_Windows):
             start -= self._every
         if missed:
             call.tell_late(message, time_us, windows=missed[::-1])
+
+    @property
+    @override
+    def has_columns(self) -> bool:  # type: ignore[override]
+        return max(self._size, self._offset) < vectors.BEYOND
+
+    @override
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        codes, keys = self._key.groups(columns)
+        ends, rows, missed = vectors.windows(times, marks, self._size, self._every, self._offset)
+        late = list(dict.fromkeys(missed[0].tolist()))
+        self._tell_late(call, columns.messages(late), late, times, marks, missed)
+        if not len(ends):
+            return late
+        first = int(ends.min())
+        places = (ends - first) // self._every
+        codes = codes if rows is None else codes[rows]
+        codes, found = vectors.compact(places * len(keys) + codes, (int(places.max()) + 1) * len(keys))
+        tails = [digest(key) for key in keys]
+        states = []
+        for group in found.tolist():
+            place, number = divmod(group, len(keys))
+            row = b"w" + at(first + place * self._every) + tails[number]
+            window = call.state.get(row)
+            if window is None:
+                window = [keys[number], {}]
+                call.open(row, window)
+            states.append(window[1])
+        self._reduction.add_rows(states, columns, rows, codes)
+        return late
+
+    def _tell_late(self, call: Call, late: list[Any], offsets: list[int], times: Any, marks: Any, missed: Any) -> None:
+        """``missed``: the offsets of late rows, and the ends of the windows that each missed, in their order."""
+        ends: dict[int, list[int]] = {}
+        for offset, end in zip(missed[0].tolist(), missed[1].tolist()):
+            ends.setdefault(offset, []).append(end)
+        for offset, message in zip(offsets, late):
+            windows = [[moment(end - self._size), moment(end)] for end in ends[offset]]
+            call.tell_late(message, int(times[offset]), int(marks[offset]), windows=windows)
 
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:

@@ -354,20 +354,34 @@ def resized(stream: cues.Stream, size: int, fn: Any = None) -> cues.Stream:
     return cues.Stream(fn or stream.fn, stream.inputs, stream.outputs, id=stream.id, batch_size=size)
 
 
+class Noted:
+    """A function that notes the messages of its calls that returned, in order."""
+
+    def __init__(self, fn: Any, taken: Taken) -> None:
+        self.fn, self.taken = fn, taken
+
+    def __call__(self, message: Message, process: cues.Process) -> Any:
+        result = self.fn(message, process)
+        self.taken.append((process.binding, message))
+        return result
+
+    @property
+    def by_columns(self) -> Any:
+        return None if getattr(self.fn, "by_columns", None) is None else self._noted
+
+    def _noted(self, columns: Any, process: cues.Process) -> Any:
+        result = self.fn.by_columns(columns, process)
+        self.taken += [(process.binding, message) for message in columns.messages(range(len(columns)))]
+        return result
+
+
 def graph_of(stream: cues.Stream, inputs: tuple[str, ...], taken: Taken | None = None) -> cues.Graph:
     """The graph of a case. ``taken`` gets the messages of all calls that returned, in order."""
     graph = cues.Graph("g")
     for name in inputs:
         graph.source(name)
     if taken is not None:
-        inner: Any = stream.fn
-
-        def noted(message: Message, process: cues.Process) -> Any:
-            result = inner(message, process)
-            taken.append((process.binding, message))
-            return result
-
-        stream = resized(stream, stream.options.batch_size, noted)
+        stream = resized(stream, stream.options.batch_size, Noted(stream.fn, taken))
     graph.add(stream)
     return graph
 
