@@ -310,6 +310,8 @@ class EventTime:
     never_filtered = (WATERMARK,)
     RESULTS: str = "windows"
     """The output binding of the results."""
+    MOVES_FIRST: bool = False
+    """True: a message moves the watermark before it is accepted, and is not in what it completes."""
 
     def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
@@ -346,14 +348,20 @@ class EventTime:
             top = self._end_of(call) if until is None else microseconds(until) + delay
         else:
             top = microseconds(time_of_message(message))
+            if self.MOVES_FIRST:
+                self._follow(call, top, silent)
             self.accept(call, message, top)
+        self._follow(call, top, silent)
+        return self._end(call)
+
+    def _follow(self, call: Call, top: int, silent: Sequence[str | None]) -> None:
+        """Move the watermark, if this time or a silent input moves it."""
         before = call.tops.get(call.binding)
         if before is None or top > before:
             call.tops[call.binding] = top
             self._move(call, silent)
         elif silent:
             self._move(call, silent)
-        return self._end(call)
 
     # --- messages in columns ---
 
@@ -377,14 +385,17 @@ class EventTime:
         vectors.refuse(columns, WATERMARK)
         times = vectors.times(columns, self._time_names[call.binding])
         marks = self._marks(call, times)
-        late = self.accept_columns(call, columns, times, marks[:-1])
+        late = self.accept_columns(call, columns, times, marks)
         call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
-        last = int(marks[-1])
-        if last > vectors.NEVER:
-            self._advance(call, last)
+        self.reach(call, int(marks[-1]))
         call.end()
         results = (call.results, vectors.first_at(marks[1:], call.completed))
         return {self.RESULTS: results} | ({"late": (call.late, late)} if call.late else {})
+
+    def reach(self, call: Call, mark: int) -> None:
+        """Move the watermark to that of a row of columns, and complete what it has reached."""
+        if mark > vectors.NEVER:
+            self._advance(call, mark)
 
     def _marks(self, call: Call, times: Any) -> Any:
         """The watermark before each row, and after the last one."""
@@ -397,7 +408,11 @@ class EventTime:
         return vectors.marks(times, top, self._inputs[call.binding][1], mark, call.watermark)
 
     def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
-        """Take rows, with their times and the watermarks before them; return the offsets of the late ones."""
+        """Take rows, with their times, the watermark before each and after the last; return the offsets of late ones.
+
+        What the watermark has reached after the last row is completed then, in its order. A subclass whose rows change
+        what an earlier row completes calls :meth:`reach` between them.
+        """
         raise NotImplementedError
 
     def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:

@@ -71,15 +71,27 @@ class Reducer:
     def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
         """Return the states of groups after rows of columns: those of :meth:`add`, one message after another.
 
-        ``rows``: a numpy array of the offsets of rows, which ascend and may repeat; None: all rows. ``codes``: the
-        number of the group of each of them.
+        ``rows``: a numpy array of the offsets of rows, which ascend and may repeat, or a range; None: all rows.
+        ``codes``: the number of the group of each of them.
         """
         return _one_by_one(self.add, states, columns.messages(), rows, codes)
+
+    def each_row(self, states: list[Any], columns: Any, codes: Any) -> list[Any]:
+        """Return the result of its group after each row of columns; ``states`` are then those after the last row."""
+        return _each_one(self.add, self.result, states, columns.messages(), codes)
+
+
+def _each_one(put: Any, result: Any, states: list[Any], values: Any, codes: Any) -> list[Any]:
+    results = []
+    for value, code in zip(values, codes.tolist()):
+        states[code] = state = put(states[code], value)
+        results.append(result(state))
+    return results
 
 
 def _one_by_one(add: Any, states: list[Any], values: Any, rows: Any, codes: Any) -> list[Any]:
     states = list(states)
-    chosen = values if rows is None else map(values.__getitem__, rows.tolist())
+    chosen = values if rows is None else map(values.__getitem__, rows if type(rows) is range else rows.tolist())
     for value, code in zip(chosen, codes.tolist()):
         states[code] = add(states[code], value)
     return states
@@ -129,6 +141,12 @@ class _OfField(Reducer):
             return super().add_rows(states, columns, rows, codes)
         return _one_by_one(self._put_some, states, columns.values(self._name), rows, codes)
 
+    @override
+    def each_row(self, states: list[Any], columns: Any, codes: Any) -> list[Any]:
+        if self._name is None:
+            return super().each_row(states, columns, codes)
+        return _each_one(self._put_some, self.result, states, columns.values(self._name), codes)
+
     def _put_some(self, state: Any, value: Any) -> Any:
         return state if value is None else self.put(state, value)
 
@@ -166,6 +184,14 @@ class _Count(Reducer):
     @override
     def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
         return [state + more for state, more in zip(states, vectors.counts(codes, len(states)))]
+
+    @override
+    def each_row(self, states: list[Any], columns: Any, codes: Any) -> list[Any]:
+        results = []
+        for code in codes.tolist():
+            states[code] = state = states[code] + 1
+            results.append(state)
+        return results
 
     @override
     def start(self) -> int:
@@ -578,6 +604,16 @@ class Reduction:
             before = [states[name] if name in states else each.start() for states in groups]
             for states, after in zip(groups, each.add_rows(before, columns, rows, codes)):
                 states[name] = after
+
+    def each_row(self, groups: list[dict[str, Any]], columns: Any, codes: Any) -> dict[str, list[Any]]:
+        """Add rows of columns, and return the results after each row, by name. Raises what a result raises."""
+        results = {}
+        for name, each in self._reducers.items():
+            states = [states[name] if name in states else each.start() for states in groups]
+            results[name] = each.each_row(states, columns, codes)
+            for group, after in zip(groups, states):
+                group[name] = after
+        return results
 
     def merge(self, states: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         """Return the states of the messages of both."""

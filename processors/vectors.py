@@ -13,6 +13,7 @@ pass 64 bits. pyarrow and numpy are imported at the first columns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -244,6 +245,8 @@ def chosen(values: Any, there: Any, rows: Any, codes: Any, count: int) -> tuple[
     """
     import numpy as np
 
+    if type(rows) is range:
+        rows = np.arange(rows.start, rows.stop)
     if there is None:
         return values if rows is None or values is None else values[rows], codes
     if rows is None:
@@ -278,3 +281,32 @@ def windows(times: Any, marks: Any, size: int, every: int, offset: int) -> tuple
     ends, rows = ends[within], rows[within]
     missed = ends <= marks[rows]
     return ends[~missed], rows[~missed], (rows[missed], ends[missed])
+
+
+def following(times: Any, marks: Any, every: int) -> Any:
+    """Return the first multiple of ``every`` after the watermark of each row; without one, after its time."""
+    import numpy as np
+
+    now = np.where(marks == NEVER, times, marks)
+    return now - now % every + every
+
+
+def runs(values: Any) -> list[tuple[int, int]]:
+    """Return the bounds of the runs of equal values."""
+    import numpy as np
+
+    edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return list(itertools.pairwise(edges))
+
+
+def table(columns: Any, names: Sequence[str], results: dict[str, list[Any]]) -> Any:
+    """Return a ``pyarrow.Table`` with columns of the rows, and results for each row, if it holds them exactly."""
+    import pyarrow as pa
+
+    made = {name: columns.table.column(name) for name in names}
+    for name, values in results.items():
+        kinds = set(map(type, values)) - {type(None)}
+        if len(kinds) > 1 or not kinds <= {int, float, str, bool}:
+            raise RowByRow
+        made[name] = pa.array(values)
+    return pa.table(made)

@@ -119,7 +119,7 @@ class _Fixed(_Windows):
     @override
     def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
         codes, keys = self._key.groups(columns)
-        ends, rows, missed = vectors.windows(times, marks, self._size, self._every, self._offset)
+        ends, rows, missed = vectors.windows(times, marks[:-1], self._size, self._every, self._offset)
         late = list(dict.fromkeys(missed[0].tolist()))
         self._tell_late(call, columns.messages(late), late, times, marks, missed)
         if not len(ends):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cues
 from cues import testing
-from cues.processors import joins, windows
+from cues.processors import aggregates, joins, windows
 from cues.processors.event_time import moment
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, reducer, sum, top
 
@@ -204,6 +204,32 @@ def within_model(size: int, within: float) -> Model:
     return model
 
 
+def totals_model(every: float | None, inputs: int = 1) -> Model:
+    """All messages of a key so far: after each, or when the watermark has passed a multiple of ``every``."""
+
+    def model(taken: Taken) -> tuple[list[Any], list[Any]]:
+        tops = Tops(inputs)
+        keys: dict[str, list[Message]] = {}
+        waits: set[tuple[float, str]] = set()
+        results: list[Any] = []
+        for binding, message in taken:
+            tops.add(binding, message["t"])
+            mark = tops.watermark
+            for pair in sorted(waits):
+                if mark is not None and pair[0] <= mark:
+                    waits.remove(pair)
+                    end = moment(round(pair[0] * 1_000_000))
+                    results.append({"k": pair[1], "end": end, **reduced(keys[pair[1]])})
+            keys.setdefault(message["k"], []).append(message)
+            if every is None:
+                results.append({"k": message["k"], **reduced(keys[message["k"]])})
+            else:
+                waits.add((((message["t"] if mark is None else mark) // every + 1) * every, message["k"]))
+        return results, []
+
+    return model
+
+
 def lookup_model(taken: Taken) -> tuple[list[Any], list[Any]]:
     results = []
     for n, (binding, message) in enumerate(taken):
@@ -307,6 +333,22 @@ WINDOWS = {
         lambda: windows.counted("m", "out", 3, time="t", key="k", reduce=REDUCE, within=8, delay=DELAY_S),
         within_model(3, 8),
         ordered=False,
+    ),
+    "aggregate": WindowCase(
+        lambda: aggregates.aggregate("m", "out", by="k", reduce=REDUCE), totals_model(None), stays=(b"a",)
+    ),
+    "aggregate-every": WindowCase(
+        lambda: aggregates.aggregate("m", "out", by="k", reduce=REDUCE, every=7, time="t", delay=DELAY_S),
+        totals_model(7),
+        ordered=False,
+        stays=(b"a",),
+    ),
+    "aggregate-every-of-two": WindowCase(
+        lambda: aggregates.aggregate(cues.AnyOf(**TWO), "out", by="k", reduce=REDUCE, every=7, time="t", delay=DELAY_S),
+        totals_model(7, 2),
+        ("left", "right"),
+        ordered=False,
+        stays=(b"a",),
     ),
     "lookup": WindowCase(
         lambda: joins.lookup(TWO, "out", key="k", how="left", delete=lambda row: row["v"] is None),

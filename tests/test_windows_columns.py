@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -17,10 +18,10 @@ from contracts_windows import TIMED, WINDOWS, Message, found, graph_of, messages
 
 import cues
 from cues import testing
-from cues.processors import vectors, windows
+from cues.processors import aggregates, vectors, windows
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, sum, top
 
-COLUMNS = {"tumbling", "hopping", "tumbling-of-two"}
+COLUMNS = {"tumbling", "hopping", "tumbling-of-two", "aggregate-every", "aggregate-every-of-two"}
 """The cases that have a form for columns. The others are called with messages."""
 NUMBERS = {
     "n": count(),
@@ -34,6 +35,10 @@ NUMBERS = {
     "top": top("v", 3),
     "twice": sum(lambda m: 2 * m["v"] if m.get("v") is not None else None),
 }
+
+
+SINGLE = {name: reducer for name, reducer in NUMBERS.items() if name not in ("q", "top")}
+"""Those whose results are single values."""
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +189,86 @@ def test_sums_of_floats_are_those_of_their_order(seed: int, calls: list[int]) ->
     ):
         compared(stream, rows, dice, dice.choice([5, 50, 1_000]))
     assert calls
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(20), fast=3))
+def test_aggregates_of_floats_are_those_of_their_order(seed: int, calls: list[int]) -> None:
+    dice = random.Random(seed)
+    rows = random_numbers(dice, 400)
+    for at in range(0, 400, 37):
+        rows[at]["v"] = dice.choice([None, -0.0, 0.0])
+    for key, every in (("k", None), (None, None), ("k", "90s"), (["k", "v"], 20)):
+        rows = [row for row in rows if row["v"] is not None or not isinstance(key, list)]
+        names: Any = NUMBERS if every is not None else SINGLE
+        more: Any = {} if every is None else {"every": every, "time": "t", "delay": 2}
+        found = compared(
+            lambda: aggregates.aggregate("m", "out", by=key, reduce=names, **more),
+            rows,
+            dice,
+            dice.choice([5, 50, 1_000]),
+        )
+        assert len(found) > (400 if every is None else 4)
+        assert bool(calls) == (not isinstance(key, list))  # floats are no keys of columns
+        calls.clear()
+
+
+def test_each_row_may_have_a_result_that_is_none_or_fails(calls: list[int]) -> None:
+    """Infinities of both signs have no sum: the result of such a row has the reason."""
+    values = [[1, 2, 3], [0.5, float("inf"), 1.0], [float("-inf"), 2.0, 1.0], [None, None], [2**62] * 4, ["x", 1.5]]
+    for some in values:
+        rows = [{"k": "a", "v": v, "w": -7} for v in some for _ in range(2)]
+        table = pa.table({name: pa.array([row[name] for row in rows]) for name in ("k", "w")})
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError):
+            table = table.append_column("v", pa.array([row["v"] for row in rows]))
+        compared(lambda: aggregates.aggregate("m", "out", by="k", reduce=SINGLE), table, random.Random(1), messages=0)
+    assert calls
+
+
+def test_results_in_columns_are_placed_on_partitions_and_in_other_stores(tmp_path: Path) -> None:
+    rows = [{"t": n, "k": f"k{n % 5}", "v": n} for n in range(300)]
+    sides = []
+    for as_tables in (True, False):
+        options = cues.QueueOptions(partitions=3, key="k", path=str(tmp_path / f"other {as_tables}"), metadata={"t"})
+        graph = cues.Graph("g", queues={"out": options})
+        graph.source("m")
+        graph.add(aggregates.aggregate("m", "out", by="k", reduce=SINGLE))
+        with cues.open(tmp_path / str(as_tables), durability="process") as store:
+            queue = store.queue("m", metadata={"t"})
+            if as_tables:
+                queue.appender().write_table(pa.Table.from_pylist(rows))
+            else:
+                queue.appender().write_many(rows)
+            testing.run_until_idle(graph, store)
+            assert store.check() == []
+        with cues.open(tmp_path / f"other {as_tables}") as other:
+            out = other.queue("out")
+            found = [list(out.partition(n).tailer(meta=True)) for n in range(3)]
+            for message in [message for some in found for message in some]:
+                message["q/meta"].pop("q/hash")
+            sides.append(found)
+    assert sides[0] == sides[1] and builtins.sum(map(len, sides[0])) == 300
+
+
+def test_aggregates_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(cues.errors.GraphError, match="are for every="):
+        aggregates.aggregate("m", "out", by="k", reduce=SINGLE, time="t")
+    with pytest.raises(cues.errors.GraphError, match="needs event time"):
+        aggregates.aggregate("m", "out", by="k", reduce=SINGLE, every="1m")
+    with pytest.raises(cues.errors.GraphError, match="inputs of an aggregate"):
+        aggregates.aggregate(["m"], "out", by="k", reduce=SINGLE)  # type: ignore[arg-type]
+
+
+def test_after_the_end_of_its_input_each_message_writes_its_aggregate() -> None:
+    rows = [{"t": n, "k": "a", "v": n} for n in range(3)]
+    graph = cues.Graph("g")
+    graph.source("m")
+    graph.add(aggregates.aggregate("m", "out", by="k", reduce={"n": count()}, every=10, time="t"))
+    with testing.temporary_store() as store:
+        for message in (*rows, windows.watermark(None), *rows):
+            store.queue("m").appender().write(message)
+        store.queue("m").appender().write_table(pa.Table.from_pylist(rows))
+        testing.run_until_idle(graph, store)
+        assert [m["n"] for m in testing.messages(store, "out")] == [3, 4, 5, 6, 7, 8, 9]
 
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
