@@ -23,8 +23,10 @@ except with ``idle``.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import cues
 from cues.errors import GraphError
@@ -50,6 +52,7 @@ from cues.processors.event_time import watermark as watermark
 from cues.processors.reducers import Reducer, Reduction
 
 Inputs = str | cues.AnyOf
+_SINGLE: Final = frozenset((int, float, str, bool, type(None)))
 
 
 class _Each:
@@ -80,7 +83,7 @@ class _Each:
     def _take_columns(self, columns: Any, process: cues.Process) -> dict[str, tuple[Any, list[int]]]:
         vectors.refuse(columns, WATERMARK)
         codes, keys = self._key.groups(columns)
-        states = [_entry(process.state, digest(key), key)[1] for key in keys]
+        states = _entries(process.state, keys, [digest(key) for key in keys])
         results = self._reduction.each_row(states, columns, codes)
         return {"totals": (vectors.table(columns, self._key.names, results), list(range(len(columns))))}
 
@@ -92,6 +95,17 @@ def _entry(state: Any, tail: bytes, key: Any) -> Any:
     if entry is None:
         entry = state[row] = [key, {}]
     return entry
+
+
+def _entries(state: Any, keys: list[Any], tails: list[bytes]) -> list[dict[str, Any]]:
+    """Return the states of keys, which the caller may change."""
+    fields = [b"a" + tail for tail in tails]
+    entries, added = state.get_many(fields), {}
+    for place, entry in enumerate(entries):
+        if entry is None:
+            entries[place] = added[fields[place]] = [keys[place], {}]
+    state.set_many(added)
+    return [entry[1] for entry in entries]
 
 
 class _Every(EventTime):
@@ -126,8 +140,23 @@ class _Every(EventTime):
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         key, states = call.state[b"a" + row[9:]]
-        end = {"end": moment(time_of(row[1:9]))}
-        call.results.append(self._key.fields(key) | end | self._reduction.results(states))
+        results = self._reduction.results(states)
+        if call.raw:  # a reducer of a user may return its state, which changes before the results are written
+            results = {name: each if type(each) in _SINGLE else copy.deepcopy(each) for name, each in results.items()}
+        result = key, time_of(row[1:9]), results
+        call.results.append(result if call.raw else self._message(*result))
+
+    def _message(self, key: Any, end: int, results: dict[str, Any]) -> dict[str, Any]:
+        return self._key.fields(key) | {"end": moment(end)} | results
+
+    @override
+    def made(self, results: list[Any]) -> Any:
+        if len(results) >= vectors.RESULTS_FEW and not any("errors" in each[2] for each in results):
+            keys, ends, found = map(list, zip(*results))
+            with contextlib.suppress(Exception):  # of types that a table does not hold exactly
+                values = {name: [each[name] for each in found] for name in found[0]}
+                return vectors.table_of(self._key.columns(keys), {"end": ends}, values)
+        return [self._message(*each) for each in results]
 
     @property
     @override
@@ -144,10 +173,13 @@ class _Every(EventTime):
         for low, high in vectors.runs(dues):  # between two results, the watermark moves nothing
             self.reach(call, int(marks[low + 1]))
             some, found = vectors.compact(codes[low:high], len(keys))
-            states = [_entry(call.state, tails[number], keys[number])[1] for number in found.tolist()]
-            self._reduction.add_rows(states, columns, range(low, high), some)
-            for number in found.tolist():
-                self._tell_later(call, int(dues[low]), tails[number])
+            numbers = found.tolist()
+            changed = [tails[number] for number in numbers]
+            states = _entries(call.state, [keys[number] for number in numbers], changed)
+            self._reduction.add_rows(states, columns, None if high - low == len(codes) else range(low, high), some)
+            later = [b"w" + at(int(dues[low])) + tail for tail in changed]
+            known = call.state.get_many(later)
+            call.open_many({row: True for row, there in zip(later, known) if there is None})
         return []
 
 

@@ -207,6 +207,12 @@ class KeyOf:
             return dict(zip(self.names, key))
         return dict.fromkeys(self.names, key)
 
+    def columns(self, keys: list[Any]) -> dict[str, list[Any]]:
+        """Return the fields of results that hold the keys, as columns."""
+        if self._several is not None:
+            return dict(zip(self.names, map(list, zip(*keys))))
+        return dict.fromkeys(self.names, keys)
+
 
 def digest(key: Any) -> bytes:
     """Return 16 bytes that identify a key in the fields of rows."""
@@ -235,14 +241,17 @@ class Call:
     """One call of the function: the row of the processor, and the messages that the call writes."""
 
     __slots__ = (
-        "binding", "completed", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark"
+        "binding", "completed", "due", "late", "lates", "number", "raw", "results", "state", "tops", "wake",
+        "watermark",
     )  # fmt: skip
 
     def __init__(self, state: Any, binding: str | None) -> None:
         """``binding``: the input of the message; None if there is only one."""
         self.state = state
         self.binding: Any = binding
-        self.results: list[dict[str, Any]] = []
+        self.results: list[Any] = []
+        self.raw = False
+        """True: the results are not messages yet (:meth:`EventTime.made`)."""
         self.late: list[dict[str, Any]] = []
         self.completed: list[int] = []
         """For each result that became complete: the watermark that completed it."""
@@ -287,6 +296,13 @@ class Call:
         self.state[row] = value
         if self.due is None or due < self.due:
             self.due = due
+
+    def open_many(self, rows: dict[bytes, Any]) -> None:
+        """Add rows as :meth:`open` does one, in the order of their times."""
+        if rows:
+            self.state.set_many(rows)
+            due = time_of(next(iter(rows))[1:9])
+            self.due = due if self.due is None else min(due, self.due)
 
     def tell_late(self, message: dict[str, Any], time_us: int, mark: int | None = None, **facts: Any) -> None:
         """Write a message to the queue of late messages. ``mark``: the watermark at that time, if it is another now."""
@@ -383,14 +399,19 @@ class EventTime:
         assert self._time_names is not None
         call = Call(process.state, process.binding if self._several else None)
         vectors.refuse(columns, WATERMARK)
+        call.raw = True
         times = vectors.times(columns, self._time_names[call.binding])
         marks = self._marks(call, times)
         late = self.accept_columns(call, columns, times, marks)
         call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
         self.reach(call, int(marks[-1]))
         call.end()
-        results = (call.results, vectors.first_at(marks[1:], call.completed))
+        results = (self.made(call.results), vectors.first_at(marks[1:], call.completed))
         return {self.RESULTS: results} | ({"late": (call.late, late)} if call.late else {})
+
+    def made(self, results: list[Any]) -> Any:
+        """Return raw results as messages, or as a table that has the same."""
+        return results
 
     def reach(self, call: Call, mark: int) -> None:
         """Move the watermark to that of a row of columns, and complete what it has reached."""

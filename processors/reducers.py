@@ -621,6 +621,13 @@ class Reduction:
         both = {name: each.merge(states[name], others[name]) for name, each in self._reducers.items() if name in common}
         return {**states, **others, **both}
 
+    def columns(self, groups: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        """Return the results of groups by name. Raises what a result raises."""
+        return {
+            name: [each.result(states[name] if name in states else each.start()) for states in groups]
+            for name, each in self._reducers.items()
+        }
+
     def results(self, states: dict[str, Any]) -> dict[str, Any]:
         """Return the results by name. One that raises is None; its reason is in ``errors``, because a window closes."""
         results: dict[str, Any] = {}

@@ -23,6 +23,8 @@ BEYOND: Final = 1 << 60
 """Longer durations, in microseconds, are not computed with."""
 ROWS_FEW = 24
 """Fewer rows are called one by one: a call with columns costs about as much as so many calls."""
+RESULTS_FEW = 64
+"""Fewer results of a step are written as messages: a record of columns takes a page at least."""
 _SECOND_US: Final = 10**6
 _FIRST_S: Final = -62_135_596_800
 _LAST_S: Final = 253_402_300_799
@@ -303,10 +305,29 @@ def table(columns: Any, names: Sequence[str], results: dict[str, list[Any]]) -> 
     """Return a ``pyarrow.Table`` with columns of the rows, and results for each row, if it holds them exactly."""
     import pyarrow as pa
 
-    made = {name: columns.table.column(name) for name in names}
-    for name, values in results.items():
-        kinds = set(map(type, values)) - {type(None)}
+    if any(list in set(map(type, some)) for some in results.values()):  # it may be a state, which has changed since
+        raise RowByRow
+    return pa.table({name: columns.table.column(name) for name in names} | _arrays(results))
+
+
+def table_of(keys: dict[str, list[Any]], moments: dict[str, list[int]], results: dict[str, list[Any]]) -> Any:
+    """Return a ``pyarrow.Table`` of keys, times in microseconds, and results, if it holds them exactly."""
+    import pyarrow as pa
+
+    if any(min(some) < _FIRST_S * _SECOND_US or max(some) > _LAST_S * _SECOND_US for some in moments.values()):
+        raise RowByRow
+    kind = pa.timestamp("us", "UTC")
+    times = {name: pa.array(some, pa.int64()).view(kind) for name, some in moments.items()}
+    return pa.table(_arrays(keys) | times | _arrays(results))
+
+
+def _arrays(values: dict[str, list[Any]]) -> dict[str, Any]:
+    import pyarrow as pa
+
+    for some in values.values():
+        kinds = set(map(type, some)) - {type(None)}
+        if kinds == {list} and None not in some:
+            kinds = set(map(type, itertools.chain.from_iterable(some))) or kinds
         if len(kinds) > 1 or not kinds <= {int, float, str, bool}:
             raise RowByRow
-        made[name] = pa.array(values)
-    return pa.table(made)
+    return {name: pa.array(some) for name, some in values.items()}

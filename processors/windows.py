@@ -33,6 +33,7 @@ must be the key of the queue.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,8 +80,21 @@ class _Windows(EventTime):
 
     def close(self, call: Call, key: Any, start: int, end: int, states: dict[str, Any]) -> None:
         """Write the message of a window."""
+        window = key, start, end, states
+        call.results.append(window if call.raw else self._message(*window))
+
+    def _message(self, key: Any, start: int, end: int, states: dict[str, Any]) -> dict[str, Any]:
         times = {"start": moment(start), "end": moment(end)}
-        call.results.append(self._key.fields(key) | times | self._reduction.results(states))
+        return self._key.fields(key) | times | self._reduction.results(states)
+
+    @override
+    def made(self, results: list[Any]) -> Any:
+        if len(results) >= vectors.RESULTS_FEW:
+            keys, starts, ends, states = map(list, zip(*results))
+            with contextlib.suppress(Exception):  # of a result; the messages have its reason
+                times = {"start": starts, "end": ends}
+                return vectors.table_of(self._key.columns(keys), times, self._reduction.columns(states))
+        return [self._message(*window) for window in results]
 
 
 class _Fixed(_Windows):
@@ -129,16 +143,16 @@ class _Fixed(_Windows):
         codes = codes if rows is None else codes[rows]
         codes, found = vectors.compact(places * len(keys) + codes, (int(places.max()) + 1) * len(keys))
         tails = [digest(key) for key in keys]
-        states = []
-        for group in found.tolist():
-            place, number = divmod(group, len(keys))
-            row = b"w" + at(first + place * self._every) + tails[number]
-            window = call.state.get(row)
+        heads = [b"w" + at(first + place * self._every) for place in range(int(places.max()) + 1)]
+        numbers = (found % len(keys)).tolist()
+        fields = [heads[place] + tails[n] for place, n in zip((found // len(keys)).tolist(), numbers)]
+        windows = call.state.get_many(fields)
+        opened = {}
+        for place, window in enumerate(windows):
             if window is None:
-                window = [keys[number], {}]
-                call.open(row, window)
-            states.append(window[1])
-        self._reduction.add_rows(states, columns, rows, codes)
+                windows[place] = opened[fields[place]] = [keys[numbers[place]], {}]
+        call.open_many(opened)
+        self._reduction.add_rows([window[1] for window in windows], columns, rows, codes)
         return late
 
     def _tell_late(self, call: Call, late: list[Any], offsets: list[int], times: Any, marks: Any, missed: Any) -> None:
