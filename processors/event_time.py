@@ -234,6 +234,11 @@ def time_of(part: bytes) -> int:
     return int.from_bytes(part, "big") - (1 << 63)
 
 
+def no_time(message: Any) -> int:
+    """The event time of messages that have none."""
+    return 0
+
+
 # --- the function of a stream ---------------------------------------------------------------------
 
 
@@ -241,7 +246,7 @@ class Call:
     """One call of the function: the row of the processor, and the messages that the call writes."""
 
     __slots__ = (
-        "binding", "completed", "due", "late", "lates", "number", "raw", "results", "state", "tops", "wake",
+        "at_rows", "binding", "completed", "due", "late", "lates", "number", "raw", "results", "state", "tops", "wake",
         "watermark",
     )  # fmt: skip
 
@@ -255,6 +260,8 @@ class Call:
         self.late: list[dict[str, Any]] = []
         self.completed: list[int] = []
         """For each result that became complete: the watermark that completed it."""
+        self.at_rows: list[int] = []
+        """For each result before those, in a call with columns: the offset of the row that made it."""
         self.tops: dict[str | None, int]
         """By input: its greatest event time."""
         self.watermark: int | None
@@ -346,7 +353,8 @@ class EventTime:
             for (name, each), late in zip(times.items(), _by_input(bindings, delay, "delay"))
         }
         """By input: the function that reads the time, and its delay."""
-        self._time_names = times if all(isinstance(each, str) for each in times.values()) else None
+        named = all(isinstance(each, str) or each is no_time for each in times.values())
+        self._time_names = times if named else None
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Return the late message and the results that became complete, by binding."""
@@ -400,13 +408,14 @@ class EventTime:
         call = Call(process.state, process.binding if self._several else None)
         vectors.refuse(columns, WATERMARK)
         call.raw = True
-        times = vectors.times(columns, self._time_names[call.binding])
+        name = self._time_names[call.binding]
+        times = vectors.zeros(columns) if name is no_time else vectors.times(columns, name)
         marks = self._marks(call, times)
         late = self.accept_columns(call, columns, times, marks)
         call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
         self.reach(call, int(marks[-1]))
         call.end()
-        results = (self.made(call.results), vectors.first_at(marks[1:], call.completed))
+        results = (self.made(call.results), call.at_rows + vectors.first_at(marks[1:], call.completed))
         return {self.RESULTS: results} | ({"late": (call.late, late)} if call.late else {})
 
     def made(self, results: list[Any]) -> Any:
@@ -523,7 +532,8 @@ class EventTime:
             for row, value in call.state.range(self.KIND + at(due) + rest, reached):
                 del call.state[row]
                 self.complete(call, row, value)
-                call.completed += [time_of(row[1:9])] * (len(call.results) - len(call.completed))
+                made = len(call.results) - len(call.at_rows) - len(call.completed)
+                call.completed += [time_of(row[1:9])] * made
             due = call.due  # a row may open others that the watermark has reached too
         following = call.state.range(reached, last, 1)
         call.due = time_of(following[0][0][1:9]) if following else None

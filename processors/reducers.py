@@ -71,7 +71,7 @@ class Reducer:
     def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
         """Return the states of groups after rows of columns: those of :meth:`add`, one message after another.
 
-        ``rows``: a numpy array of the offsets of rows, which ascend and may repeat, or a range; None: all rows.
+        ``rows``: a numpy array of the offsets of rows, those of each group in their order, or a range; None: all rows.
         ``codes``: the number of the group of each of them.
         """
         return _one_by_one(self.add, states, columns.messages(), rows, codes)

@@ -331,3 +331,52 @@ def _arrays(values: dict[str, list[Any]]) -> dict[str, Any]:
         if len(kinds) > 1 or not kinds <= {int, float, str, bool}:
             raise RowByRow
     return {name: pa.array(some) for name, some in values.items()}
+
+
+def zeros(columns: Any) -> Any:
+    """Return a time of 0 for each row."""
+    import numpy as np
+
+    return np.zeros(len(columns), np.int64)
+
+
+def numbered(codes: Any, first: list[int], size: int) -> tuple[Any, list[tuple[int, int]], list[tuple[int, int]]]:
+    """Number windows of a count of rows: the first of a group has room for ``first`` of it, the others for ``size``.
+
+    Return the window of each row; the group of each window and its place among those of the group; and the full
+    windows in the order of their last rows, with these rows.
+    """
+    import numpy as np
+
+    order = np.argsort(codes, kind="stable")
+    counts = np.bincount(codes, minlength=len(first))
+    ranks = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    groups, rooms = codes[order], np.array(first, np.int64)[codes[order]]
+    places = np.where(ranks < rooms, 0, 1 + (ranks - rooms) // size)
+    most = int(places.max()) + 1
+    windows = np.empty(len(codes), np.int64)
+    windows[order] = groups * most + places
+    windows, found = compact(windows, len(first) * most)
+    full = (ranks == rooms - 1) | ((ranks >= rooms) & ((ranks - rooms) % size == size - 1))
+    rows = np.sort(order[full])
+    pairs = list(zip((found // most).tolist(), (found % most).tolist()))
+    return windows, pairs, list(zip(windows[rows].tolist(), rows.tolist()))
+
+
+def bounds(values: Any, codes: Any, count: int) -> tuple[list[int], list[int]]:
+    """Return the smallest and the greatest of the integers of each of ``count`` groups."""
+    return least(values, codes, count), least(values, codes, count, greatest=True)
+
+
+def repeated(sizes: list[int]) -> Any:
+    """Return each place of a list as often as its size says."""
+    import numpy as np
+
+    return np.repeat(np.arange(len(sizes)), np.array(sizes, np.int64))
+
+
+def joined(rows: list[list[int]]) -> Any:
+    """Return the offsets of several lists as one array."""
+    import numpy as np
+
+    return np.array(list(itertools.chain.from_iterable(rows)), np.int64)

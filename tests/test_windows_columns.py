@@ -21,7 +21,9 @@ from cues import testing
 from cues.processors import aggregates, vectors, windows
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, sum, top
 
-COLUMNS = {"tumbling", "hopping", "tumbling-of-two", "aggregate-every", "aggregate-every-of-two"}
+COLUMNS = {
+    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "aggregate-every", "aggregate-every-of-two"
+}  # fmt: skip
 """The cases that have a form for columns. The others are called with messages."""
 NUMBERS = {
     "n": count(),
@@ -78,7 +80,7 @@ def write_tables(queue: Any, rows: pa.Table | list[Message], dice: random.Random
     at = 0
     while at < table.num_rows:
         some = table.slice(at, dice.choice([1, 3, 20, 1_000]))
-        if dice.random() < messages:
+        if at and dice.random() < messages:
             queue.appender().write_many(as_messages(some))
         else:
             queue.appender().write_table(some)
@@ -185,9 +187,13 @@ def test_sums_of_floats_are_those_of_their_order(seed: int, calls: list[int]) ->
     for at in range(0, 400, 37):
         rows[at]["v"] = dice.choice([None, float("inf"), float("-inf"), -0.0, 0.0])
     fixed: Any = {"reduce": NUMBERS, **TIMED}
+    gap = dice.choice([1, 3, 6, 20])
     for stream in (
         lambda: windows.tumbling("m", "out", 40, **fixed),
         lambda: windows.hopping("m", "out", "50s", "20s", offset=7, **fixed),
+        lambda: windows.counted("m", "out", 7, key="k", reduce=NUMBERS),
+        lambda: windows.sessions("m", "out", gap, **fixed),
+        lambda: windows.counted("m", "out", 1, time="t", reduce=NUMBERS),
     ):
         compared(stream, rows, dice, dice.choice([5, 50, 1_000]))
     assert calls
@@ -224,6 +230,27 @@ def test_each_row_may_have_a_result_that_is_none_or_fails(calls: list[int]) -> N
             table = table.append_column("v", pa.array([row["v"] for row in rows]))
         compared(lambda: aggregates.aggregate("m", "out", by="k", reduce=SINGLE), table, random.Random(1), messages=0)
     assert calls
+
+
+@pytest.mark.parametrize("options", [[{}, {"size": 2}], [{"size": 2}, {"size": 7}], [{"within": 3}, {}]])
+def test_counted_windows_whose_options_change(options: list[dict[str, Any]]) -> None:
+    rows = [{"t": n, "k": f"k{n % 3}", "v": n} for n in range(14)]
+    sides = []
+    for as_tables in (True, False):
+        with testing.temporary_store() as store:
+            for some in options:
+                given: Any = {"time": "t", "key": "k", "reduce": NUMBERS, **some}
+                graph = cues.Graph("g")
+                graph.source("m")
+                graph.add(windows.counted("m", "out", given.pop("size", 4), **given))
+                appender = store.queue("m").appender()
+                if as_tables:
+                    appender.write_table(pa.Table.from_pylist(rows))
+                else:
+                    appender.write_many(rows)
+                testing.run_until_idle(graph, store)
+            sides.append(everything(store, "out"))
+    assert sides[0] == sides[1] and len(sides[0]) > 3
 
 
 def test_results_in_columns_are_placed_on_partitions_and_in_other_stores(tmp_path: Path) -> None:
