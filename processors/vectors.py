@@ -380,3 +380,25 @@ def joined(rows: list[list[int]]) -> Any:
     import numpy as np
 
     return np.array(list(itertools.chain.from_iterable(rows)), np.int64)
+
+
+def seconds(columns: Any, name: str) -> list[float]:
+    """Return times in seconds: of numbers, and of timestamps with the zone UTC, as ``datetime.timestamp`` has them."""
+    import numpy as np
+    import pyarrow as pa
+
+    column = columns.column(name)
+    if column is None or column.null_count:
+        raise RowByRow
+    kind, types = column.type, pa.types
+    if types.is_timestamp(kind) and kind.tz in ("UTC", "+00:00"):
+        micros = times(columns, name)
+        if len(micros) and np.abs(micros).max() >= 1 << 53:
+            raise RowByRow
+        return (micros / _SECOND_US).tolist()  # type: ignore[no-any-return]
+    if not (types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)):
+        raise RowByRow
+    found = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    if np.isnan(found).any():
+        raise RowByRow
+    return found.tolist()  # type: ignore[no-any-return]

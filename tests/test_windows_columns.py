@@ -18,7 +18,7 @@ from contracts_windows import TIMED, WINDOWS, Message, found, graph_of, messages
 
 import cues
 from cues import testing
-from cues.processors import aggregates, vectors, windows
+from cues.processors import aggregates, shape, vectors, windows
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, sum, top
 
 COLUMNS = {
@@ -298,6 +298,38 @@ def test_after_the_end_of_its_input_each_message_writes_its_aggregate() -> None:
         store.queue("m").appender().write_table(pa.Table.from_pylist(rows))
         testing.run_until_idle(graph, store)
         assert [m["n"] for m in testing.messages(store, "out")] == [3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(30), fast=4))
+def test_dedupe_passes_the_same_rows_with_the_same_state(seed: int, calls: list[int]) -> None:
+    """With times that make messages expire, or the clock, which moves between two runs; keys of two types."""
+    dice = random.Random(seed)
+    field = dice.choice(["at", "when", "n", None])
+    rows: list[Message] = [{"at": n * 0.5 + dice.random() * 4, "k": dice.randrange(30)} for n in range(300)]
+    for n, each in enumerate(rows):
+        each |= {"when": datetime.fromtimestamp(each["at"], UTC), "n": int(each["at"]), "x": f"x {n}"}
+        each["k"] = each["k"] if n < 200 else f"key {each['k']}" if n < 250 else each["k"] % 2 == 0
+    within = dice.choice([2, 6, 30, 500])
+    moves = {low: within * dice.choice([0.3, 1, 2.5]) for low in (0, 100, 200, 250)}
+    sides = []
+    for as_tables in (True, False):
+        with testing.Clock(T0) as clock, testing.temporary_store() as store:
+            for low, move in moves.items():
+                graph = cues.Graph("g", errors="errors")
+                graph.source("m")
+                made: Any = shape.dedupe("k", within=within, time=field)
+                graph.add(cues.Stream(Counted(made), "m", "out", id="dedupe", batch_size=100))
+                some = rows[low : low + (50 if low >= 200 else 100)]
+                if as_tables:
+                    store.queue("m", metadata={"t"}).appender().write_table(pa.Table.from_pylist(some))
+                else:
+                    store.queue("m", metadata={"t"}).appender().write_many(some)
+                testing.run_until_idle(graph, store)
+                clock.advance(move)
+            state = [testing.state(store, "g.dedupe", part) for part in ("keys", "order", "row")]
+            sides.append([*everything(store, "dedupe"), *map(repr, state)])
+    assert sides[0] == sides[1]
+    assert calls or (field is not None and within == 2)  # else some messages of each step are late
 
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -275,11 +275,12 @@ def _fact_types(pa: Any) -> dict[str, Any]:
 class Columns:
     """The messages of a step, all of them rows of columns, as a function that has ``by_columns`` gets them.
 
-    A function may be an object with ``by_columns(columns, process)``, besides the call with one message. The engine
-    calls it with messages that were written as tables of one schema, if nothing of the processor needs messages one by
-    one (a filter, a key, several calls at once). It must do exactly what the calls of these messages would do, one
-    after another: to the state, and to the outputs. It returns for each output binding what to write, messages or a
-    table, and for each of these the offset of the message whose call would have written it; offsets never decrease.
+    A function may have ``by_columns(columns, process)``, besides the call with one message. The engine calls it with
+    messages that were written as tables of one schema, if nothing of the processor needs messages one by one (a filter,
+    a key, several calls at once). It must do exactly what the calls of these messages would do, one after another: to
+    the state, and to the outputs. It returns a pair: the messages to write, or a table of them; and for each of them
+    the offset of the message whose call would have written it. Offsets never decrease. For several outputs it returns
+    a dict of such pairs by binding.
 
     If it returns None or raises, nothing of it stays, and the messages are called one by one. So ``by_columns`` may
     refuse any messages, and all errors of messages are those of the calls.
@@ -306,6 +307,10 @@ class Columns:
         """Return the values of a field as the messages have them; None where they have none."""
         column = self.column(name)
         return [None] * len(self) if column is None else columns.values(column, name)
+
+    def rows(self, offsets: list[int]) -> Any:
+        """Return the rows at these offsets as a ``pyarrow.Table``."""
+        return columns.taken(self.table, offsets)
 
     def messages(self, offsets: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return the messages at these offsets as dicts; without offsets all of them, the same dicts each time."""

@@ -233,9 +233,11 @@ class ReturnedMessages:
             by_binding = {name: each for name, each in self._by_output_of(value).items() if each is not None}
         return {name: TableOutput(*self._packers[name].table(each)) for name, each in by_binding.items()}
 
-    def keep_columns(self, result: dict[str, tuple[Any, list[int]]]) -> dict[str, Output]:
+    def keep_columns(self, result: Any) -> dict[str, Output]:
         """Check, place and pack the result of a function of columns (:class:`cues.queues.tables.Columns`)."""
         outputs: dict[str, Output] = {}
+        if self._node.returns_messages:
+            result = dict.fromkeys(self._bindings, result)
         for binding, (made, origins) in self._by_output_of(result).items():
             packer = self._packers[binding]
             if is_table(made):

@@ -123,31 +123,27 @@ class State(MutableMapping[Any, Any]):
         rows = list(itertools.islice(self._layer.range(*parts), limit))
         return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
 
-    def get_many(self, fields: Sequence[bytes]) -> list[Any]:
-        """Return the values of several fields, None where there is none: those of :meth:`get`, read at once.
-
-        For fields that are bytes of one length, at most 190 bytes.
-        """
-        rows, layer = self._rows_of(fields), self._layer
+    def get_many(self, fields: Sequence[Any]) -> list[Any]:
+        """Return the values of several fields, None where there is none: those of :meth:`get`, read at once."""
+        rows, layer, at = self._rows_of(fields), self._layer, len(self._prefix)
         layer.load(rows)
-        return [None if value is ABSENT else value for value in map(layer.get, rows)]
+        values = []
+        for row in rows:
+            value = layer.get(row)
+            values.append(None if value is ABSENT else value[1] if row[at] == HASHED else value)
+        return values
 
-    def set_many(self, values: Mapping[bytes, Any]) -> None:
-        """Set several fields, as ``update`` does. For fields as those of :meth:`get_many`."""
-        set_row = self._layer.set
-        for row, value in zip(self._rows_of(list(values)), values.values()):
-            set_row(row, value)
+    def set_many(self, values: Mapping[Any, Any]) -> None:
+        """Set several fields, as ``update`` does."""
+        set_row, at = self._layer.set, len(self._prefix)
+        for row, (field, value) in zip(self._rows_of(list(values)), values.items()):
+            set_row(row, [field, value] if row[at] == HASHED else value)
 
-    def _rows_of(self, fields: Sequence[bytes]) -> list[bytes]:
-        if not fields:
-            return []
-        size = len(fields[0])
-        if size > _RANGE_BYTES_MAX or any(type(field) is not bytes or len(field) != size for field in fields):
-            raise InvalidArgument(
-                f"Several fields of the state were asked for, of which one is {fields[0]!r}.",
-                f"give bytes objects of one length, at most {_RANGE_BYTES_MAX} bytes.",
-            )
-        head = self._prefix + key_part(fields[0])[: -size or None]
+    def _rows_of(self, fields: Sequence[Any]) -> list[bytes]:
+        size = len(fields[0]) if fields and type(fields[0]) is bytes else 0
+        if not 0 < size <= _RANGE_BYTES_MAX or any(type(field) is not bytes or len(field) != size for field in fields):
+            return [self._prefix + key_part(field) for field in fields]
+        head = self._prefix + key_part(fields[0])[:-size]  # they differ only in their own bytes
         return [head + field for field in fields]
 
     @override
