@@ -333,6 +333,15 @@ def _arrays(values: dict[str, list[Any]]) -> dict[str, Any]:
     return {name: pa.array(some) for name, some in values.items()}
 
 
+def last_rows(codes: Any, count: int) -> list[int]:
+    """Return the offset of the last row of each of ``count`` groups."""
+    import numpy as np
+
+    last = np.zeros(count, np.int64)
+    np.maximum.at(last, codes, np.arange(len(codes)))
+    return last.tolist()
+
+
 def zeros(columns: Any) -> Any:
     """Return a time of 0 for each row."""
     import numpy as np

@@ -230,14 +230,17 @@ def totals_model(every: float | None, inputs: int = 1) -> Model:
     return model
 
 
-def lookup_model(taken: Taken) -> tuple[list[Any], list[Any]]:
-    results = []
-    for n, (binding, message) in enumerate(taken):
-        rows = [m for b, m in taken[:n] if b == "right" and m["k"] == message["k"]]
-        row = None if not rows or rows[-1]["v"] is None else rows[-1]
-        if binding == "left":
-            results.append({"left": message, "right": row})
-    return results, []
+def lookup_model(deletes: bool) -> Model:
+    def model(taken: Taken) -> tuple[list[Any], list[Any]]:
+        results = []
+        for n, (binding, message) in enumerate(taken):
+            rows = [m for b, m in taken[:n] if b == "right" and m["k"] == message["k"]]
+            row = None if not rows or (deletes and rows[-1]["v"] is None) else rows[-1]
+            if binding == "left":
+                results.append({"left": message, "right": row})
+        return results, []
+
+    return model
 
 
 def _not_late(taken: Taken) -> tuple[Taken, list[Any], float | None]:
@@ -352,7 +355,13 @@ WINDOWS = {
     ),
     "lookup": WindowCase(
         lambda: joins.lookup(TWO, "out", key="k", how="left", delete=lambda row: row["v"] is None),
-        lookup_model,
+        lookup_model(deletes=True),
+        ("left", "right"),
+        stays=(b"t",),
+    ),
+    "lookup-left": WindowCase(
+        lambda: joins.lookup(TWO, "out", key="k", how="left"),
+        lookup_model(deletes=False),
         ("left", "right"),
         stays=(b"t",),
     ),

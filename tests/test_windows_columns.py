@@ -18,11 +18,12 @@ from contracts_windows import TIMED, WINDOWS, Message, found, graph_of, messages
 
 import cues
 from cues import testing
-from cues.processors import aggregates, shape, vectors, windows
+from cues.processors import aggregates, joins, shape, vectors, windows
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, sum, top
 
 COLUMNS = {
-    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "aggregate-every", "aggregate-every-of-two"
+    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "aggregate-every", "aggregate-every-of-two",
+    "lookup-left",
 }  # fmt: skip
 """The cases that have a form for columns. The others are called with messages."""
 NUMBERS = {
@@ -330,6 +331,32 @@ def test_dedupe_passes_the_same_rows_with_the_same_state(seed: int, calls: list[
             sides.append([*everything(store, "dedupe"), *map(repr, state)])
     assert sides[0] == sides[1]
     assert calls or (field is not None and within == 2)  # else some messages of each step are late
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_lookups_of_tables_in_tables(how: Any, calls: list[int]) -> None:
+    dice = random.Random(how)
+    parts = [
+        (side, [{"k": f"k{dice.randrange(12)}", "j": n % 2, side: n} for n in range(40)])
+        for side in ("right", "left", "right", "left")
+    ]
+    sides = []
+    for as_tables in (True, False):
+        graph = cues.Graph("g")
+        for name in ("left", "right"):
+            graph.source(name)
+        join = joins.lookup({"left": "left", "right": "right"}, "out", key=["k", "j"], how=how)
+        graph.add(sized(join, 1_000))
+        with testing.temporary_store() as store:
+            for queue, rows in parts:
+                appender = store.queue(queue, metadata={"t"}).appender()
+                if as_tables:
+                    appender.write_table(pa.Table.from_pylist(rows))
+                else:
+                    appender.write_many(rows)
+                testing.run_until_idle(graph, store)
+            sides.append(everything(store, "out"))
+    assert sides[0] == sides[1] and len(sides[0]) > 40 and len(calls) == 4
 
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
