@@ -19,8 +19,10 @@ says so, and loads it on first use.
     foreign.py       the reserved keys that messages from outside may not set
     databases.py, waits.py   the databases in one form; pauses of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
+    aggregates.py    totals of all messages of a key
     joins.py         streams that join two queues by key and time
     event_time.py    watermarks and late messages, the base of windows and joins
+    vectors.py       columns of tables as arrays, for processors that take tables without making messages
     columns.py       the types of the columns of tables in files; sql_values.py: of values in those of databases
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 

@@ -40,7 +40,7 @@ import xxhash
 import cues
 from cues import codec
 from cues.errors import GraphError, InvalidArgument
-from cues.processors import STREAM
+from cues.processors import STREAM, vectors
 
 Field = str | Callable[[Any], Any]
 """The name of a field, or a function of a message."""
@@ -162,6 +162,8 @@ class KeyOf:
             raise GraphError(f"key={key!r} is not a list of names of fields.", "give key=['carrier', 'origin'].")
         self._several = None if plain else tuple(key)  # type: ignore[arg-type]
         self._key: Any = key
+        self.plain = not callable(key)
+        """Whether the key is fields of the message."""
         self.names = self._several or ((key if isinstance(key, str) else "key",) if key is not None else ())
         """The fields of a result that hold the key."""
 
@@ -192,11 +194,24 @@ class KeyOf:
             )
         return value
 
+    def groups(self, columns: Any) -> tuple[Any, list[Any]]:
+        """Return the number of each row's key (a numpy array), and the keys by their numbers."""
+        codes, keys = vectors.groups(columns, self.names)
+        if self._several is not None:
+            return codes, [list(each) for each in keys]
+        return codes, [each[0] if each else None for each in keys]
+
     def fields(self, key: Any) -> dict[str, Any]:
         """Return the fields of a result that hold the key."""
         if self._several is not None:
             return dict(zip(self.names, key))
         return dict.fromkeys(self.names, key)
+
+    def columns(self, keys: list[Any]) -> dict[str, list[Any]]:
+        """Return the fields of results that hold the keys, as columns."""
+        if self._several is not None:
+            return dict(zip(self.names, map(list, zip(*keys))))
+        return dict.fromkeys(self.names, keys)
 
 
 def digest(key: Any) -> bytes:
@@ -219,20 +234,34 @@ def time_of(part: bytes) -> int:
     return int.from_bytes(part, "big") - (1 << 63)
 
 
+def no_time(message: Any) -> int:
+    """The event time of messages that have none."""
+    return 0
+
+
 # --- the function of a stream ---------------------------------------------------------------------
 
 
 class Call:
     """One call of the function: the row of the processor, and the messages that the call writes."""
 
-    __slots__ = ("binding", "due", "late", "lates", "number", "results", "state", "tops", "wake", "watermark")
+    __slots__ = (
+        "at_rows", "binding", "completed", "due", "late", "lates", "number", "raw", "results", "state", "tops", "wake",
+        "watermark",
+    )  # fmt: skip
 
     def __init__(self, state: Any, binding: str | None) -> None:
         """``binding``: the input of the message; None if there is only one."""
         self.state = state
         self.binding: Any = binding
-        self.results: list[dict[str, Any]] = []
+        self.results: list[Any] = []
+        self.raw = False
+        """True: the results are not messages yet (:meth:`EventTime.made`)."""
         self.late: list[dict[str, Any]] = []
+        self.completed: list[int] = []
+        """For each result that became complete: the watermark that completed it."""
+        self.at_rows: list[int] = []
+        """For each result before those, in a call with columns: the offset of the row that made it."""
         self.tops: dict[str | None, int]
         """By input: its greatest event time."""
         self.watermark: int | None
@@ -275,11 +304,19 @@ class Call:
         if self.due is None or due < self.due:
             self.due = due
 
-    def tell_late(self, message: dict[str, Any], time_us: int, **facts: Any) -> None:
-        """Write a message to the queue of late messages."""
-        assert self.watermark is not None
+    def open_many(self, rows: dict[bytes, Any]) -> None:
+        """Add rows as :meth:`open` does one, in the order of their times."""
+        if rows:
+            self.state.set_many(rows)
+            due = time_of(next(iter(rows))[1:9])
+            self.due = due if self.due is None else min(due, self.due)
+
+    def tell_late(self, message: dict[str, Any], time_us: int, mark: int | None = None, **facts: Any) -> None:
+        """Write a message to the queue of late messages. ``mark``: the watermark at that time, if it is another now."""
+        mark = self.watermark if mark is None else mark
+        assert mark is not None
         self.lates += 1
-        late = {"message": message, "time": moment(time_us), "watermark": moment(self.watermark), "number": self.lates}
+        late = {"message": message, "time": moment(time_us), "watermark": moment(mark), "number": self.lates}
         self.late.append(late | ({"input": self.binding} if self.binding else {}) | facts)
 
 
@@ -296,6 +333,8 @@ class EventTime:
     never_filtered = (WATERMARK,)
     RESULTS: str = "windows"
     """The output binding of the results."""
+    MOVES_FIRST: bool = False
+    """True: a message moves the watermark before it is accepted, and is not in what it completes."""
 
     def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
@@ -308,13 +347,14 @@ class EventTime:
         self.state_key: Any = key
         """The key under which the state is: a start tells that it was changed."""
         names = bindings if self._several else [None]
+        times = dict(zip(names, _by_input(bindings, event_time, "time")))
         self._inputs = {
             name: (getter(each, "time"), duration(late, "delay", 0))
-            for name, each, late in zip(
-                names, _by_input(bindings, event_time, "time"), _by_input(bindings, delay, "delay")
-            )
+            for (name, each), late in zip(times.items(), _by_input(bindings, delay, "delay"))
         }
         """By input: the function that reads the time, and its delay."""
+        named = all(isinstance(each, str) or each is no_time for each in times.values())
+        self._time_names = times if named else None
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Return the late message and the results that became complete, by binding."""
@@ -332,14 +372,78 @@ class EventTime:
             top = self._end_of(call) if until is None else microseconds(until) + delay
         else:
             top = microseconds(time_of_message(message))
+            if self.MOVES_FIRST:
+                self._follow(call, top, silent)
             self.accept(call, message, top)
+        self._follow(call, top, silent)
+        return self._end(call)
+
+    def _follow(self, call: Call, top: int, silent: Sequence[str | None]) -> None:
+        """Move the watermark, if this time or a silent input moves it."""
         before = call.tops.get(call.binding)
         if before is None or top > before:
             call.tops[call.binding] = top
             self._move(call, silent)
         elif silent:
             self._move(call, silent)
-        return self._end(call)
+
+    # --- messages in columns ---
+
+    @property
+    def by_columns(self) -> Callable[[Any, cues.Process], Any] | None:
+        """Takes messages that are rows of columns (:class:`cues.queues.tables.Columns`); None without names of fields.
+
+        The watermark after a row is the greatest one so far, so it is computed for all rows at once. What becomes
+        complete in the rows is complete in the order of its times, as it would be row by row. A silent input is known
+        by the clock, and text by its reader: these are called with messages.
+        """
+        plain = self._idle_us is None and self._time_names is not None and self._key.plain
+        return self._take_columns if plain and self.has_columns else None
+
+    has_columns: bool = False
+    """Whether it has :meth:`accept_columns`."""
+
+    def _take_columns(self, columns: Any, process: cues.Process) -> dict[str, tuple[list[Any], list[int]]]:
+        assert self._time_names is not None
+        call = Call(process.state, process.binding if self._several else None)
+        vectors.refuse(columns, WATERMARK)
+        call.raw = True
+        name = self._time_names[call.binding]
+        times = vectors.zeros(columns) if name is no_time else vectors.times(columns, name)
+        marks = self._marks(call, times)
+        late = self.accept_columns(call, columns, times, marks)
+        call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
+        self.reach(call, int(marks[-1]))
+        call.end()
+        results = (self.made(call.results), call.at_rows + vectors.first_at(marks[1:], call.completed))
+        return {self.RESULTS: results} | ({"late": (call.late, late)} if call.late else {})
+
+    def made(self, results: list[Any]) -> Any:
+        """Return raw results as messages, or as a table that has the same."""
+        return results
+
+    def reach(self, call: Call, mark: int) -> None:
+        """Move the watermark to that of a row of columns, and complete what it has reached."""
+        if mark > vectors.NEVER:
+            self._advance(call, mark)
+
+    def _marks(self, call: Call, times: Any) -> Any:
+        """The watermark before each row, and after the last one."""
+        top = call.tops.get(call.binding)
+        mark: int | None = END_US
+        for name, (_, delay) in self._inputs.items():
+            if name != call.binding and mark is not None:
+                other = call.tops.get(name)
+                mark = None if other is None else mark if call.ended(name) else min(mark, other - delay)
+        return vectors.marks(times, top, self._inputs[call.binding][1], mark, call.watermark)
+
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        """Take rows, with their times, the watermark before each and after the last; return the offsets of late ones.
+
+        What the watermark has reached after the last row is completed then, in its order. A subclass whose rows change
+        what an earlier row completes calls :meth:`reach` between them.
+        """
+        raise NotImplementedError
 
     def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
@@ -428,6 +532,8 @@ class EventTime:
             for row, value in call.state.range(self.KIND + at(due) + rest, reached):
                 del call.state[row]
                 self.complete(call, row, value)
+                made = len(call.results) - len(call.at_rows) - len(call.completed)
+                call.completed += [time_of(row[1:9])] * made
             due = call.due  # a row may open others that the watermark has reached too
         following = call.state.range(reached, last, 1)
         call.due = time_of(following[0][0][1:9]) if following else None

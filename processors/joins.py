@@ -39,7 +39,7 @@ from typing import Any, Literal
 import cues
 from cues.errors import GraphError
 from cues.overrides import override
-from cues.processors import STREAM, takes
+from cues.processors import STREAM, takes, vectors
 from cues.processors.event_time import (
     WATERMARK,
     Call,
@@ -69,6 +69,8 @@ class _Pairs:
             raise GraphError(f"combine={combine!r} cannot be called.", "give a function of a left and a right message.")
         self.left, self.right = left, right
         self._combine = combine
+        self.plain = combine is None
+        """Whether a result is both messages."""
 
     def __call__(self, left: Any, right: Any) -> list[dict[str, Any]]:
         if self._combine is None:
@@ -133,6 +135,28 @@ class _Lookup:
         elif row in state:
             del state[row]
         return None
+
+    @property
+    def by_columns(self) -> Any:
+        """Takes messages that are rows of columns; None without names of fields, or with a function of messages."""
+        plain = self._delete is None and self._pairs.plain and all(key.plain for key in self._keys.values())
+        return self._take_columns if plain else None
+
+    def _take_columns(self, columns: Any, process: cues.Process) -> dict[str, tuple[list[Any], list[int]]]:
+        vectors.refuse(columns, WATERMARK)
+        codes, keys = self._keys[process.binding].groups(columns)
+        fields = [b"t" + digest(key) for key in keys]
+        if process.binding != self._pairs.left:  # the last change of a key is its row
+            last = vectors.last_rows(codes, len(keys))
+            process.state.get_many(fields)
+            process.state.set_many(dict(zip(fields, columns.messages(last))))
+            return {}
+        rows = process.state.get_many(fields)
+        found = [rows[code] for code in codes.tolist()]
+        offsets = [offset for offset, row in enumerate(found) if self._outer or row is not None]
+        messages = columns.messages(None if len(offsets) == len(found) else offsets)
+        joined = [pair for offset, message in zip(offsets, messages) for pair in self._pairs(message, found[offset])]
+        return {"joined": (joined, offsets)}
 
 
 def _keys(key: Any, bindings: tuple[str, str]) -> dict[str, KeyOf]:

@@ -34,6 +34,7 @@ import xxhash
 from cues import codec
 from cues.errors import GraphError
 from cues.overrides import override
+from cues.processors import vectors
 from cues.processors.event_time import Field, getter
 
 _DIGEST_K: Final = 300
@@ -66,6 +67,34 @@ class Reducer:
     def result(self, state: Any) -> Any:
         """Return the value of the result."""
         return state
+
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        """Return the states of groups after rows of columns: those of :meth:`add`, one message after another.
+
+        ``rows``: a numpy array of the offsets of rows, those of each group in their order, or a range; None: all rows.
+        ``codes``: the number of the group of each of them.
+        """
+        return _one_by_one(self.add, states, columns.messages(), rows, codes)
+
+    def each_row(self, states: list[Any], columns: Any, codes: Any) -> list[Any]:
+        """Return the result of its group after each row of columns; ``states`` are then those after the last row."""
+        return _each_one(self.add, self.result, states, columns.messages(), codes)
+
+
+def _each_one(put: Any, result: Any, states: list[Any], values: Any, codes: Any) -> list[Any]:
+    results = []
+    for value, code in zip(values, codes.tolist()):
+        states[code] = state = put(states[code], value)
+        results.append(result(state))
+    return results
+
+
+def _one_by_one(add: Any, states: list[Any], values: Any, rows: Any, codes: Any) -> list[Any]:
+    states = list(states)
+    chosen = values if rows is None else map(values.__getitem__, rows if type(rows) is range else rows.tolist())
+    for value, code in zip(chosen, codes.tolist()):
+        states[code] = add(states[code], value)
+    return states
 
 
 class _Given(Reducer):
@@ -104,6 +133,29 @@ class _OfField(Reducer):
 
     def __init__(self, field: Field) -> None:
         self._value = getter(field, "field")
+        self._name = field if isinstance(field, str) else None
+
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        if self._name is None:
+            return super().add_rows(states, columns, rows, codes)
+        return _one_by_one(self._put_some, states, columns.values(self._name), rows, codes)
+
+    @override
+    def each_row(self, states: list[Any], columns: Any, codes: Any) -> list[Any]:
+        if self._name is None:
+            return super().each_row(states, columns, codes)
+        return _each_one(self._put_some, self.result, states, columns.values(self._name), codes)
+
+    def _put_some(self, state: Any, value: Any) -> Any:
+        return state if value is None else self.put(state, value)
+
+    def _numbers(self, columns: Any, rows: Any, codes: Any, count: int) -> tuple[Any, Any, list[int]]:
+        """Return the numbers of the field, their groups, and how many each group has."""
+        if self._name is None:
+            raise vectors.RowByRow
+        values, codes = vectors.chosen(*vectors.numbers(columns, self._name), rows, codes, len(columns))
+        return values, codes, vectors.counts(codes, count)
 
     @override
     def add(self, state: Any, message: Any) -> Any:
@@ -130,6 +182,18 @@ def _defined(value: Any) -> Any:
 
 class _Count(Reducer):
     @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        return [state + more for state, more in zip(states, vectors.counts(codes, len(states)))]
+
+    @override
+    def each_row(self, states: list[Any], columns: Any, codes: Any) -> list[Any]:
+        results = []
+        for code in codes.tolist():
+            states[code] = state = states[code] + 1
+            results.append(state)
+        return results
+
+    @override
     def start(self) -> int:
         return 0
 
@@ -143,6 +207,13 @@ class _Count(Reducer):
 
 
 class _CountField(_OfField):
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        if self._name is None:
+            return super().add_rows(states, columns, rows, codes)
+        _, codes = vectors.chosen(None, vectors.present(columns, self._name), rows, codes, len(columns))
+        return [state + more for state, more in zip(states, vectors.counts(codes, len(states)))]
+
     @override
     def start(self) -> int:
         return 0
@@ -167,6 +238,17 @@ class _Sum(_OfField):
         return None
 
     @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        try:
+            values, groups, counts = self._numbers(columns, rows, codes, len(states))
+            zero = -0.0 if values.dtype.kind == "f" else 0  # -0.0 + value is this value, also if it is -0.0
+            starts = [zero if state is None or not count else state for state, count in zip(states, counts)]
+            sums = vectors.add_to(starts, values, groups)
+        except vectors.RowByRow:  # decimals, and large integers
+            return super().add_rows(states, columns, rows, codes)
+        return [total if count else state for state, total, count in zip(states, sums, counts)]
+
+    @override
     def put(self, state: Any, value: Any) -> Any:
         return _number(value) if state is None else state + _number(value)
 
@@ -188,6 +270,15 @@ class _Mean(_OfField):
     @override
     def start(self) -> Any:
         return [0, 0]
+
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        try:
+            values, groups, counts = self._numbers(columns, rows, codes, len(states))
+            sums = vectors.add_to([state[1] if count else 0 for state, count in zip(states, counts)], values, groups)
+        except vectors.RowByRow:
+            return super().add_rows(states, columns, rows, codes)
+        return [[state[0] + count, total] if count else state for state, total, count in zip(states, sums, counts)]
 
     @override
     def put(self, state: Any, value: Any) -> Any:
@@ -215,6 +306,18 @@ class _Extreme(_OfField):
     @override
     def start(self) -> Any:
         return None
+
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        try:
+            values, groups, counts = self._numbers(columns, rows, codes, len(states))
+            found = vectors.least(values, groups, len(states), self._choose is builtins.max)
+        except vectors.RowByRow:  # texts, times
+            return super().add_rows(states, columns, rows, codes)
+        return [
+            state if not count else value if state is None else self._choose(state, value)
+            for state, value, count in zip(states, found, counts)
+        ]
 
     @override
     def put(self, state: Any, value: Any) -> Any:
@@ -492,11 +595,38 @@ class Reduction:
         for name, each in self._reducers.items():
             states[name] = each.add(states[name] if name in states else each.start(), message)
 
+    def add_rows(self, groups: list[dict[str, Any]], columns: Any, rows: Any, codes: Any) -> None:
+        """Add rows of columns to the states of groups, as :meth:`add` does the messages one after another.
+
+        ``rows``: the offsets of rows, ascending; None: all. ``codes``: the number of the group of each of them.
+        """
+        for name, each in self._reducers.items():
+            before = [states[name] if name in states else each.start() for states in groups]
+            for states, after in zip(groups, each.add_rows(before, columns, rows, codes)):
+                states[name] = after
+
+    def each_row(self, groups: list[dict[str, Any]], columns: Any, codes: Any) -> dict[str, list[Any]]:
+        """Add rows of columns, and return the results after each row, by name. Raises what a result raises."""
+        results = {}
+        for name, each in self._reducers.items():
+            states = [states[name] if name in states else each.start() for states in groups]
+            results[name] = each.each_row(states, columns, codes)
+            for group, after in zip(groups, states):
+                group[name] = after
+        return results
+
     def merge(self, states: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         """Return the states of the messages of both."""
         common = states.keys() & others.keys()
         both = {name: each.merge(states[name], others[name]) for name, each in self._reducers.items() if name in common}
         return {**states, **others, **both}
+
+    def columns(self, groups: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        """Return the results of groups by name. Raises what a result raises."""
+        return {
+            name: [each.result(states[name] if name in states else each.start()) for states in groups]
+            for name, each in self._reducers.items()
+        }
 
     def results(self, states: dict[str, Any]) -> dict[str, Any]:
         """Return the results by name. One that raises is None; its reason is in ``errors``, because a window closes."""

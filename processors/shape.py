@@ -30,7 +30,7 @@ import xxhash
 import cues
 from cues import codec
 from cues.errors import InvalidArgument
-from cues.processors import FREE, STREAM, takes
+from cues.processors import FREE, STREAM, takes, vectors
 
 Message = dict[str, Any]
 Stream = Callable[..., Any]
@@ -105,8 +105,82 @@ def dedupe(key: str | Callable[[Message], Any], within: float | str | timedelta,
         row["row"] = [newest, head, tail]
         return message if passes else None
 
+    def by_columns(columns: Any, process: cues.Process) -> tuple[Any, list[int]]:
+        """Do the same for rows of columns, with what they need of the state read and set at once."""
+        assert isinstance(key, str)
+        if len(columns) < vectors.ROWS_FEW:
+            raise vectors.RowByRow
+        codes, keys = vectors.groups(columns, [key])
+        now = process.now.timestamp() if time is None else None
+        times = None if time is None else vectors.seconds(columns, time)
+        row = process.state_of("row")
+        newest, head, tail = row.get("row", (None, 0, 0))
+        known = _Held(process.state_of("keys"), [value for (value,) in keys])
+        order = _Held(process.state_of("order"), list(range(tail, tail + len(keys))))
+        passed = []
+        for offset, code in enumerate(codes.tolist()):
+            at = now if times is None else times[offset]
+            if now is not None:
+                newest = now
+            elif newest is not None and at <= newest - within_s:
+                raise vectors.RowByRow
+            newest = at if newest is None else max(at, newest)
+            for _ in range(_SWEPT):
+                if head == tail or abs(newest - order[head][1]) < 2 * within_s:
+                    break
+                old, passed_at = order[head]
+                order[head] = None
+                if (before := known[old]) is not None:
+                    known[old] = [other for other in before if other != passed_at] or None
+                head += 1
+            (value,) = keys[code]
+            others = known[value] or []
+            if all(abs(at - other) >= within_s for other in others):
+                known[value] = [*others, at]
+                order[tail] = [value, at]
+                tail += 1
+                passed.append(offset)
+        known.finish()
+        order.finish()
+        row["row"] = [newest, head, tail]
+        return (columns.rows if len(passed) >= vectors.RESULTS_FEW else columns.messages)(passed), passed
+
     dedupe.state_key = key  # type: ignore[attr-defined]
+    if isinstance(key, str):
+        dedupe.by_columns = by_columns  # type: ignore[attr-defined]
     return dedupe
+
+
+class _Held:
+    """Fields of the state in a call with columns: read at once, and set at its end. None: the field is missing."""
+
+    def __init__(self, state: Any, fields: list[Any]) -> None:
+        self._state = state
+        # By type too: the state has different rows for 1 and True.
+        self._values = {(type(field), field): value for field, value in zip(fields, state.get_many(fields))}
+        self._changed: dict[tuple[type, Any], bool] = {}
+        """Whether the state has each field that was set."""
+
+    def __getitem__(self, field: Any) -> Any:
+        place = type(field), field
+        if place not in self._values:
+            self._values[place] = self._state.get(field)
+        return self._values[place]
+
+    def __setitem__(self, field: Any, value: Any) -> None:
+        place = type(field), field
+        if place not in self._changed:
+            self._changed[place] = self[field] is not None
+        self._values[place] = value
+
+    def finish(self) -> None:
+        """Set the fields that have changed."""
+        self._state.set_many(
+            {f: self._values[kind, f] for kind, f in self._changed if self._values[kind, f] is not None}
+        )
+        for (kind, field), was_there in self._changed.items():
+            if was_there and self._values[kind, field] is None:
+                del self._state[field]
 
 
 @takes(STREAM)

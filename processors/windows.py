@@ -33,13 +33,15 @@ must be the key of the queue.
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 from collections.abc import Mapping
 from typing import Any
 
 import cues
 from cues.errors import GraphError
 from cues.overrides import override
-from cues.processors import STREAM, takes
+from cues.processors import STREAM, takes, vectors
 from cues.processors.event_time import (
     END_US,
     Call,
@@ -51,6 +53,7 @@ from cues.processors.event_time import (
     digest,
     duration,
     moment,
+    no_time,
     stream,
     time_of,
 )
@@ -77,10 +80,23 @@ class _Windows(EventTime):
         super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key)
         self._reduction = Reduction(reduce, [*self._key.names, "start", "end", "errors"], merges)
 
-    def close(self, call: Call, key: Any, start: int, end: int, states: dict[str, Any]) -> None:
+    def close(self, call: Call, key: Any, start: int | None, end: int | None, states: dict[str, Any]) -> None:
         """Write the message of a window."""
-        times = {"start": moment(start), "end": moment(end)}
-        call.results.append(self._key.fields(key) | times | self._reduction.results(states))
+        window = key, start, end, states
+        call.results.append(window if call.raw else self._message(*window))
+
+    def _message(self, key: Any, start: int | None, end: int | None, states: dict[str, Any]) -> dict[str, Any]:
+        times = {} if start is None or end is None else {"start": moment(start), "end": moment(end)}
+        return self._key.fields(key) | times | self._reduction.results(states)
+
+    @override
+    def made(self, results: list[Any]) -> Any:
+        if len(results) >= vectors.RESULTS_FEW:
+            keys, starts, ends, states = map(list, zip(*results))
+            with contextlib.suppress(Exception):  # of a result; the messages have its reason
+                times = {} if starts[0] is None else {"start": starts, "end": ends}
+                return vectors.table_of(self._key.columns(keys), times, self._reduction.columns(states))
+        return [self._message(*window) for window in results]
 
 
 class _Fixed(_Windows):
@@ -110,6 +126,45 @@ class _Fixed(_Windows):
             start -= self._every
         if missed:
             call.tell_late(message, time_us, windows=missed[::-1])
+
+    @property
+    @override
+    def has_columns(self) -> bool:  # type: ignore[override]
+        return max(self._size, self._offset) < vectors.BEYOND
+
+    @override
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        codes, keys = self._key.groups(columns)
+        ends, rows, missed = vectors.windows(times, marks[:-1], self._size, self._every, self._offset)
+        late = list(dict.fromkeys(missed[0].tolist()))
+        self._tell_late(call, columns.messages(late), late, times, marks, missed)
+        if not len(ends):
+            return late
+        first = int(ends.min())
+        places = (ends - first) // self._every
+        codes = codes if rows is None else codes[rows]
+        codes, found = vectors.compact(places * len(keys) + codes, (int(places.max()) + 1) * len(keys))
+        tails = [digest(key) for key in keys]
+        heads = [b"w" + at(first + place * self._every) for place in range(int(places.max()) + 1)]
+        numbers = (found % len(keys)).tolist()
+        fields = [heads[place] + tails[n] for place, n in zip((found // len(keys)).tolist(), numbers)]
+        windows = call.state.get_many(fields)
+        opened = {}
+        for place, window in enumerate(windows):
+            if window is None:
+                windows[place] = opened[fields[place]] = [keys[numbers[place]], {}]
+        call.open_many(opened)
+        self._reduction.add_rows([window[1] for window in windows], columns, rows, codes)
+        return late
+
+    def _tell_late(self, call: Call, late: list[Any], offsets: list[int], times: Any, marks: Any, missed: Any) -> None:
+        """``missed``: the offsets of late rows, and the ends of the windows that each missed, in their order."""
+        ends: dict[int, list[int]] = {}
+        for offset, end in zip(missed[0].tolist(), missed[1].tolist()):
+            ends.setdefault(offset, []).append(end)
+        for offset, message in zip(offsets, late):
+            windows = [[moment(end - self._size), moment(end)] for end in ends[offset]]
+            call.tell_late(message, int(times[offset]), int(marks[offset]), windows=windows)
 
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
@@ -172,6 +227,128 @@ class _Sessions(_Windows):
             call.open(b"w" + at(due) + row[1:], True)
         call.state[row] = [key, due, sessions]
 
+    has_columns = True
+
+    @override
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        """The sessions of each row are found one after another, without its message; reducers get all rows at once."""
+        if self._gap > vectors.BEYOND:
+            raise vectors.RowByRow
+        codes, keys = self._key.groups(columns)
+        rows = [b"s" + digest(key) for key in keys]
+        open = _OpenSessions(call, rows, int(marks[-1]))
+        pending: dict[int, tuple[dict[str, Any], list[int]]] = {}
+        late: dict[int, tuple[int, int, int]] = {}
+        gap, entries, before = self._gap, open.entries, marks.tolist()
+        for offset, (start, code, mark) in enumerate(zip(times.tolist(), codes.tolist(), before)):
+            time_us, end, row = start, start + gap, rows[code]
+            entry = entries[row]
+            sessions = entry[2] if entry is not None else []
+            joined = [session for session in sessions if session[0] < end and start < session[1]]
+            for session in joined:
+                start, end = min(start, session[0]), max(end, session[1])
+            if end <= mark:
+                late[offset] = time_us, start, end
+            else:
+                if len(joined) == 1:
+                    session = joined[0]
+                    session[0], session[1] = start, end
+                    open.changed.add(row)
+                else:
+                    states: dict[str, Any] = {}
+                    for session in joined:
+                        self._add_pending(columns, [pending.pop(id(session[2]), (session[2], []))])
+                        states = self._reduction.merge(session[2], states)
+                    session = [start, end, states]
+                    apart = [session, *(each for each in sessions if each not in joined)]
+                    open.put(row, keys[code], entry and entry[1], sorted(apart, key=lambda each: each[0]))
+                pending.setdefault(id(session[2]), (session[2], []))[1].append(offset)
+            if before[offset + 1] > mark:
+                self._close_passed(call, open, before[offset + 1])
+        self._add_pending(columns, list(pending.values()))
+        open.finish()
+        for (offset, (time_us, *bounds)), message in zip(late.items(), columns.messages(list(late))):
+            call.tell_late(message, time_us, before[offset], windows=[list(map(moment, bounds))])
+        return list(late)
+
+    def _add_pending(self, columns: Any, pending: list[tuple[dict[str, Any], list[int]]]) -> None:
+        """Add rows to the states of sessions: to each in the order of the rows."""
+        codes = vectors.repeated([len(rows) for _, rows in pending])
+        if len(codes):
+            rows = vectors.joined([rows for _, rows in pending])
+            self._reduction.add_rows([states for states, _ in pending], columns, rows, codes)
+
+    def _close_passed(self, call: Call, open: _OpenSessions, mark: int) -> None:
+        """Close the sessions that the watermark has reached, in the order of :meth:`complete`."""
+        while reached := open.reached(mark):
+            for due, row in reached:
+                key, _, sessions = open.entries[row]
+                ended = [session for session in sessions if session[1] <= mark]
+                for session in ended:
+                    self.close(call, key, *session)
+                    call.completed.append(due)
+                open.put(row, key, None, [session for session in sessions if session[1] > mark])
+
+
+class _OpenSessions:
+    """The rows of sessions in a call with columns. They are set in the state at its end."""
+
+    def __init__(self, call: Call, rows: list[bytes], mark: int) -> None:
+        """``rows``: those of the keys of the call; those of others that ``mark`` reaches are read too."""
+        self._call = call
+        self.entries: dict[bytes, Any] = dict(zip(rows, call.state.get_many(rows)))
+        """By row: [key, due, sessions]; None without sessions."""
+        self.changed: set[bytes] = set()
+        self._dues: dict[bytes, int | None] = {}
+        """By row, if it was changed: the due time that the state has; None: none."""
+        low, high = (b"w" + at(end) + bytes(16) for end in (-(1 << 63), mark + 1))
+        due = [(time_of(row[1:9]), b"s" + row[9:]) for row, _ in call.state.range(low, high)]
+        others = [row for _, row in due if row not in self.entries]
+        self.entries.update(zip(others, call.state.get_many(others)))
+        self._heap = due
+        """The due times of entries, in order; some have moved since."""
+
+    def put(self, row: bytes, key: Any, due: int | None, sessions: list[Any]) -> None:
+        """Set the sessions of a key. ``due`` stays if none ends before it; None: the first end."""
+        entry = self.entries[row]
+        self.changed.add(row)
+        self._dues.setdefault(row, None if entry is None else entry[1])
+        if not sessions:
+            self.entries[row] = None
+            return
+        first = min(session[1] for session in sessions)
+        if due is None or first < due:
+            due = first
+            heapq.heappush(self._heap, (due, row))
+        self.entries[row] = [key, due, sessions]
+
+    def reached(self, mark: int) -> list[tuple[int, bytes]]:
+        """Return the rows whose due time the watermark has reached, in order, with that time."""
+        reached: list[tuple[int, bytes]] = []
+        while self._heap and self._heap[0][0] <= mark:
+            due, row = heapq.heappop(self._heap)
+            if (entry := self.entries[row]) is not None and entry[1] == due and (due, row) not in reached[-1:]:
+                reached.append((due, row))
+        return reached
+
+    def finish(self) -> None:
+        """Set the rows in the state."""
+        call, state = self._call, self._call.state
+        for row, before in self._dues.items():
+            entry = self.entries[row]
+            now = None if entry is None else entry[1]
+            if before is not None and before != now:
+                del state[b"w" + at(before) + row[1:]]
+            if now is not None and before != now:
+                state[b"w" + at(now) + row[1:]] = True
+        for row in self.changed:
+            if self.entries[row] is not None:
+                state[row] = self.entries[row]
+            elif row in state:
+                del state[row]
+        following = state.range(b"w" + at(-(1 << 63)) + bytes(16), b"w" + at(END_US + 1) + bytes(16), 1)
+        call.due = time_of(following[0][0][1:9]) if following else None
+
 
 class _Counted(_Windows):
     """Rows: ``c``, digest of the key: [key, count, first time, last time, due, states]; ``w``, due, digest: True."""
@@ -214,10 +391,43 @@ class _Counted(_Windows):
 
     def _finish(self, call: Call, window: list[Any]) -> None:
         key, _, first, last, _, states = window
-        if self._timed:
-            self.close(call, key, first, last, states)
-        else:
-            call.results.append(self._key.fields(key) | self._reduction.results(states))
+        self.close(call, key, first if self._timed else None, last if self._timed else None, states)
+
+    @property
+    @override
+    def has_columns(self) -> bool:  # type: ignore[override]
+        return self._within is None
+
+    @override
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        codes, keys = self._key.groups(columns)
+        fields = [b"c" + digest(key) for key in keys]
+        windows = call.state.get_many(fields)
+        if any(window is not None and window[4] is not None for window in windows):
+            raise vectors.RowByRow  # within= was taken away since
+        first = [self._count if window is None else max(1, self._count - window[1]) for window in windows]
+        codes, found, ends = vectors.numbered(codes, first, self._count)
+        lows, highs = vectors.bounds(times, codes, len(found))
+        sizes = vectors.counts(codes, len(found))
+        last: dict[int, list[Any]] = {}
+        opened = []
+        for (number, place), size, low, high in zip(found, sizes, lows, highs):
+            window = windows[number] if place == 0 else None
+            if window is None:
+                window = [keys[number], 0, low, high, None, {}]
+            window[1] += size
+            window[2], window[3] = min(window[2], low), max(window[3], high)
+            opened.append(window)
+            last[number] = window
+        self._reduction.add_rows([window[5] for window in opened], columns, None, codes)
+        for group, row in ends:
+            self._finish(call, opened[group])
+            call.at_rows.append(row)
+        call.state.set_many({fields[n]: window for n, window in last.items() if window[1] < self._count})
+        for number, window in last.items():
+            if window[1] >= self._count and windows[number] is not None:
+                del call.state[fields[number]]
+        return []
 
 
 @takes(STREAM)
@@ -386,12 +596,8 @@ def counted(
     if within is not None and time is None:
         raise GraphError("within= needs event time.", "give time= the field of the event time.")
     timeout = None if within is None else duration(within, "within")
-    event_time = _no_time if time is None else time
+    event_time = no_time if time is None else time
     function = _Counted(
         inputs, event_time, delay, idle, key, reduce, count=count, within=timeout, timed=time is not None
     )
     return stream(function, inputs, {"windows": output}, id, options)
-
-
-def _no_time(message: Any) -> int:
-    return 0

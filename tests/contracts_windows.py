@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cues
 from cues import testing
-from cues.processors import joins, windows
+from cues.processors import aggregates, joins, windows
 from cues.processors.event_time import moment
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, reducer, sum, top
 
@@ -204,14 +204,43 @@ def within_model(size: int, within: float) -> Model:
     return model
 
 
-def lookup_model(taken: Taken) -> tuple[list[Any], list[Any]]:
-    results = []
-    for n, (binding, message) in enumerate(taken):
-        rows = [m for b, m in taken[:n] if b == "right" and m["k"] == message["k"]]
-        row = None if not rows or rows[-1]["v"] is None else rows[-1]
-        if binding == "left":
-            results.append({"left": message, "right": row})
-    return results, []
+def totals_model(every: float | None, inputs: int = 1) -> Model:
+    """All messages of a key so far: after each, or when the watermark has passed a multiple of ``every``."""
+
+    def model(taken: Taken) -> tuple[list[Any], list[Any]]:
+        tops = Tops(inputs)
+        keys: dict[str, list[Message]] = {}
+        waits: set[tuple[float, str]] = set()
+        results: list[Any] = []
+        for binding, message in taken:
+            tops.add(binding, message["t"])
+            mark = tops.watermark
+            for pair in sorted(waits):
+                if mark is not None and pair[0] <= mark:
+                    waits.remove(pair)
+                    end = moment(round(pair[0] * 1_000_000))
+                    results.append({"k": pair[1], "end": end, **reduced(keys[pair[1]])})
+            keys.setdefault(message["k"], []).append(message)
+            if every is None:
+                results.append({"k": message["k"], **reduced(keys[message["k"]])})
+            else:
+                waits.add((((message["t"] if mark is None else mark) // every + 1) * every, message["k"]))
+        return results, []
+
+    return model
+
+
+def lookup_model(deletes: bool) -> Model:
+    def model(taken: Taken) -> tuple[list[Any], list[Any]]:
+        results = []
+        for n, (binding, message) in enumerate(taken):
+            rows = [m for b, m in taken[:n] if b == "right" and m["k"] == message["k"]]
+            row = None if not rows or (deletes and rows[-1]["v"] is None) else rows[-1]
+            if binding == "left":
+                results.append({"left": message, "right": row})
+        return results, []
+
+    return model
 
 
 def _not_late(taken: Taken) -> tuple[Taken, list[Any], float | None]:
@@ -308,9 +337,31 @@ WINDOWS = {
         within_model(3, 8),
         ordered=False,
     ),
+    "aggregate": WindowCase(
+        lambda: aggregates.aggregate("m", "out", by="k", reduce=REDUCE), totals_model(None), stays=(b"a",)
+    ),
+    "aggregate-every": WindowCase(
+        lambda: aggregates.aggregate("m", "out", by="k", reduce=REDUCE, every=7, time="t", delay=DELAY_S),
+        totals_model(7),
+        ordered=False,
+        stays=(b"a",),
+    ),
+    "aggregate-every-of-two": WindowCase(
+        lambda: aggregates.aggregate(cues.AnyOf(**TWO), "out", by="k", reduce=REDUCE, every=7, time="t", delay=DELAY_S),
+        totals_model(7, 2),
+        ("left", "right"),
+        ordered=False,
+        stays=(b"a",),
+    ),
     "lookup": WindowCase(
         lambda: joins.lookup(TWO, "out", key="k", how="left", delete=lambda row: row["v"] is None),
-        lookup_model,
+        lookup_model(deletes=True),
+        ("left", "right"),
+        stays=(b"t",),
+    ),
+    "lookup-left": WindowCase(
+        lambda: joins.lookup(TWO, "out", key="k", how="left"),
+        lookup_model(deletes=False),
         ("left", "right"),
         stays=(b"t",),
     ),
@@ -354,20 +405,34 @@ def resized(stream: cues.Stream, size: int, fn: Any = None) -> cues.Stream:
     return cues.Stream(fn or stream.fn, stream.inputs, stream.outputs, id=stream.id, batch_size=size)
 
 
+class Noted:
+    """A function that notes the messages of its calls that returned, in order."""
+
+    def __init__(self, fn: Any, taken: Taken) -> None:
+        self.fn, self.taken = fn, taken
+
+    def __call__(self, message: Message, process: cues.Process) -> Any:
+        result = self.fn(message, process)
+        self.taken.append((process.binding, message))
+        return result
+
+    @property
+    def by_columns(self) -> Any:
+        return None if getattr(self.fn, "by_columns", None) is None else self._noted
+
+    def _noted(self, columns: Any, process: cues.Process) -> Any:
+        result = self.fn.by_columns(columns, process)
+        self.taken += [(process.binding, message) for message in columns.messages(range(len(columns)))]
+        return result
+
+
 def graph_of(stream: cues.Stream, inputs: tuple[str, ...], taken: Taken | None = None) -> cues.Graph:
     """The graph of a case. ``taken`` gets the messages of all calls that returned, in order."""
     graph = cues.Graph("g")
     for name in inputs:
         graph.source(name)
     if taken is not None:
-        inner: Any = stream.fn
-
-        def noted(message: Message, process: cues.Process) -> Any:
-            result = inner(message, process)
-            taken.append((process.binding, message))
-            return result
-
-        stream = resized(stream, stream.options.batch_size, noted)
+        stream = resized(stream, stream.options.batch_size, Noted(stream.fn, taken))
     graph.add(stream)
     return graph
 

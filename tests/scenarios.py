@@ -28,6 +28,7 @@ from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
 from cues.base.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
 from cues.engine.assembly import assemble
 from cues.forwarding import forwarder
+from cues.processors import reducers, vectors, windows
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import tries
@@ -324,6 +325,14 @@ def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
     return lambda: Graph("g", list(processors), **options)
 
 
+def windows_of_columns() -> Graph:
+    """Windows, some of them missed, of tables of a few rows."""
+    vectors.ROWS_FEW = 1
+    reduce = {"count": reducers.count(), "sum": reducers.sum("n")}
+    stream = windows.hopping("in", "out", 6, 4, time="at", delay=2, late="late", reduce=reduce)
+    return Graph("g", [stream], queues=abroad("late"))
+
+
 def abroad(*queues: str, **options: Any) -> dict[str, QueueOptions]:
     """These queues are in another store."""
     return {queue: QueueOptions(path="abroad", **options) for queue in queues}
@@ -457,6 +466,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "table function": Scenario(
         graph(Stream(tables, "in", "out", batch="arrow", batch_size=3), Stream(passed, "out", "rows")), IN, tables=True
+    ),
+    "windows of columns": Scenario(
+        windows_of_columns, {"in": [{"n": n, "at": n + 9 * (n % 3)} for n in range(9)]}, tables=True
     ),
     "table function of messages that is halved": Scenario(
         graph(

@@ -35,11 +35,16 @@ def test_a_range_is_that_of_a_sorted_dict(actions: list[Any], size: int, rows: i
         if kind == "look":
             low, high, limit = given
             assert state.range(low, high, limit) == [(f, model[f]) for f in sorted(model) if low <= f < high][:limit]
+            fields = [n.to_bytes(2, "big") for n in range(int.from_bytes(low, "big"), int.from_bytes(high, "big"))]
+            assert state.get_many(fields) == [model.get(field) for field in fields]
         elif kind == "delete":
             state.pop(given[0], None)
             model.pop(given[0], None)
         else:
-            state[given[0]] = message["n"]
+            if message["n"] % 2:
+                state[given[0]] = message["n"]
+            else:
+                state.set_many({given[0]: message["n"]})
             state["other"] = state["longer bytes"] = state[b"longer"] = 1
             if kind == "fail":
                 inside = state.range(b"\0\0", b"\xff\xff")

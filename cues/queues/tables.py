@@ -272,6 +272,55 @@ def _fact_types(pa: Any) -> dict[str, Any]:
     return {"q/partition": pa.int64(), "q/index": pa.int64(), "q/time": pa.timestamp("us", "UTC")}
 
 
+class Columns:
+    """The messages of a step, all of them rows of columns, as a function that has ``by_columns`` gets them.
+
+    A function may have ``by_columns(columns, process)``, besides the call with one message. The engine calls it with
+    messages that were written as tables of one schema, if nothing of the processor needs messages one by one (a filter,
+    a key, several calls at once). It must do exactly what the calls of these messages would do, one after another: to
+    the state, and to the outputs. It returns a pair: the messages to write, or a table of them; and for each of them
+    the offset of the message whose call would have written it. Offsets never decrease. For several outputs it returns
+    a dict of such pairs by binding.
+
+    If it returns None or raises, nothing of it stays, and the messages are called one by one. So ``by_columns`` may
+    refuse any messages, and all errors of messages are those of the calls.
+    """
+
+    __slots__ = ("_messages", "table")
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        """A ``pyarrow.Table``."""
+        self._messages: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return self.table.num_rows  # type: ignore[no-any-return]
+
+    def column(self, name: str) -> Any:
+        """Return a column as a ``pyarrow.Array``; None if the messages have no such field."""
+        if name not in self.table.column_names:
+            return None
+        column = self.table.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+    def values(self, name: str) -> list[Any]:
+        """Return the values of a field as the messages have them; None where they have none."""
+        column = self.column(name)
+        return [None] * len(self) if column is None else columns.values(column, name)
+
+    def rows(self, offsets: list[int]) -> Any:
+        """Return the rows at these offsets as a ``pyarrow.Table``."""
+        return columns.taken(self.table, offsets)
+
+    def messages(self, offsets: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Return the messages at these offsets as dicts; without offsets all of them, the same dicts each time."""
+        if offsets is not None:
+            return _dicts(columns.taken(self.table, list(offsets)))
+        if self._messages is None:
+            self._messages = _dicts(self.table)
+        return self._messages
+
+
 class Rows:
     """The messages of a step whose function takes tables. Dicts are made only for those who ask for one."""
 
@@ -304,8 +353,20 @@ class Rows:
 
     def _decoded(self) -> list[dict[str, Any]]:
         if self._messages is None:
-            self._messages = [m for piece in self.pieces for m in piece.batch.messages()[piece.low : piece.high]]
+            self._messages = [message for piece in self.pieces for message in _messages_of(piece)]
         return self._messages
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages as dicts, which belong to the caller."""
+        messages, self._messages = self._decoded(), None
+        return messages
+
+    def columns(self) -> Columns | None:
+        """Return the columns of the messages, if all of them are columns of one schema."""
+        schema = self.pieces[0].batch.schema if self.pieces else None
+        if schema is None or any(p.batch.schema is not schema or p.batch.head.acknowledges for p in self.pieces):
+            return None
+        return Columns(joined(self.pieces))
 
     def forget(self) -> None:
         """Drop the dicts, which a function may have changed."""
@@ -325,6 +386,16 @@ class Rows:
     def table(self, kind: str, schema: Any) -> Any:
         """Return the messages as a table that a function takes."""
         return joined(self.pieces, kind, Selection(schema))
+
+
+def _dicts(table: Any) -> list[dict[str, Any]]:
+    return [row for some in table.to_batches() for row in columns.rows(some)]
+
+
+def _messages_of(piece: Piece) -> list[dict[str, Any]]:
+    if piece.batch.schema is None or piece.batch.head.acknowledges:
+        return piece.batch.messages()[piece.low : piece.high]
+    return columns.rows(piece.batch.table().slice(piece.low, piece.high - piece.low))
 
 
 class Returned(NamedTuple):

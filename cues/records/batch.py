@@ -586,7 +586,7 @@ ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
-    __slots__ = ("_body", "_origins", "_stamps", "first", "head", "next", "schema", "seal", "value")
+    __slots__ = ("_body", "_origins", "_stamps", "_table", "first", "head", "next", "schema", "seal", "value")
 
     def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
         """``value`` must be intact."""
@@ -596,6 +596,7 @@ class Batch:
         self.next = first + self.head.count
         self.seal = value[:8]
         self._body: bytes | None = None
+        self._table: Any = None
         self._stamps: Stamps | None = None
         self._origins: tuple[frozenset[str], Provenance] | None = None
         """The last result of :meth:`_provenance`, and its argument ``kept``."""
@@ -626,8 +627,10 @@ class Batch:
 
     def table(self) -> Any:
         """Return the ``pyarrow.RecordBatch`` of a record of columns, which no dict was made of."""
-        assert self._body is not None and self.schema is not None
-        return columns.opened(self._body, self.schema)
+        if self._table is None:
+            assert self._body is not None and self.schema is not None
+            self._table = columns.opened(self._body, self.schema)
+        return self._table
 
     @property
     def source(self) -> tuple[Batch, int]:

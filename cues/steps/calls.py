@@ -27,6 +27,8 @@ class Calls:
 
     pace: Pace
     """The number of messages in a step. For a message function it changes only the speed."""
+    rows_max: int = 0
+    """The most rows of a step whose messages are columns; 0 if the function takes messages only."""
     errors_left: int | None
     """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
 

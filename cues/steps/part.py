@@ -59,12 +59,25 @@ class Part:
 
 def divided_table(queue: Queue, output: TableOutput) -> list[tuple[Queue, Any]]:
     """Return the rows of a table for each log of its queue."""
+    return [(log, rows) for log, rows, _ in divided_rows(queue, output)]
+
+
+def divided_rows(queue: Queue, output: TableOutput) -> list[tuple[Queue, Any, list[int] | None]]:
+    """Return the rows of a table for each log of its queue, and the offsets of the messages that they came from."""
     if not output.table.num_rows:
         return []
+    origins = output.origins
     if not queue.core.is_partitioned:
-        return [(queue, output.table)]
+        return [(queue, output.table, origins)]
     shares = queue.core.table_shares(output.table) if output.shares is None else output.shares
-    return [(view_of(queue, share.partition), columns.taken(output.table, share.offsets)) for share in shares]
+    return [
+        (
+            view_of(queue, share.partition),
+            columns.taken(output.table, share.offsets),
+            None if origins is None else [origins[offset] for offset in share.offsets],
+        )
+        for share in shares
+    ]
 
 
 def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:

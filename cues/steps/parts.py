@@ -19,7 +19,7 @@ from cues.records import batch as batches
 from cues.records import columns
 from cues.steps import outgoing, tries
 from cues.steps.failure import Failure, error_message
-from cues.steps.part import Part, divided, divided_table
+from cues.steps.part import Part, divided, divided_rows
 from cues.steps.results import TableOutput
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ class PartBuilder:
         """Build the records of a table that the function returned, on each partition; return the number of rows."""
         options, written = queue.core.options, 0
         came = taken.carried() if taken.traced and not options.strips else None
-        for log, rows in divided_table(queue, output):
+        for log, rows, offsets in divided_rows(queue, output):
             count = rows.num_rows
-            origins = None if came is None else came.spread(count)
+            origins = None if came is None else came.spread(count) if offsets is None else came.select(offsets)
             stamps = None if self.abroad is None else self.abroad.stamps(log, count)
             if stamps is None:
                 limit = batches.OWN_BYTES_MAX  # rows were measured when the call returned

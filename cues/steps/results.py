@@ -34,13 +34,14 @@ class Output:
 
 
 class TableOutput(Output):
-    """The rows of a table for one binding, in place of packed messages. Only a batch function returns one."""
+    """The rows of a table for one binding, in place of packed messages, for all messages of a step."""
 
     __slots__ = ("shares", "table")
 
-    def __init__(self, table: Any, shares: list[PartitionShare] | None) -> None:
-        """``shares``: the rows of each partition, if the message decides; None if the append chooses."""
-        super().__init__([])
+    def __init__(self, table: Any, shares: list[PartitionShare] | None, origins: list[int] | None = None) -> None:
+        """``shares``: the rows of each partition, if the message decides; None if the append chooses. ``origins``: the
+        offset of the message that each row was made from; None: all were made from the whole step."""
+        super().__init__([], origins)
         self.table = table
         self.shares = shares
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import codec
 from cues.errors import ReturnError
 from cues.graphs.processor import Node
-from cues.queues.tables import Returned
+from cues.queues.tables import Returned, is_table
 from cues.records import batch as batches
 from cues.schemas import message_of
 from cues.steps.failure import Failure
@@ -232,6 +232,19 @@ class ReturnedMessages:
         else:
             by_binding = {name: each for name, each in self._by_output_of(value).items() if each is not None}
         return {name: TableOutput(*self._packers[name].table(each)) for name, each in by_binding.items()}
+
+    def keep_columns(self, result: Any) -> dict[str, Output]:
+        """Check, place and pack the result of a function of columns (:class:`cues.queues.tables.Columns`)."""
+        outputs: dict[str, Output] = {}
+        if self._node.returns_messages:
+            result = dict.fromkeys(self._bindings, result)
+        for binding, (made, origins) in self._by_output_of(result).items():
+            packer = self._packers[binding]
+            if is_table(made):
+                outputs[binding] = TableOutput(*packer.table(made), origins)
+            else:
+                outputs[binding] = Output([packer.pack(message) for message in made], origins)
+        return outputs
 
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""

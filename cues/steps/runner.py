@@ -36,7 +36,7 @@ from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues import tables
 from cues.queues.options import QueueOptions
-from cues.queues.tables import Returned
+from cues.queues.tables import Returned, Rows
 from cues.records import batch as batches
 from cues.steps import concurrency
 from cues.steps.calls import Calls, Interrupted, Pause
@@ -127,6 +127,8 @@ class Runner(Calls):
         self._counting = threading.Lock()
         self._width = 1 if node.options.batch else node.options.concurrency
         self.pace = self._pace()
+        self._by_columns: Callable[..., Any] | None = None
+        """Calls the function with columns, if nothing of the processor needs messages one by one."""
         self._stride = Stride(self.pace.bound_ns)
         self._threads = Threads(self._width, f"cues {node.id} call")
         self._limit_s = node.options.timeout_s
@@ -155,6 +157,20 @@ class Runner(Calls):
         self._given_process = (
             wants_process(node.fn) and not node.imperative and node.mode != "join" and node.options.checkpoint is None
         )
+        needs_messages = (
+            self._filters_some
+            or self._typed is not None
+            or node.mode == "join"
+            or node.options.key is not None
+            or node.options.checkpoint is not None
+            or node.imperative
+            or node.at_most_once
+        )
+        if self._singly and type(self) is Runner and not needs_messages:
+            self._by_columns = getattr(node.fn, "by_columns", None)
+        self._rows_bound = max(self.pace.most, TABLE_SIZE if node.options.batch_size == BATCH_SIZE else 0)
+        if self._by_columns is not None:
+            self.rows_max = self._rows_bound
         # The columns to map the function over, if a call needs only its messages.
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
@@ -209,6 +225,7 @@ class Runner(Calls):
         self._process.core.begin(taken)
         trouble = self._trouble
         trouble.error = None
+        in_columns = False
         if self._typed is not None:
             self._typed.binding = taken.slices[0].binding
         self._filtered = self._filters_some or (not taken.bare and taken.acknowledged)
@@ -219,7 +236,11 @@ class Runner(Calls):
         self._stride.begin(bounded and not self._node.at_most_once)
         try:
             if self._singly:
-                results = self._run_messages(taken)
+                rows = taken.slices[0].messages
+                if self._by_columns is None or type(rows) is not Rows:
+                    results = self._run_messages(taken)
+                else:
+                    results, in_columns = self._run_rows(taken, rows, bounded)
             elif self._node.options.batch:
                 results = self._run_batch(taken)
             else:
@@ -228,7 +249,7 @@ class Runner(Calls):
                 trouble.check(self._paths)
             if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
-            if bounded:
+            if bounded and not in_columns:
                 count = taken.count if results.closed is None else results.closed
                 ended_ns = self._stride.looked_ns if self._singly else clock.monotonic_ns()
                 self.pace.ran(count, ended_ns - self._stride.began_ns)
@@ -264,6 +285,56 @@ class Runner(Calls):
             self._limited.close()
         if self._loop is not None:
             self._loop.close()
+
+    # --- rows of columns, in one call ---
+
+    def _run_rows(self, taken: Taken, rows: Rows, bounded: bool) -> tuple[Results, bool]:
+        """Call the function with the columns; if it refuses them, with one message after another. Return which.
+
+        So that one message that needs a call of its own does not keep thousands of others from the call with columns,
+        a refusal halves the number of rows of the next steps, and closes this one after some messages.
+        """
+        try:
+            outputs = self._call_columns(rows) if self._returned.provenance is None else None
+        except _STOPS:
+            raise
+        except Exception:
+            outputs = None
+        if outputs is not None:
+            self.rows_max = min(2 * self.rows_max, self._rows_bound)
+            return Results(outputs, {}, taken.count), True
+        self._discard()
+        few = self.pace.count
+        closes = bounded and few < taken.count
+        if closes:
+            self.rows_max = max(few, taken.count // 2)
+            taken = taken.before(few)
+        piece = taken.slices[0]
+        piece.messages = piece.messages.messages()
+        results = self._run_messages(taken)
+        if closes and results.closed is None:
+            results.closed = few
+        return results, False
+
+    def _call_columns(self, rows: Rows) -> dict[str, Output] | None:
+        """Return the outputs of the call with columns; None if it refused them."""
+        assert self._by_columns is not None
+        columns = rows.columns()
+        if columns is None:
+            return None
+        began = self._begin_call()
+        try:
+            faults.point("function.before")
+            self._process.core.offset = 0
+            result = self._by_columns(columns, self._process)
+            faults.point("function.after")
+        finally:
+            self._end_call(began)
+        if result is None:
+            return None
+        outputs = self._returned.keep_columns(result)
+        self._layer.settle()
+        return outputs
 
     # --- message functions, one call at a time ---
 

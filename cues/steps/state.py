@@ -158,19 +158,34 @@ class StateTable:
     def _read(self, row: bytes) -> bytes | None:
         """Read the committed value of a row. Raises :class:`StoreDamaged` for a wrong checksum."""
         with self._store.core.view() as txn:
-            cursor = txn.cursor(self._database)
-            if not cursor.set_range(row + _FIRST):
-                return None
-            key, first = cursor.item()
-            if key != row + _FIRST:
-                self._check_row(key, first)  # a flipped bit of the key that is sought gives the row another place
-                return None
-            (count,) = _HEAD.unpack_from(first, 8)
-            more = [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
-            values = [first, *more]
-            for number, value in enumerate(values):
-                self._check_row(row + _HEAD.pack(number), value)
+            return self._read_in(txn, txn.cursor(self._database), row)
+
+    def _read_in(self, txn: StoreTransaction, cursor: Any, row: bytes) -> bytes | None:
+        if not cursor.set_range(row + _FIRST):
+            return None
+        key, first = cursor.item()
+        if key != row + _FIRST:
+            self._check_row(key, first)  # a flipped bit of the key that is sought gives the row another place
+            return None
+        (count,) = _HEAD.unpack_from(first, 8)
+        more = [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
+        values = [first, *more]
+        for number, value in enumerate(values):
+            self._check_row(row + _HEAD.pack(number), value)
         return b"".join(value[8 + _HEAD.size :] for value in values)
+
+    def load(self, rows: list[bytes]) -> None:
+        """Read rows that are not in memory, in transactions of some hundred rows."""
+        rows = [row for row in rows if row not in self._cache and row not in self._step and row not in self._late]
+        if not self._open():
+            for row in rows:
+                self._remember(row, None)
+            return
+        for at in range(0, len(rows), RANGE_ROWS):
+            with self.trouble, self._store.core.view() as txn:
+                cursor = txn.cursor(self._database)
+                for row in rows[at : at + RANGE_ROWS]:
+                    self._remember(row, self._read_in(txn, cursor, row))
 
     def _check_row(self, key: bytes, value: bytes) -> None:
         if not piece_intact(key, value):
@@ -486,6 +501,10 @@ class _Shared:
     def keep(self, values: dict[bytes, Any]) -> None:
         raise AssertionError("concurrent calls pack their changes")
 
+    def load(self, rows: list[bytes]) -> None:
+        with self._lock:
+            self._table.load(rows)
+
     @property
     def ttl_ns(self) -> int | None:
         return self._table.ttl_ns
@@ -580,6 +599,10 @@ class Layer:
                 table.known[row] = value
         self._values[row] = value
         return value
+
+    def load(self, rows: list[bytes]) -> None:
+        """Read rows in few transactions, which :meth:`get` is called with next."""
+        self._table.load([row for row in rows if row not in self._values])
 
     def set(self, row: bytes, value: Any) -> None:
         if row not in self._values and row not in self._table.known:

@@ -144,6 +144,8 @@ class Stepper:
         self.meter = self.committer.meter
         self.process = self._argument(row.epoch)
         self.runner: Calls | None = self._calls()
+        for input in self.inputs if self.runner is not None and self.runner.rows_max else ():
+            input.by_columns = True
         self.bucket: Bucket | None = self._allowed() if unit is None else unit.bucket
         """The calls that ``rate=`` allows, also for redriven messages and timers."""
         self.taker = self.takes(node, self.inputs, self.runner, self.bucket, setting.may_linger, self.emit)

@@ -109,6 +109,8 @@ class Taker:
         for place, inputs in self._together or self._choices():
             halving = self.halving[place]
             most = self._bounded(place, size) if halving.ends or self.careful else size
+            if calls.rows_max:
+                most = self._of_one_form(inputs[0], most, room if most == size and bucket is None else most)
             count = self._count(inputs, most)
             if count:
                 self.served = place + 1
@@ -145,6 +147,15 @@ class Taker:
             ends = self._lingering.setdefault(inputs[0].tailer, now + self._linger_ns)
             return 0 if now < ends else count
         return count
+
+    def _of_one_form(self, input: Input, size: int, room: int) -> int:
+        """Return how many messages a step takes that has dicts or columns, and not both; more of columns."""
+        input.fill(size)
+        if input.in_columns and room > size:
+            assert self._calls is not None
+            size = min(self._calls.rows_max, room)
+            input.fill(size)
+        return input.alike(size)
 
     def _bounded(self, place: int, size: int) -> int:
         """Return the largest number of messages that a step may take from this choice of inputs."""

@@ -235,6 +235,8 @@ class Input:
         """True if a message that was read ahead may have a time of delivery."""
         self.as_tables = False
         """True if the function takes tables: messages are not decoded here."""
+        self.by_columns = False
+        """True if the function takes columns too: those are not decoded here, and a step has them or messages."""
         self._purges = -1
         self._line: timeline.Line | None = None
 
@@ -312,7 +314,8 @@ class Input:
             if self.on_pending is not None and opened.head.stamps_at and is_pending(opened.value):
                 tell, self.on_pending = self.on_pending, None
                 tell(producer_of(opened))
-            self._ahead.append((opened, [] if self.as_tables else opened.messages()))
+            left = self.as_tables or (self.by_columns and opened.schema is not None)
+            self._ahead.append((opened, [] if left else opened.messages()))
             if opened.head.provenance is not None and opened.delays:
                 self.delays = True
             self._loaded = opened.next
@@ -328,12 +331,27 @@ class Input:
                 break
         return times[:count]
 
+    @property
+    def in_columns(self) -> bool:
+        """True if the next message was read ahead, and is a row of columns."""
+        return bool(self._ahead) and self._ahead[0][0].schema is not None
+
+    def alike(self, count: int) -> int:
+        """The number of the next messages, at most ``count``, that have one form: dicts, or columns of one schema."""
+        schema = self._ahead[0][0].schema if self._ahead else None
+        for opened, _ in self._ahead:
+            if opened.first >= self.index + count:
+                break
+            if opened.schema is not schema:
+                return opened.first - self.index
+        return count
+
     def take(self, count: int) -> Slice:
         """Take the next ``count`` messages, which were read ahead."""
         start, stop = self.index, self.index + count
         ahead = self._ahead
         opened, messages = ahead[0]
-        if self.as_tables:
+        if self.as_tables or (self.by_columns and any(each.schema is not None for each, _ in ahead)):
             return self._take_rows(start, stop)
         low = start - opened.first
         if low >= 0 and stop < opened.next:  # a part of one record, as a small step takes it

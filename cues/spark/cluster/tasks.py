@@ -164,6 +164,10 @@ class CarriedState(StateTable):
         return self._step[row] if row in self._step else self.carried.get(row)
 
     @override
+    def load(self, rows: list[bytes]) -> None:
+        """They are in memory."""
+
+    @override
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         self._check(prefix)
         rows = {row: True for row in self.carried if row.startswith(prefix)}
