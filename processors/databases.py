@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -247,6 +247,26 @@ def _reading(path: str) -> Iterator[Any]:
             connection.close()
 
 
+CSV: Final = "(format csv, encoding 'UTF8')"
+"""The form of COPY that :func:`as_csv` writes."""
+
+_LENT: Final = "cues_lent"
+
+
+def as_csv(rows: Any) -> Any:
+    """Return the rows of a table of Arrow as COPY takes them: all text is in quotes, so that it differs from NULL."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    for at, column in enumerate(rows.columns):
+        if pa.types.is_binary(column.type):
+            texts = [None if value is None else "\\x" + value.hex() for value in column.to_pylist()]
+            rows = rows.set_column(at, rows.column_names[at], pa.array(texts, pa.string()))
+    out = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(rows, out, pyarrow.csv.WriteOptions(include_header=False))
+    return memoryview(out.getvalue())
+
+
 class Connection:
     """One open connection. Parameters are positional; :attr:`mark` stands for one in a statement."""
 
@@ -261,6 +281,41 @@ class Connection:
             self.raw.execute(statement, list(values))
         else:
             self.raw.exec_driver_sql(statement, tuple(values))
+
+    def run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each of the rows, not in DuckDB."""
+        self.raw.exec_driver_sql(statement, list(rows))
+
+    @contextmanager
+    def copying(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+        """Run a COPY of PostgreSQL; the block writes to what it is given, or reads from it.
+
+        The driver's errors are raised as SQLAlchemy raises those of its own statements.
+        """
+        import sqlalchemy as sa
+
+        dialect, driver = self.raw.dialect, self.raw.connection
+        try:
+            with driver.cursor() as cursor, cursor.copy(statement, values or None) as copy:
+                yield copy
+        except dialect.dbapi.Error as error:
+            is_lost = dialect.is_disconnect(error, driver.dbapi_connection, None)
+            raised = sa.exc.DBAPIError.instance(
+                statement, None, error, dialect.dbapi.Error, connection_invalidated=is_lost, dialect=dialect
+            )
+            if is_lost:
+                self.raw.invalidate(error)
+            raise raised from error
+
+    @contextmanager
+    def lent(self, table: Any) -> Iterator[str]:
+        """Lend a table of Arrow to DuckDB for the block; return its name for statements."""
+        self.raw.register(_LENT, table)
+        try:
+            yield _LENT
+        finally:
+            with contextlib.suppress(duckdb_module().Error):  # a statement failed: the transaction is rolled back
+                self.raw.unregister(_LENT)
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query, and return all its rows."""
@@ -298,6 +353,24 @@ class Connection:
             [quoted_table(table)],
         )
         return {name: type.lower() for name, type in listed}
+
+    def takes_copies(self, table: str, columns: Iterable[str], *, into: bool) -> bool:
+        """Return whether COPY does what an INSERT does: ``into`` a table, or into a temporary table of ours.
+
+        A view takes no COPY, nor does a table with policies of rows. COPY does not see rules, and it overwrites values
+        that an identity always generates.
+        """
+        if self.dialect != "postgresql" or self.raw.dialect.driver != "psycopg":
+            return False
+        if not into:
+            return bool(self.rows("select has_database_privilege(current_database(), 'temporary')")[0][0])
+        found = self.rows(
+            "select relkind in ('r', 'p') and not relhasrules and not relrowsecurity and not exists (select from"
+            " pg_attribute where attrelid = pg_class.oid and attidentity = 'a' and attname = any(%s))"
+            " from pg_class where oid = to_regclass(%s)",
+            [list(columns), quoted_table(table)],
+        )
+        return found == [(True,)]
 
     def unique_keys(self, table: str) -> list[set[str]]:
         """Return the sets of columns that a primary key or a unique constraint or index covers."""
