@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -267,6 +267,46 @@ def as_csv(rows: Any) -> Any:
     return memoryview(out.getvalue())
 
 
+def _of_csv(data: bytes, types: Mapping[str, Any], zone: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    as_read = {
+        name: pa.timestamp("us") if pa.types.is_timestamp(kind) else pa.string() if pa.types.is_binary(kind) else kind
+        for name, kind in types.items()
+    }
+    if not data:
+        rows = pa.schema(as_read).empty_table()
+    else:
+        rows = pyarrow.csv.read_csv(
+            pa.BufferReader(data),
+            pyarrow.csv.ReadOptions(column_names=list(types), use_threads=False, block_size=max(len(data), 1 << 20)),
+            pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            pyarrow.csv.ConvertOptions(
+                column_types=as_read, null_values=[""], true_values=["t"], false_values=["f"],
+                strings_can_be_null=True, quoted_strings_can_be_null=False,
+            ),
+        )  # fmt: skip
+    for at, (name, kind) in enumerate(types.items()):
+        if pa.types.is_binary(kind):
+            found = [None if text is None else bytes.fromhex(text) for text in rows.column(at).to_pylist()]
+            rows = rows.set_column(at, name, pa.array(found, kind))
+        elif pa.types.is_timestamp(kind) and kind.tz is not None:
+            rows = rows.set_column(at, name, rows.column(at).cast(kind).cast(pa.timestamp("us", zone)))
+    return rows
+
+
+def _of_one_type(values: Sequence[Any], kind: Any) -> Any:
+    """Return values of SQLite as an array. Raises ValueError if they are of several types."""
+    import pyarrow as pa
+
+    found = set(map(type, values)) - {type(None)}
+    if len(found) > 1:
+        raise ValueError("a column has values of several types")
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+    return pa.array(values, kinds[found.pop()] if found else kind)
+
+
 class Connection:
     """One open connection. Parameters are positional; :attr:`mark` stands for one in a statement."""
 
@@ -322,6 +362,42 @@ class Connection:
         if self.dialect == "duckdb":
             return list(self.raw.execute(statement, list(values)).fetchall())
         return [tuple(row) for row in self.raw.exec_driver_sql(statement, tuple(values))]
+
+    def table(self, query: str, values: Sequence[Any], types: Mapping[str, Any]) -> Any:
+        """Run a query; return its rows as a table of Arrow with columns of these types, in their order.
+
+        In SQLite the types are those of the values. Raises ValueError for values that Arrow or Python does not have.
+        """
+        import pyarrow as pa
+
+        if self.dialect == "duckdb":
+            return self.raw.sql(query, params=list(values)).to_arrow_table()
+        if self.dialect == "sqlite":
+            rows = self.raw.exec_driver_sql(query, tuple(values)).cursor.fetchall()
+            found = zip(*rows) if rows else ((),) * len(types)
+            return pa.table([_of_one_type(some, kind) for some, kind in zip(found, types.values())], list(types))
+        with self.copying(f"copy ({query}) to stdout {CSV}", values) as copy:
+            data = b"".join(copy)
+        return _of_csv(data, types, self.zone)
+
+    @property
+    def zone(self) -> str:
+        """The time zone of a session of PostgreSQL, in which the driver gives instants."""
+        return str(getattr(self.raw.connection.driver_connection.info.timezone, "key", "UTC"))
+
+    def sent(self, column: str, type: str) -> str:
+        """Return the expression for a column as :meth:`table` reads it from a COPY."""
+        if self.dialect == "postgresql" and re.match(r"timestamp.*with time zone", type):
+            return f"{column} at time zone 'UTC'"
+        return f"encode({column}, 'hex')" if self.dialect == "postgresql" and type == "bytea" else column
+
+    @property
+    def sends_tables(self) -> bool:
+        """Whether :meth:`table` is there: not for other drivers, nor for dates in another form than that of ISO."""
+        if self.dialect != "postgresql" or self.raw.dialect.driver != "psycopg":
+            return self.dialect in ("duckdb", "sqlite")
+        style = self.raw.connection.driver_connection.info.parameter_status("DateStyle")
+        return bool(style and style.startswith("ISO"))
 
     def columns(self, table: str) -> dict[str, Column]:
         """Return the columns of a table or view by name, empty if there is no such table."""

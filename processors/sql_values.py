@@ -252,7 +252,7 @@ def arrow_type(kind: Kind) -> Any:
 
 
 _ARROW: Final = {
-    "int64": "tinyint|smallint|integer|bigint",
+    "int64": "u?(tinyint|smallint|integer)|bigint",
     "float64": "double( precision)?",
     "bool": "boolean",
     "string": "text|varchar|character varying",
@@ -263,6 +263,21 @@ _ARROW: Final = {
     "instant": "timestamp with time zone",
 }
 """Types of Arrow, and the types of PostgreSQL and DuckDB that have the same values."""
+
+_READ: Final = r"^(character varying|character|timestamp|time)\(\d+\)"
+
+
+def read_type(type: str, dialect: str) -> Any:
+    """Return the type of Arrow with the values of a column that is read, as the driver has them; None if it has none.
+
+    A column of SQLite has values of any type: what is returned is that of a column that is NULL everywhere.
+    """
+    if dialect != "sqlite":
+        limited = re.sub(_READ, lambda found: "text" if found[1][0] == "c" else found[1], type)
+        return arrow_type(kind_of("", limited, dialect))
+    kinds = {"integer": "int64", "float": "float64", "text": "string", "bytes": "binary"}
+    return places.arrow().type_for_alias(kinds.get(databases.family_of(type), "string"))
+
 
 _DAY_US: Final = 86_400_000_000
 _FIRST_US: Final = -62_135_596_800_000_000

@@ -22,10 +22,11 @@ from test_processors_sql import Presented
 from test_processors_tables import change
 
 import cues
-from cues import testing
-from cues.errors import CheckpointError
+from cues import codec, testing
+from cues.errors import CheckpointError, InvalidArgument
 from cues.processors import columns, sql_sink
 from cues.processors.sql_sink import Table
+from cues.processors.sql_source import Rows
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("sqlalchemy")
@@ -377,4 +378,159 @@ def test_random_kills_leave_each_row_of_columns_once(target: str, mode: str, tmp
         child.end()
     assert change(target, "select count(*), count(distinct id), sum(n), count(distinct s) from t") == [
         (ROWS, ROWS, ROWS * (ROWS - 1), 100)
+    ]
+
+
+# --- sources ----------------------------------------------------------------------------------------
+
+READ = {
+    "db": {
+        "bigint": ["0", "-5", "9223372036854775807", "'x'", "1.5"], "double precision": ["0.5", "3", "'x'"],
+        "text": ["''", "'é\n'", "7", "cast(x'ff' as text)"], "boolean": ["0", "1"], "numeric": ["1.5", "2", "'1'"],
+        "blob": ["x''", "x'00ff'", "'x'"], "date": ["'2024-01-01'"], "": ["1", "'a'"],
+    },
+    "duckdb": {
+        "bigint": ["0", "-5", "9223372036854775807"], "utinyint": ["200"], "hugeint": ["1"],
+        "double": ["0.5", "'nan'", "'-inf'"], "real": ["0.1"],
+        "varchar": ["''", "'é\n'", "'\"'", "'NULL'"], "boolean": ["true"],
+        "blob": ["'\\x00\\xFF'::blob"], "date": ["'2024-02-29'", "'0001-01-01'", "'infinity'", "'12000-01-01'"],
+        "timestamp": ["'2024-02-29 12:00:00.000005'", "'-infinity'"], "timestamptz": ["'2024-02-29 12:00:00+02'"],
+        "timestamp_ns": ["'2024-02-29 12:00:00.000005'"], "decimal(12, 4)": ["1.5", "-0.0001"], "time": [
+            "'01:02:03.000004'", "'24:00:00'"], "uuid": ["uuid()"], "bigint[]": ["[1, null]"],
+    },
+    "postgres": {
+        "bigint": ["0", "-5", "9223372036854775807"], "smallint": ["7"], "double precision": [
+            "0.5", "'nan'", "'-infinity'", "0.1", "1e-320"], "real": ["0.1"],
+        "text": ["''", "'é\n'", "'\"'", "'NULL'", "'\\N'", "'\\.'", "E'a\n\\\\.\nb'", "' x '", "'t'"],
+        "varchar(5)": ["''", "'é'"], "char(5)": ["'a'"], "boolean": ["true", "false"],
+        "bytea": ["'\\x'", "'\\x00ff'"], "date": ["'2024-02-29'", "'0001-01-01'", "'infinity'", "'0044-03-15 BC'"],
+        "timestamp": ["'2024-02-29 12:00:00.000005'", "'2024-02-29 12:00:00.1'", "'-infinity'", "'12000-01-01'"],
+        "timestamptz": ["'2024-02-29 12:00:00+02'", "'0001-01-02 00:00:00+00'", "'infinity'"],
+        "timestamp(0)": ["'2024-02-29 12:00:00'"], "numeric": ["1.5", "'nan'"], "numeric(12, 4)": ["1.5", "'nan'"],
+        "numeric(5, -2)": ["1500"], "time": ["'01:02:03.000004'", "'24:00'"], "uuid": [f"'{'0' * 31}7'"],
+        "jsonb": ["'{\"a\": null}'", "'null'"], "bigint[]": ["'{1,null}'"], "interval": ["'1 day'", "'1 month'"],
+    },
+}  # fmt: skip
+"""The types of columns, and values of them as SQL."""
+
+
+def expanded(items: Iterator[Any]) -> tuple[list[Any], list[Any], int]:
+    """Rows as they are after a queue, the positions after tables (the row's place and the position), their number."""
+    rows: list[Any] = []
+    positions = []
+    tables = 0
+    for position, item in items:
+        if isinstance(item, pa.Table):
+            rows += map(repr, columns.dicts(item, "t"))
+            tables += 1
+        else:
+            rows.append(repr(item))
+        positions.append((len(rows), codec.pack(position)))
+    return rows, positions, tables
+
+
+def same_rows(source: Rows) -> tuple[int, int]:
+    """Compare both ways, also after each position of a table, each way; return the number of rows and of tables."""
+    by_rows, after_rows, _ = expanded(source(None))
+    by_columns, after_tables, tables = expanded(source.in_columns(None))
+    assert by_columns == by_rows
+    assert set(after_tables) <= set(after_rows)
+    for place, position in after_tables[:3]:
+        for way in (source, source.in_columns):
+            assert expanded(way(codec.unpack(position)))[0] == by_rows[place:]
+    return len(by_rows), tables
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(8), fast=1))
+def test_rows_by_columns_are_rows_one_by_one(target: str, seed: int) -> None:
+    dice = random.Random(seed)
+    found = set()
+    for at, (type, values) in enumerate(READ[kind_of(target)].items()):
+        rare = dice.random() < 0.5
+        rows = []
+        for n in range(30):
+            value = dice.choice(values[:2] if rare and n != 17 else values)
+            rows.append(f"({n // 4}, {n}, {'null' if dice.random() < 0.1 else value})")
+        change(
+            target,
+            f"create table t{at} (a integer not null, b bigint not null, v {type})",
+            f"insert into t{at} values {', '.join(dice.sample(rows, len(rows)))}".replace("%", "%%"),
+        )
+        count, tables = same_rows(Rows(target, f"t{at}", ["a", "b"], page_rows=dice.choice([5, 7, 100])))
+        assert count == 30
+        if tables:
+            found.add(type)
+    assert len(found) >= 2  # a page with a value that needs a look is read row by row
+
+
+KEY_VALUES = {
+    "bigint": "{n}", "text": "'é{n}'", "date": "'2024-01-{n:02}'", "timestamp": "'2024-01-{n:02} 00:00:00.1'",
+    "double precision": "{n}.5", "numeric(12, 4)": "{n}.5",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("type", [*KEY_VALUES, "timestamptz", "bytea"])
+def test_a_position_of_either_way_continues_in_the_other(target: str, type: str) -> None:
+    text = {"timestamptz": "'2024-01-{n:02} 00:00:00.1+02'", "bytea": "'{n:02}'"}.get(type) or KEY_VALUES[type]
+    if kind_of(target) != "postgres":
+        type = {"bytea": "blob"}.get(type, type)
+    rows = ", ".join(f"({text.format(n=n)}, {n})" for n in range(1, 29))
+    change(target, f"create table t (k {type} not null, n bigint)", f"insert into t values {rows}")
+    for names in (None, ["n"]):
+        count, tables = same_rows(Rows(target, "t", "k", page_rows=5, columns=names))
+        assert count == 28 and (tables or type == "bytea")
+
+
+@pytest.mark.parametrize("type", ["bigint", "text", "double precision"])
+def test_ties_are_refused_in_the_middle_of_a_page_and_between_two(target: str, type: str) -> None:
+    change(target, f"create table t (k {type} not null, n bigint)")
+    change(target, f"insert into t values {', '.join(f'({n}, {n})' for n in range(10))}, (4, 11)")
+    for size in (3, 4, 5, 100):
+        with pytest.raises(InvalidArgument, match="Two rows of 't'"):
+            list(Rows(target, "t", "k", page_rows=size).in_columns(None))
+
+
+def test_a_graph_reads_columns_and_rows_that_the_queue_refuses_fail_alone(target: str, store: cues.Store) -> None:
+    change(target, "create table t (id integer not null, s text)")
+    values = ", ".join(f"({n}, '{'x' * (40_000 if n == 70 else 5)}')" for n in range(200))
+    change(target, f"insert into t values {values}")
+    graph = cues.Graph("g", errors="errors")
+    graph.add(cues.Source("q", Rows(target, "t", "id", page_rows=50)))
+    store.queue("q", max_message_bytes=20_000)
+    testing.run_until_idle(graph, store)
+    assert [row["id"] for row in testing.messages(store, "q")] == [n for n in range(200) if n != 70]
+    assert len(testing.messages(store, "errors")) == 1
+
+
+def read_child(path: str, target: str) -> None:
+    """Copy a table by columns into another one in this process; a test kills it on the way."""
+    with cues.open(Path(path, "store"), durability="process") as store:
+        graph = cues.Graph("g")
+        graph.add(cues.Source("q", Rows(target, "t", "id", page_rows=100), batch_size=100))
+
+        def noted(rows: Any) -> Any:
+            print("step", flush=True)
+            return rows
+
+        graph.add(cues.Stream(noted, "q", "r", batch="arrow", batch_size=150))
+        graph.add(Table(target, "u", {"id": "integer", "s": "text"}).sink("r", batch_size=200))
+        testing.run_until_idle(graph, store)
+
+
+@pytest.mark.slow
+def test_random_kills_while_columns_are_read_leave_each_row_once(target: str, tmp_path: Path) -> None:
+    chance = random.Random(seeds.new())
+    values = ", ".join(f"({n}, 'x{n}')" for n in range(ROWS))
+    change(target, "create table t (id integer primary key, s text)", f"insert into t values {values}")
+    code = "import sys; from test_sql_columns import read_child; read_child(*sys.argv[1:])"
+    for _ in range(5):
+        with Child(code, tmp_path, target) as child, contextlib.suppress(AssertionError):
+            for _ in range(chance.randint(1, 3)):
+                child.line()
+            time.sleep(chance.uniform(0, 0.03))
+            child.kill()
+    with Child(code, tmp_path, target) as child:
+        child.end()
+    assert change(target, "select count(*), count(distinct id), sum(id), count(distinct s) from u") == [
+        (ROWS, ROWS, ROWS * (ROWS - 1) // 2, ROWS)
     ]
