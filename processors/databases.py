@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import re
 import threading
@@ -374,7 +375,8 @@ class Connection:
             return self.raw.sql(query, params=list(values)).to_arrow_table()
         if self.dialect == "sqlite":
             rows = self.raw.exec_driver_sql(query, tuple(values)).cursor.fetchall()
-            found = zip(*rows) if rows else ((),) * len(types)
+            # Not zip(*rows), whose iterators of all rows are not in the processor's cache.
+            found = [list(map(operator.itemgetter(at), rows)) for at in range(len(types))]
             return pa.table([_of_one_type(some, kind) for some, kind in zip(found, types.values())], list(types))
         with self.copying(f"copy ({query}) to stdout {CSV}", values) as copy:
             data = b"".join(copy)

@@ -112,7 +112,7 @@ class Table:
         self._ready_in = 0
         self._found: dict[str, str] = {}
         """The types of the columns of the table in the database, once it is ready."""
-        self._copies = False
+        self.copies = False
         """Whether PostgreSQL takes its rows by COPY."""
 
     @property
@@ -248,7 +248,7 @@ class Writer(databases.Connection):
     def _put_rows(self, rows: list[tuple[Any, ...]]) -> None:
         if self.dialect == "sqlite":
             self.run_many(self._statement(1), rows)
-        elif len(rows) >= MANY_ROWS and self._table._copies:
+        elif len(rows) >= MANY_ROWS and self._table.copies:
             with self._copying() as copy:
                 for row in rows:
                     copy.write_row(row)
@@ -275,7 +275,7 @@ class Writer(databases.Connection):
     def _as_it_is(self, rows: Any) -> Any:
         """Return a table that can be written without a look at its values, ordered as :meth:`_rows` does; else None."""
         table = self._table
-        if len(rows) < MANY_ROWS or not (self.dialect == "duckdb" or table._copies) or not self._has_fields(rows):
+        if len(rows) < MANY_ROWS or not (self.dialect == "duckdb" or table.copies) or not self._has_fields(rows):
             return None
         pa = places.arrow()
         found = {name: sql_values.as_column(rows.column(name), self._kind(name)) for name in table.names}
@@ -371,7 +371,7 @@ class Writer(databases.Connection):
             self._make()
             there = self.columns(table.table)
         table._found = self.exact_types(table.table)
-        table._copies = all(
+        table.copies = all(
             re.fullmatch(_COPIED, table._found.get(name, "")) for name in table.names
         ) and self.takes_copies(table.table, table.names, into=table.mode == "append")
         wrong = [

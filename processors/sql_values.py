@@ -26,6 +26,7 @@ list of names, a column of SQLite takes each value as the type of the value.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
@@ -191,7 +192,7 @@ _STAYS: Final[dict[str, tuple[type, Callable[[list[Any], Kind], bool]]]] = {
     "integer": (int, lambda values, kind: WRONG not in (_integer(min(values), kind), _integer(max(values), kind))),
     "float": (
         float,
-        lambda values, kind: all(v == v for v in values) if kind.dialect == "sqlite" else not _is_short(kind),
+        lambda values, kind: not any(map(math.isnan, values)) if kind.dialect == "sqlite" else not _is_short(kind),
     ),
     "boolean": (bool, _all),
     "text": (str, lambda values, kind: not _length(kind)),

@@ -24,7 +24,7 @@ from test_processors_tables import change
 import cues
 from cues import codec, testing
 from cues.errors import CheckpointError, InvalidArgument
-from cues.processors import columns, sql_sink
+from cues.processors import columns, databases, sql_sink
 from cues.processors.sql_sink import Table
 from cues.processors.sql_source import Rows
 
@@ -150,7 +150,8 @@ def test_columns_of_all_types_are_written_as_their_values_one_by_one(target: str
     change(target, *(f"create table t{at} (id bigint, v {ddl}, w {ddl})" for at, ddl in enumerate(kinds)))
     direct: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sql_sink.Writer, "_put_table", _noted(direct, sql_sink.Writer._put_table))
+        patch.setattr(databases, "as_csv", _noted(direct, databases.as_csv))
+        patch.setattr(databases.Connection, "lent", _noted(direct, databases.Connection.lent))
         for at, ddl in enumerate(kinds):
             table = Table(target, f"t{at}", ["id", "v", "w"])
             for name in dice.sample(sorted(VALUES), 5):
@@ -169,11 +170,11 @@ def test_columns_of_all_types_are_written_as_their_values_one_by_one(target: str
 
 
 def _noted(noted: set[str], fn: Any) -> Any:
-    def put(self: Any, rows: Any) -> None:
-        noted.add(str(rows.schema))
-        fn(self, rows)
+    def note(*arguments: Any) -> Any:
+        noted.add(str(arguments[-1].schema))
+        return fn(*arguments)
 
-    return put
+    return note
 
 
 KEYS = {
@@ -282,7 +283,7 @@ def test_copy_is_not_used_where_an_insert_does_something_else(postgres: Postgres
     for name, copies in (("v", False), ("r", False), ("i", False), ("plain", True)):
         table = Table(url, name, ["id", "n"])
         table.__cues_prepare__()
-        assert table._copies is copies
+        assert table.copies is copies
         graph.add(table.sink("q", id=name))
     store.queue("q").appender().write_table(pa.table({"id": range(20), "n": range(20)}))
     testing.run_until_idle(graph, store)
