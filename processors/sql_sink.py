@@ -284,11 +284,18 @@ class Writer(databases.Connection):
         ):
             return None  # a key that is no number at all is equal to itself for some
         rows = pa.table(found)
-        if table.mode == "upsert":
-            by = [f"k{at}" for at in range(len(table.key))]
-            keys = pa.table([*(found[name] for name in table.key), pa.array(range(len(rows)))], [*by, "at"])
-            rows = rows.take(keys.group_by(by, use_threads=False).aggregate([("at", "max")])["at_max"])
-        return rows.sort_by([(name, "ascending") for name in table.key]) if table.key else rows
+        if not table.key:
+            return rows
+        from pyarrow import compute
+
+        rows = rows.take(compute.sort_indices(rows, [(name, "ascending") for name in table.key]))  # in a stable order
+        twice: Any = True
+        for name in table.key:
+            key = rows.column(name).combine_chunks()
+            twice = compute.and_(compute.equal(key.slice(0, len(key) - 1), key.slice(1)), twice)
+        if not compute.any(twice).as_py():
+            return rows
+        return rows.filter(pa.concat_arrays([compute.invert(twice), pa.array([True])]))  # the last of each key
 
     def _put_table(self, rows: Any) -> None:
         if self.dialect == "duckdb":

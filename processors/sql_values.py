@@ -293,7 +293,9 @@ def _is_same_time(column: Any, wanted: Any) -> bool:
         return False
     if found.tz in (None, "UTC"):
         return True
-    ends = pa.compute.min_max(column.cast(pa.timestamp("us", found.tz)).cast(pa.int64())).as_py()
+    from pyarrow import compute
+
+    ends = compute.min_max(column.cast(pa.timestamp("us", found.tz)).cast(pa.int64())).as_py()
     return ends["min"] is None or (ends["min"] >= _FIRST_US + _DAY_US and ends["max"] <= _LAST_US - _DAY_US)
 
 
