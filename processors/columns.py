@@ -11,6 +11,7 @@ A UUID becomes text. Aware datetimes keep their instant: with their offset if al
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import math
 from collections.abc import Callable
@@ -382,6 +383,31 @@ def rows_of(batch: Any, name: str) -> list[dict[str, Any] | ValueError]:
     return rows
 
 
+def dicts(table: Any, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts. Raises ValueError for a value that Python does not hold."""
+    rows: list[dict[str, Any]] = []
+    for batch in table.to_batches():
+        for row in rows_of(batch, name):
+            if isinstance(row, ValueError):
+                raise row
+            rows.append(row)
+    return rows
+
+
+def values_of(column: Any, name: str, path: str) -> list[Any]:
+    """Return the values of a column as :func:`dicts` has them. Raises ValueError for one that Python does not hold."""
+    values = [value for chunk in column.chunks for value in _values(name, path, chunk)]
+    if ValueError in set(map(type, values)):
+        raise next(value for value in values if isinstance(value, ValueError))
+    return values
+
+
+@functools.lru_cache(1)
+def _has_numpy() -> bool:
+    """Whether numpy is there, which pyarrow does not bring: it makes numbers of Python faster."""
+    return importlib.util.find_spec("numpy") is not None
+
+
 @functools.lru_cache(1_000)
 def _say_cut(file: str, name: str, kind: str) -> None:
     _log.warning("%s: the column %r is %s; its nanoseconds are cut to microseconds", file, name, kind)
@@ -389,6 +415,8 @@ def _say_cut(file: str, name: str, kind: str) -> None:
 
 def _values(file: str, name: str, column: Any) -> list[Any]:
     pa, kind = places.arrow(), _in_microseconds(column.type)
+    if not column.null_count and (pa.types.is_integer(kind) or pa.types.is_float64(kind)) and _has_numpy():
+        return list(column.to_numpy(zero_copy_only=False).tolist())
     try:
         if kind.equals(column.type):
             return list(column.to_pylist())

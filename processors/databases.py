@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -247,6 +248,66 @@ def _reading(path: str) -> Iterator[Any]:
             connection.close()
 
 
+CSV: Final = "(format csv, encoding 'UTF8')"
+"""The form of COPY that :func:`as_csv` writes."""
+
+_LENT: Final = "cues_lent"
+
+
+def as_csv(rows: Any) -> Any:
+    """Return the rows of a table of Arrow as COPY takes them: all text is in quotes, so that it differs from NULL."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    for at, column in enumerate(rows.columns):
+        if pa.types.is_binary(column.type):
+            texts = [None if value is None else "\\x" + value.hex() for value in column.to_pylist()]
+            rows = rows.set_column(at, rows.column_names[at], pa.array(texts, pa.string()))
+    out = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(rows, out, pyarrow.csv.WriteOptions(include_header=False))
+    return memoryview(out.getvalue())
+
+
+def _of_csv(data: bytes, types: Mapping[str, Any], zone: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    as_read = {
+        name: pa.timestamp("us") if pa.types.is_timestamp(kind) else pa.string() if pa.types.is_binary(kind) else kind
+        for name, kind in types.items()
+    }
+    if not data:
+        rows = pa.schema(as_read).empty_table()
+    else:
+        rows = pyarrow.csv.read_csv(
+            pa.BufferReader(data),
+            pyarrow.csv.ReadOptions(column_names=list(types), use_threads=False, block_size=max(len(data), 1 << 20)),
+            pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            pyarrow.csv.ConvertOptions(
+                column_types=as_read, null_values=[""], true_values=["t"], false_values=["f"],
+                strings_can_be_null=True, quoted_strings_can_be_null=False,
+            ),
+        )  # fmt: skip
+    for at, (name, kind) in enumerate(types.items()):
+        if pa.types.is_binary(kind):
+            found = [None if text is None else bytes.fromhex(text) for text in rows.column(at).to_pylist()]
+            rows = rows.set_column(at, name, pa.array(found, kind))
+        elif pa.types.is_timestamp(kind) and kind.tz is not None:
+            rows = rows.set_column(at, name, rows.column(at).cast(kind).cast(pa.timestamp("us", zone)))
+    return rows
+
+
+def _of_one_type(values: Sequence[Any], kind: Any) -> Any:
+    """Return values of SQLite as an array. Raises ValueError if they are of several types."""
+    import pyarrow as pa
+
+    found = set(map(type, values)) - {type(None)}
+    if len(found) > 1:
+        raise ValueError("a column has values of several types")
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+    return pa.array(values, kinds[found.pop()] if found else kind)
+
+
 class Connection:
     """One open connection. Parameters are positional; :attr:`mark` stands for one in a statement."""
 
@@ -262,11 +323,83 @@ class Connection:
         else:
             self.raw.exec_driver_sql(statement, tuple(values))
 
+    def run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each of the rows, not in DuckDB."""
+        self.raw.exec_driver_sql(statement, list(rows))
+
+    @contextmanager
+    def copying(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+        """Run a COPY of PostgreSQL; the block writes to what it is given, or reads from it.
+
+        The driver's errors are raised as SQLAlchemy raises those of its own statements.
+        """
+        import sqlalchemy as sa
+
+        dialect, driver = self.raw.dialect, self.raw.connection
+        try:
+            with driver.cursor() as cursor, cursor.copy(statement, values or None) as copy:
+                yield copy
+        except dialect.dbapi.Error as error:
+            is_lost = dialect.is_disconnect(error, driver.dbapi_connection, None)
+            raised = sa.exc.DBAPIError.instance(
+                statement, None, error, dialect.dbapi.Error, connection_invalidated=is_lost, dialect=dialect
+            )
+            if is_lost:
+                self.raw.invalidate(error)
+            raise raised from error
+
+    @contextmanager
+    def lent(self, table: Any) -> Iterator[str]:
+        """Lend a table of Arrow to DuckDB for the block; return its name for statements."""
+        self.raw.register(_LENT, table)
+        try:
+            yield _LENT
+        finally:
+            with contextlib.suppress(duckdb_module().Error):  # a statement failed: the transaction is rolled back
+                self.raw.unregister(_LENT)
+
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query, and return all its rows."""
         if self.dialect == "duckdb":
             return list(self.raw.execute(statement, list(values)).fetchall())
         return [tuple(row) for row in self.raw.exec_driver_sql(statement, tuple(values))]
+
+    def table(self, query: str, values: Sequence[Any], types: Mapping[str, Any]) -> Any:
+        """Run a query; return its rows as a table of Arrow with columns of these types, in their order.
+
+        In SQLite the types are those of the values. Raises ValueError for values that Arrow or Python does not have.
+        """
+        import pyarrow as pa
+
+        if self.dialect == "duckdb":
+            return self.raw.sql(query, params=list(values)).to_arrow_table()
+        if self.dialect == "sqlite":
+            rows = self.raw.exec_driver_sql(query, tuple(values)).cursor.fetchall()
+            # Not zip(*rows), whose iterators of all rows are not in the processor's cache.
+            found = [list(map(operator.itemgetter(at), rows)) for at in range(len(types))]
+            return pa.table([_of_one_type(some, kind) for some, kind in zip(found, types.values())], list(types))
+        with self.copying(f"copy ({query}) to stdout {CSV}", values) as copy:
+            data = b"".join(copy)
+        return _of_csv(data, types, self.zone)
+
+    @property
+    def zone(self) -> str:
+        """The time zone of a session of PostgreSQL, in which the driver gives instants."""
+        return str(getattr(self.raw.connection.driver_connection.info.timezone, "key", "UTC"))
+
+    def sent(self, column: str, type: str) -> str:
+        """Return the expression for a column as :meth:`table` reads it from a COPY."""
+        if self.dialect == "postgresql" and re.match(r"timestamp.*with time zone", type):
+            return f"{column} at time zone 'UTC'"
+        return f"encode({column}, 'hex')" if self.dialect == "postgresql" and type == "bytea" else column
+
+    @property
+    def sends_tables(self) -> bool:
+        """Whether :meth:`table` is there: not for other drivers, nor for dates in another form than that of ISO."""
+        if self.dialect != "postgresql" or self.raw.dialect.driver != "psycopg":
+            return self.dialect in ("duckdb", "sqlite")
+        style = self.raw.connection.driver_connection.info.parameter_status("DateStyle")
+        return bool(style and style.startswith("ISO"))
 
     def columns(self, table: str) -> dict[str, Column]:
         """Return the columns of a table or view by name, empty if there is no such table."""
@@ -298,6 +431,24 @@ class Connection:
             [quoted_table(table)],
         )
         return {name: type.lower() for name, type in listed}
+
+    def takes_copies(self, table: str, columns: Iterable[str], *, into: bool) -> bool:
+        """Return whether COPY does what an INSERT does: ``into`` a table, or into a temporary table of ours.
+
+        A view takes no COPY, nor does a table with policies of rows. COPY does not see rules, and it overwrites values
+        that an identity always generates.
+        """
+        if self.dialect != "postgresql" or self.raw.dialect.driver != "psycopg":
+            return False
+        if not into:
+            return bool(self.rows("select has_database_privilege(current_database(), 'temporary')")[0][0])
+        found = self.rows(
+            "select relkind in ('r', 'p') and not relhasrules and not relrowsecurity and not exists (select from"
+            " pg_attribute where attrelid = pg_class.oid and attidentity = 'a' and attname = any(%s))"
+            " from pg_class where oid = to_regclass(%s)",
+            [list(columns), quoted_table(table)],
+        )
+        return found == [(True,)]
 
     def unique_keys(self, table: str) -> list[set[str]]:
         """Return the sets of columns that a primary key or a unique constraint or index covers."""

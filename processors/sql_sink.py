@@ -11,6 +11,10 @@ there with a type of the same family, and an upsert needs a unique key.
     upsert    insert, or update the other columns of the row with this key; the last of a step wins
     delete    delete the rows with the keys of the messages
 
+Many rows are written at once: in PostgreSQL by COPY (upserts and deletes: into a temporary table, and one statement),
+in DuckDB as a table of Arrow, in SQLite by ``executemany``. Rows that lie on the queue as columns stay columns on the
+way into PostgreSQL and DuckDB, if the type of each column has the values of the database's column one to one.
+
 A message has a field for each column, and no other; for a delete it has the fields of the key. A message that does not
 fit, or that the database refuses (a constraint), fails: it is written to the error queue, or stops the sink. A failure
 of the database is :class:`cues.errors.CheckpointError`, which stops the sink at this message; a later start continues
@@ -24,7 +28,10 @@ Not guaranteed: rows that other programs change. The table is not altered if its
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -33,12 +40,21 @@ import cues
 from cues.arguments import options_of, texts_of
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, databases, sql_values, takes
+from cues.processors import SINK, columns, databases, places, sql_values, takes
 
 MODES: Final = ("append", "upsert", "delete")
 
 _PARAMETERS_MAX: Final = 5_000
-"""Values of one statement. SQLite takes 32,766, PostgreSQL 65,535; more than this is not faster."""
+"""Values of one statement. PostgreSQL takes 65,535; more than this is not faster."""
+
+MANY_ROWS: Final = 10
+"""Rows from which COPY, or a table of Arrow, is faster than a statement with parameters."""
+
+_COPIED: Final = (
+    r"smallint|integer|bigint|double precision|numeric(\(\d+,-?\d+\))?|boolean|text|character( varying)?(\(\d+\))?"
+    r"|bytea|date|(timestamp|time)(\(\d\))? with(out)? time zone|uuid|jsonb?"
+)
+"""Types of PostgreSQL that have the same value by COPY as by a parameter: a real number would be rounded twice."""
 
 
 def write(messages: Any, process: cues.Process) -> None:
@@ -96,6 +112,13 @@ class Table:
         self._ready_in = 0
         self._found: dict[str, str] = {}
         """The types of the columns of the table in the database, once it is ready."""
+        self.copies = False
+        """Whether PostgreSQL takes its rows by COPY."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that a message is written to: those of the key for a delete."""
+        return self.key if self.mode == "delete" else list(self.types)
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -145,6 +168,24 @@ class Table:
 
 
 takes({**SINK, "checkpoint": Table})(write)
+write.takes_columns = True  # type: ignore[attr-defined]  # its messages are given as they lie on the queue
+
+
+def _runs(messages: Any, joined: bool) -> Iterator[Any]:
+    """Yield lists of dicts, and tables of Arrow; ``joined``: all messages in one."""
+    runs: list[Any]
+    if isinstance(messages, dict):
+        runs = [[messages]]
+    elif hasattr(messages, "__arrow_c_stream__"):
+        runs = [places.arrow().table(messages)]
+    else:
+        runs = list(messages.runs()) if hasattr(messages, "runs") else [list(messages)]
+    schemas = [None if isinstance(run, list) else run.schema for run in runs]
+    if joined and any(schema != schemas[0] for schema in schemas[1:]):
+        runs = [[row for run in runs for row in (run if isinstance(run, list) else columns.dicts(run, "a message"))]]
+    elif len(runs) > 1 and None not in schemas and all(schema == schemas[0] for schema in schemas):
+        runs = [places.arrow().concat_tables(runs)]
+    yield from runs
 
 
 class Writer(databases.Connection):
@@ -155,32 +196,153 @@ class Writer(databases.Connection):
         self._table = table
 
     def write(self, messages: Any) -> None:
-        """Write one message or a list of messages, by the mode of the table. Raises ValueError for one that misfits."""
-        messages = [messages] if isinstance(messages, dict) else list(messages)
-        table = self._table
-        names = table.key if table.mode == "delete" else list(table.types)
-        rows = [[self._value(name, message[name]) for name in names] for message in map(self._checked, messages)]
-        places = [names.index(name) for name in table.key]
-        if table.mode == "upsert":  # one statement must not change a row twice
-            rows = list({tuple(row[place] for place in places): row for row in rows}.values())
-        if places:  # two transactions that lock the same rows lock them in one order
-            rows.sort(key=lambda row: repr([row[place] for place in places]))
-        at_once = max(1, _PARAMETERS_MAX // len(names))
-        for start in range(0, len(rows), at_once):
-            chunk = rows[start : start + at_once]
-            self.run(self._statement(names, len(chunk)), [value for row in chunk for value in row])
+        """Write a message, a list of messages or a table, by the mode of the table. Raises ValueError for a misfit."""
+        for run in _runs(messages, joined=self._table.mode != "append"):
+            table = None if isinstance(run, list) else self._as_it_is(run)
+            if table is not None:
+                self._put_table(table)
+            elif rows := self._rows(run):
+                self._put_rows(rows)
 
-    def _statement(self, names: list[str], count: int) -> str:
-        table, name = self._table, databases.quoted_table(self._table.table)
+    # --- rows, of messages or of a table, each value as the driver takes it ---
+
+    def _rows(self, run: Any) -> list[tuple[Any, ...]]:
+        """Return the values of each message, once for each key of an upsert, ordered by the key."""
+        names, key = self._table.names, self._table.key
+        try:
+            values = self._values_of_list(run) if isinstance(run, list) else self._values_of_table(run)
+            rows = list(zip(*(self._kept(name, column) for name, column in zip(names, values)), strict=True))
+        except (TypeError, ValueError):  # the first message that does not fit says why
+            messages = run if isinstance(run, list) else columns.dicts(run, "a message")
+            rows = [tuple(self._kept(n, [message[n]])[0] for n in names) for message in map(self._checked, messages)]
+        at = [names.index(name) for name in key]
+        if self._table.mode == "upsert":  # one statement must not change a row twice
+            rows = list({tuple(row[place] for place in at): row for row in rows}.values())
+        if at:  # two transactions that lock the same rows lock them in one order
+            try:
+                rows.sort(key=operator.itemgetter(*at))
+            except TypeError:  # SQLite and JSON have values of several types in one column
+                rows.sort(key=lambda row: repr([row[place] for place in at]))
+        return rows
+
+    def _values_of_list(self, messages: list[Any]) -> list[list[Any]]:
+        names, key = self._table.names, self._table.key
+        fields, deletes = frozenset(names), self._table.mode == "delete"
+        for message in messages:
+            found = message.keys()
+            if not (found >= fields if deletes else found == fields) or any(message[name] is None for name in key):
+                self._checked(message)
+        return [[message[name] for message in messages] for name in names]
+
+    def _values_of_table(self, rows: Any) -> list[list[Any]]:
+        if not self._has_fields(rows):
+            raise ValueError("the columns are others")
+        return [columns.values_of(rows.column(name), "a message", name) for name in self._table.names]
+
+    def _has_fields(self, rows: Any) -> bool:
+        """Whether a table has the columns of ours, and a value in each of the key."""
+        found, names = rows.column_names, self._table.names
+        fits = set(found) >= set(names) if self._table.mode == "delete" else sorted(found) == sorted(names)
+        return fits and not any(rows.column(name).null_count for name in self._table.key)
+
+    def _put_rows(self, rows: list[tuple[Any, ...]]) -> None:
+        if self.dialect == "sqlite":
+            self.run_many(self._statement(1), rows)
+        elif len(rows) >= MANY_ROWS and self._table.copies:
+            with self._copying() as copy:
+                for row in rows:
+                    copy.write_row(row)
+        elif len(rows) >= MANY_ROWS and (table := self._as_table(rows)) is not None:
+            self._put_table(table)
+        else:
+            at_once = max(1, _PARAMETERS_MAX // len(rows[0]))
+            for start in range(0, len(rows), at_once):
+                chunk = rows[start : start + at_once]
+                self.run(self._statement(len(chunk)), [value for row in chunk for value in row])
+
+    def _as_table(self, rows: list[tuple[Any, ...]]) -> Any:
+        """Return rows as a table of Arrow for DuckDB; None if a column has a type that Arrow has not."""
+        if self.dialect != "duckdb" or not places.has_arrow():
+            return None
+        kinds = {name: sql_values.arrow_type(self._kind(name)) for name in self._table.names}
+        if any(kind is None for kind in kinds.values()):
+            return None
+        pa = places.arrow()
+        return pa.table([pa.array(values, kind) for values, kind in zip(zip(*rows), kinds.values())], list(kinds))
+
+    # --- tables, whose columns have the values of the database's one to one ---
+
+    def _as_it_is(self, rows: Any) -> Any:
+        """Return a table that can be written without a look at its values, ordered as :meth:`_rows` does; else None."""
+        table = self._table
+        if len(rows) < MANY_ROWS or not (self.dialect == "duckdb" or table.copies) or not self._has_fields(rows):
+            return None
+        pa = places.arrow()
+        found = {name: sql_values.as_column(rows.column(name), self._kind(name)) for name in table.names}
+        if any(column is None for column in found.values()) or any(
+            pa.types.is_floating(found[name].type) for name in table.key
+        ):
+            return None  # a key that is no number at all is equal to itself for some
+        rows = pa.table(found)
+        if not table.key:
+            return rows
+        from pyarrow import compute
+
+        rows = rows.take(compute.sort_indices(rows, [(name, "ascending") for name in table.key]))  # in a stable order
+        twice: Any = True
+        for name in table.key:
+            key = rows.column(name).combine_chunks()
+            twice = compute.and_(compute.equal(key.slice(0, len(key) - 1), key.slice(1)), twice)
+        if not compute.any(twice).as_py():
+            return rows
+        return rows.filter(pa.concat_arrays([compute.invert(twice), pa.array([True])]))  # the last of each key
+
+    def _put_table(self, rows: Any) -> None:
+        if self.dialect == "duckdb":
+            with self.lent(rows) as source:
+                self.run(self._statement(source))
+            return
+        data = databases.as_csv(rows)
+        with self._copying(databases.CSV) as copy:
+            copy.write(data)
+
+    @contextmanager
+    def _copying(self, form: str = "") -> Iterator[Any]:
+        """Copy what the block writes to the table; for upserts and deletes to one of our own, then one statement."""
+        table, into = self._table, databases.quoted_table(self._table.table)
+        if table.mode != "append":
+            types = [f"{databases.quoted(name)} {table._found[name]}" for name in table.names]
+            own = hashlib.sha256(repr((table.table, types)).encode()).hexdigest()[:16]
+            # It stays for the next steps on the connection, so that the catalogue does not grow with each.
+            self.run(f"create temporary table if not exists cues_{own} ({', '.join(types)}) on commit delete rows")
+            into = f"pg_temp.cues_{own}"
+            self.run(f"delete from {into}")  # of an earlier call in this transaction
+        with self.copying(f"copy {into} ({self._listed}) from stdin {form}") as copy:
+            yield copy
+        if table.mode != "append":
+            self.run(self._statement(into))
+
+    @property
+    def _listed(self) -> str:
+        return ", ".join(map(databases.quoted, self._table.names))
+
+    def _statement(self, source: str | int) -> str:
+        """Return the statement that writes the rows of another table, or so many rows of parameters."""
+        table, name, listed = self._table, databases.quoted_table(self._table.table), self._listed
+        if table.mode == "delete" and isinstance(source, int):
+            same = " and ".join(f"{databases.quoted(column)} = {self.mark}" for column in table.names)
+            return f"delete from {name} where {' or '.join([f'({same})'] * source)}"
         if table.mode == "delete":
-            same = " and ".join(f"{databases.quoted(column)} = {self.mark}" for column in names)
-            return f"delete from {name} where {' or '.join([f'({same})'] * count)}"
-        row = f"({', '.join([self.mark] * len(names))})"
-        listed = ", ".join(map(databases.quoted, names))
-        statement = f"insert into {name} ({listed}) values {', '.join([row] * count)}"
+            return f"delete from {name} where ({listed}) in (select {listed} from {source})"
+        if isinstance(source, int):
+            row = f"({', '.join([self.mark] * len(table.names))})"
+            source = f"values {', '.join([row] * source)}"
+        else:
+            source = f"select {listed} from {source}"
+        statement = f"insert into {name} ({listed}) {source}"
         if table.mode == "append":
             return statement
-        changed = [column for column in names if column not in table.key]
+        changed = [column for column in table.names if column not in table.key]
         update = ", ".join(f"{databases.quoted(column)} = excluded.{databases.quoted(column)}" for column in changed)
         conflict = f"on conflict ({', '.join(map(databases.quoted, table.key))})"
         return f"{statement} {conflict} do {f'update set {update}' if update else 'nothing'}"
@@ -198,14 +360,16 @@ class Writer(databases.Connection):
             )
         return message
 
-    def _value(self, name: str, value: Any) -> Any:
-        table = self._table
+    def _kept(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
         try:
-            return sql_values.kept(value, sql_values.kind_of(table.types[name], table._found[name], self.dialect))
+            return sql_values.kept_all(values, self._kind(name))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"The column {name!r} of {table.table!r} {error}. Try: convert it in a stream before the sink."
+                f"The column {name!r} of {self._table.table!r} {error}. Try: convert it in a stream before the sink."
             ) from error
+
+    def _kind(self, name: str) -> sql_values.Kind:
+        return sql_values.kind_of(self._table.types[name], self._table._found[name], self.dialect)
 
     def make_or_check(self) -> None:
         table = self._table
@@ -214,6 +378,9 @@ class Writer(databases.Connection):
             self._make()
             there = self.columns(table.table)
         table._found = self.exact_types(table.table)
+        table.copies = all(
+            re.fullmatch(_COPIED, table._found.get(name, "")) for name in table.names
+        ) and self.takes_copies(table.table, table.names, into=table.mode == "append")
         wrong = [
             f"{name} {type or 'of any type'} expected, {there[name].type if name in there else 'no such column'} found"
             for name, type in table.types.items()

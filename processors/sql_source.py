@@ -10,6 +10,9 @@
     3. wait      lag_s seconds, so that transactions with lower keys can commit
     4. pages     read the rows after the position up to the top, in the order of the key
 
+Rows are read as columns where all of them have types of Arrow whose values are those of the driver: in PostgreSQL by
+COPY, in DuckDB as a table of Arrow. A page with a value that needs a look is read row by row.
+
 The position is the key of the last row, and the columns: ``[version, columns, key]``. The engine commits it with the
 messages, so each row is a message once, wherever the run is killed.
 
@@ -37,11 +40,14 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from cues.arguments import check_number, texts_of
-from cues.errors import Diverged, InvalidArgument
+from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, databases, foreign, takes, waits
+from cues.processors import SOURCE, databases, foreign, places, sql_values, takes, waits
 
 _VERSION: Final = 1
+_PAGE_ROWS: Final = 1_000
+_TABLE_ROWS: Final = {"postgresql": 20_000, "sqlite": 20_000, "duckdb": 100_000}
+"""Rows of one query by columns. A file of DuckDB is opened for each."""
 _PLAIN: Final = (bool, int, float, str, bytes, Decimal, UUID, datetime, date, time, timedelta, type(None))
 
 Position = list[Any]
@@ -55,10 +61,17 @@ class _Layout(NamedTuple):
     types: dict[str, str]
 
 
+class _Sent(NamedTuple):
+    """A column that is read as one of Arrow: its expression in a query, and its type."""
+
+    expression: str
+    type: Any
+
+
 class _Row(NamedTuple):
     key: list[Any]
     message: Any
-    """A dict, or the error that stands for it."""
+    """A dict, or the error that stands for it; a table, under the key of its last row."""
 
 
 @takes(SOURCE)
@@ -72,7 +85,7 @@ class Rows:
     ``follow``     True: wait for new rows; otherwise the source ends after one round
     ``poll_s``     seconds between two rounds
     ``lag_s``      seconds for which transactions with lower keys can commit late
-    ``page_rows``  rows of one query
+    ``page_rows``  rows of one query; None: 1,000, and more where they are read as columns
     ``changes``    ``"refuse"``: columns that changed since the position stop the source (Diverged); ``"accept"``:
                    it continues with the new ones
     ``reserved``   ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
@@ -93,7 +106,7 @@ class Rows:
         follow: bool = False,
         poll_s: float = 1.0,
         lag_s: float = 0.0,
-        page_rows: int = 1_000,
+        page_rows: int | None = None,
         changes: str = "refuse",
         reserved: Sequence[str] = (),
     ) -> None:
@@ -111,7 +124,7 @@ class Rows:
             raise InvalidArgument("cursor= has no column.", "give the columns of a unique key.")
         if changes not in ("refuse", "accept"):
             raise InvalidArgument(f"changes={changes!r} is unknown.", "use 'refuse' or 'accept'.")
-        check_number("page_rows", page_rows, 1, whole=True)
+        check_number("page_rows", _PAGE_ROWS if page_rows is None else page_rows, 1, whole=True)
         check_number("lag_s", lag_s, 0)
         check_number("poll_s", poll_s, 0)
 
@@ -131,6 +144,13 @@ class Rows:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
+        return self._items(position, process, by_columns=False)
+
+    def in_columns(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
+        """Yield the same rows, in tables with the position after the last row where values have types of Arrow."""
+        return self._items(position, process, by_columns=places.has_arrow())
+
+    def _items(self, position: Position | None, process: Any, by_columns: bool) -> Iterator[tuple[Position, Any]]:
         described, key = self._parts(position)
         self._reader = reader = databases.Reader(self.target)
         try:
@@ -139,14 +159,23 @@ class Rows:
                     layout = self._layout(connection, described)
                     described = layout.described
                     top = self._top(connection, layout)
+                    sent = self._sent(connection, layout) if by_columns else {}
+                    size = self.page_rows or (_PAGE_ROWS if not sent else _TABLE_ROWS[connection.dialect])
                 if top and not waits.pause(process, self.lag_s, new=False):
                     return
                 while top:
-                    rows = self._page(reader, layout, key, top, self.page_rows)
-                    for row in rows:
-                        key = row.key
-                        yield [_VERSION, described, key], row.message
-                    if len(rows) < self.page_rows:
+                    table = self._table(reader, layout, sent, key, top, size) if sent else None
+                    if table is not None and _may_write(process, table.message):
+                        count, key = len(table.message), table.key
+                        if count:
+                            yield [_VERSION, described, key], table.message
+                    else:
+                        rows = self._page(reader, layout, key, top, size)
+                        count = len(rows)
+                        for row in rows:
+                            key = row.key
+                            yield [_VERSION, described, key], row.message
+                    if count < size:
                         break
                 if not self.follow or not waits.pause(process, self.poll_s):
                     return
@@ -262,21 +291,12 @@ class Rows:
         The database compares the keys: under a collation, keys that differ in Python may be equal.
         """
         names, width = [*self.cursor, *layout.names], len(self.cursor)
-        where, values = self._between(connection.mark, after, top)
-        ordered = ", ".join(f"{databases.quoted(name)} {order}" for name in self.cursor)
-        unread = {
-            n: databases.unread(databases.quoted(name), layout.types[name], connection.dialect)
-            for n, name in enumerate(names)
-        }
-        flags = {n: f"case when {condition} then 1 else 0 end" for n, condition in unread.items() if condition}
-        listed = [f"{databases.quoted(name)} as c{n}" for n, name in enumerate(names)]
-        listed += [f"{flag} as f{n}" for n, flag in flags.items()]
-        again = ", ".join(f"c{n} {order}" for n in range(width))
-        tie = " and ".join(f"c{n} = lag(c{n}) over (order by {again})" for n in range(width))
+        flags = self._flags(connection, names, layout.types)
+        listed = [databases.quoted(name) for name in names]
+        page, values = self._selected(connection, listed, flags, after, top, limit, order)
+        again, tie = self._again_and_tie(order)
         found = connection.rows(
-            f"select page.*, case when {tie} then 1 else 0 end from (select {', '.join(listed)} from"
-            f" {databases.quoted_table(self.table)}{where} order by {ordered} limit {limit + 1}) page order by {again}",
-            values,
+            f"select page.*, case when {tie} then 1 else 0 end from ({page}) page order by {again}", values
         )
         rows = []
         for *row, tied in found:
@@ -285,6 +305,103 @@ class Rows:
             message = _message(layout.names, row[width : len(names)], self.table, self.may)
             rows.append(_Row(key, self._refused(changed, key, "the driver would change it") if changed else message))
         return rows[:limit]
+
+    def _selected(
+        self,
+        connection: databases.Connection,
+        listed: list[str],
+        flags: dict[int, str],
+        after: list[Any] | None,
+        top: list[Any] | None,
+        limit: int,
+        order: str,
+    ) -> tuple[str, list[Any]]:
+        """Return the query of a page and one row more, with its parameters: columns c0, c1, … and flags f0, f1, …"""
+        where, values = self._between(connection.mark, after, top)
+        ordered = ", ".join(f"{databases.quoted(name)} {order}" for name in self.cursor)
+        columns = [f"{column} as c{n}" for n, column in enumerate(listed)]
+        columns += [f"case when {condition} then 1 else 0 end as f{n}" for n, condition in flags.items()]
+        table = databases.quoted_table(self.table)
+        return f"select {', '.join(columns)} from {table}{where} order by {ordered} limit {limit + 1}", values
+
+    def _flags(self, connection: databases.Connection, names: list[str], types: dict[str, str]) -> dict[int, str]:
+        """Return the conditions for values that the driver changes silently, by the place of the column."""
+        unread = (databases.unread(databases.quoted(name), types[name], connection.dialect) for name in names)
+        return {n: condition for n, condition in enumerate(unread) if condition}
+
+    def _again_and_tie(self, order: str) -> tuple[str, str]:
+        again = ", ".join(f"c{n} {order}" for n in range(len(self.cursor)))
+        same = (f"c{n} = lag(c{n}) over (order by {again})" for n in range(len(self.cursor)))
+        return again, " and ".join(same)
+
+    # --- tables ---
+
+    def _sent(self, connection: databases.Connection, layout: _Layout) -> dict[str, _Sent]:
+        """Return the columns to read as a table, those of the key first; empty if all rows need a look."""
+        exact = connection.exact_types(self.table)
+        found = {
+            name: sql_values.read_type(exact.get(name, ""), connection.dialect)
+            for name in dict.fromkeys((*self.cursor, *layout.names))
+        }
+        names_a_kind = "q/type" in layout.names and "q/type" not in self.may
+        is_text = any(exact.get(name) == "bytea" for name in self.cursor)  # it would be ordered as text
+        if not connection.sends_tables or names_a_kind or is_text or any(kind is None for kind in found.values()):
+            return {}
+        return {n: _Sent(connection.sent(databases.quoted(n), exact[n]), kind) for n, kind in found.items()}
+
+    def _table(
+        self,
+        reader: databases.Reader,
+        layout: _Layout,
+        sent: dict[str, _Sent],
+        after: list[Any] | None,
+        top: list[Any],
+        limit: int,
+    ) -> _Row | None:
+        """Return up to ``limit`` rows after a key as a table, under the key of the last; None if a row needs a look."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        names, types = list(sent), [column.type for column in sent.values()]
+        # These are equal for the database where they are equal here. Others may have a collation.
+        in_key = types[: len(self.cursor)]
+        are_exact = not any(pa.types.is_string(kind) or pa.types.is_floating(kind) for kind in in_key)
+        try:
+            with reader.begin() as connection:
+                listed = [column.expression for column in sent.values()]
+                flags = self._flags(connection, names, layout.types)
+                query, values = self._selected(connection, listed, flags, after, top, limit, "asc")
+                found = {f"c{n}": kind for n, kind in enumerate(types)}
+                if flags or not are_exact:
+                    again, tie = self._again_and_tie("asc")
+                    odd = " or ".join([*(f"f{n} = 1" for n in flags), *(() if are_exact else (f"({tie})",))])
+                    query = (
+                        f"select {', '.join(found)}, case when {odd} then 1 else 0 end as odd from ({query}) page"
+                        f" order by {again}"
+                    )
+                    found["odd"] = pa.int64()
+                rows = connection.table(query, values, found)
+        except Exception as error:
+            if not databases.is_unreadable(error):
+                raise
+            return None
+        if not rows.num_rows:
+            return _Row(after or [], rows)
+        keys = [rows.column(n).combine_chunks() for n in range(len(self.cursor))]
+        if any(key.null_count for key in keys) or ("odd" in found and compute.max(rows.column("odd")).as_py()):
+            return None
+        if are_exact:
+            same: Any = True
+            for kind, key in zip(in_key, keys):
+                if pa.types.is_integer(kind) != pa.types.is_integer(key.type):
+                    return None  # SQLite has another type in the column
+                same = compute.and_(compute.equal(key.slice(1), key.slice(0, len(key) - 1)), same)
+            if compute.any(same).as_py():
+                return None
+        rows = rows.slice(0, limit)
+        last = [key[len(rows) - 1].as_py() for key in keys]
+        message = rows.select([names.index(name) for name in layout.names]).rename_columns(layout.names)
+        return _Row(last, message)
 
     def _refused(self, names: list[str], key: list[Any], reason: str) -> InvalidArgument:
         return InvalidArgument(
@@ -325,6 +442,16 @@ class Rows:
                 text = f"({name} {operator}= {mark} and ({name} {operator} {mark} or {text}))"
                 values = [key[number], key[number], *values]
         return text, values
+
+
+def _may_write(process: Any, table: Any) -> bool:
+    """Whether the queue takes a table: otherwise its rows are read one by one, and those that it refuses fail alone."""
+    try:
+        if process is not None and len(table):
+            process.check(table)
+    except CuesError:
+        return False
+    return True
 
 
 def _message(names: list[str], values: Sequence[Any], table: str, may: frozenset[str]) -> Any:

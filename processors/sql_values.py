@@ -26,15 +26,16 @@ list of names, a column of SQLite takes each value as the type of the value.
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from cues import jsontext
-from cues.processors import columns, databases
+from cues.processors import columns, databases, places
 from cues.processors.columns import WRONG
 
 _SQLITE_DIGITS_MAX: Final = 15
@@ -83,6 +84,20 @@ def kept(value: Any, kind: Kind) -> Any:
     return value
 
 
+def kept_all(values: Sequence[Any], kind: Kind) -> Sequence[Any]:
+    """Return the values of a column as :func:`kept` returns each. They stay as they are where no value can change."""
+    plain, stays = _STAYS.get(kind.family, (type(None), _all))
+    if set(map(type, values)) <= {plain, type(None)}:
+        there = [value for value in values if value is not None]
+        if not there or (stays(there, kind) and (kind.dialect != "sqlite" or not _converts_any(plain, kind.type))):
+            return values
+    return [kept(value, kind) for value in values]
+
+
+def _all(values: list[Any], kind: Kind) -> bool:
+    return True
+
+
 def _fitted(value: Any, kind: Kind) -> Any:
     sqlite = kind.dialect == "sqlite"
     family = kind.family or _natural(value) if sqlite else kind.family
@@ -118,7 +133,11 @@ def _integer(value: Any, kind: Kind) -> Any:
 
 
 def _float(value: Any, kind: Kind) -> Any:
-    return columns.floating(value, 32 if re.match(r"(real|float4|float)$", kind.type) else 64)
+    return columns.floating(value, 32 if _is_short(kind) else 64)
+
+
+def _is_short(kind: Kind) -> bool:
+    return bool(re.match(r"(real|float4|float)$", kind.type))
 
 
 def _decimal(value: Any, kind: Kind) -> Any:
@@ -130,8 +149,14 @@ def _text(value: Any, kind: Kind) -> Any:
     if isinstance(value, (dict, list, tuple)):
         return jsontext.encode(value)
     text = value if isinstance(value, str) else _plain_text(value)
-    length = re.search(r"char(?:acter varying|acter)?\((\d+)\)", kind.type) if kind.dialect == "postgresql" else None
-    return WRONG if length and text is not WRONG and len(text) > int(length[1]) else text
+    length = _length(kind)
+    return WRONG if length and text is not WRONG and len(text) > length else text
+
+
+def _length(kind: Kind) -> int:
+    """The most characters of a column of PostgreSQL, which cuts blanks beyond them; 0: there is no limit."""
+    found = re.search(r"char(?:acter varying|acter)?\((\d+)\)", kind.type) if kind.dialect == "postgresql" else None
+    return int(found[1]) if found else 0
 
 
 def _plain_text(value: Any) -> Any:
@@ -162,6 +187,116 @@ _FITS: Final[dict[str, Fit]] = {
     "uuid": _uuid,
     "json": lambda value, kind: jsontext.encode(value),
 }
+
+_STAYS: Final[dict[str, tuple[type, Callable[[list[Any], Kind], bool]]]] = {
+    "integer": (int, lambda values, kind: WRONG not in (_integer(min(values), kind), _integer(max(values), kind))),
+    "float": (
+        float,
+        lambda values, kind: not any(map(math.isnan, values)) if kind.dialect == "sqlite" else not _is_short(kind),
+    ),
+    "boolean": (bool, _all),
+    "text": (str, lambda values, kind: not _length(kind)),
+    "bytes": (bytes, _all),
+    "date": (date, lambda values, kind: kind.dialect != "sqlite"),
+    "timestamp": (
+        datetime,
+        lambda values, kind: (
+            kind.dialect != "sqlite"
+            and not kind.has_zone
+            and kind.microseconds == 1
+            and all(v.tzinfo is None and not v.fold for v in values)
+        ),
+    ),
+}
+"""The type of Python whose values a family takes as they are, and whether it takes all of some."""
+
+
+# --- columns of Arrow -----------------------------------------------------------------------------
+
+
+def as_column(column: Any, kind: Kind) -> Any:
+    """Return a column of Arrow in the type whose values are one to one those of a column of PostgreSQL or DuckDB.
+
+    None: the values need a look, each by :func:`kept`.
+    """
+    pa = places.arrow()
+    types, found, wanted = pa.types, column.type, arrow_type(kind)
+    if types.is_dictionary(found):
+        column, found = column.cast(found.value_type), found.value_type
+    if kind.family == "decimal" and types.is_decimal128(found) and found.scale >= 0:
+        digits, scale = databases.digits_of(kind.type) or (found.precision, found.scale)
+        fits = found.scale <= scale and found.precision - found.scale <= digits - scale
+        return column.cast(pa.decimal128(digits, scale)) if fits and digits <= 38 else None
+    if wanted is None:
+        return None
+    same = (
+        found.equals(wanted)
+        or (types.is_int64(wanted) and types.is_integer(found) and not types.is_uint64(found))
+        or (types.is_float64(wanted) and types.is_float32(found))
+        or (types.is_string(wanted) and found in (pa.large_string(), pa.string_view()))
+        or (types.is_binary(wanted) and found in (pa.large_binary(), pa.binary_view()))
+        or (types.is_timestamp(wanted) and _is_same_time(column, wanted))
+    )
+    return column.cast(wanted) if same else None
+
+
+def arrow_type(kind: Kind) -> Any:
+    """Return the type of Arrow that has all values of a column of PostgreSQL or DuckDB, and no others; None without."""
+    pa = places.arrow()
+    if kind.family == "decimal":
+        digits, scale = databases.digits_of(kind.type) or (0, 0)
+        return pa.decimal128(digits, scale) if 0 < digits <= 38 and 0 <= scale <= digits else None
+    name = next((name for name, pattern in _ARROW.items() if re.fullmatch(pattern, kind.type)), None)
+    if name is None or databases.family_of(kind.type) != kind.family:
+        return None
+    return pa.timestamp("us", "UTC") if name == "instant" else pa.type_for_alias(name)
+
+
+_ARROW: Final = {
+    "int64": "u?(tinyint|smallint|integer)|bigint",
+    "float64": "double( precision)?",
+    "bool": "boolean",
+    "string": "text|varchar|character varying",
+    "binary": "bytea|blob",
+    "date32": "date",
+    "time64[us]": "time( without time zone)?",
+    "timestamp[us]": "timestamp( without time zone)?",
+    "instant": "timestamp with time zone",
+}
+"""Types of Arrow, and the types of PostgreSQL and DuckDB that have the same values."""
+
+_READ: Final = r"^(character varying|character|timestamp|time)\(\d+\)"
+
+
+def read_type(type: str, dialect: str) -> Any:
+    """Return the type of Arrow with the values of a column that is read, as the driver has them; None if it has none.
+
+    A column of SQLite has values of any type: what is returned is that of a column that is NULL everywhere.
+    """
+    if dialect != "sqlite":
+        limited = re.sub(_READ, lambda found: "text" if found[1][0] == "c" else found[1], type)
+        return arrow_type(kind_of("", limited, dialect))
+    kinds = {"integer": "int64", "float": "float64", "text": "string", "bytes": "binary"}
+    return places.arrow().type_for_alias(kinds.get(databases.family_of(type), "string"))
+
+
+_DAY_US: Final = 86_400_000_000
+_FIRST_US: Final = -62_135_596_800_000_000
+_LAST_US: Final = 253_402_300_799_999_999
+
+
+def _is_same_time(column: Any, wanted: Any) -> bool:
+    """Whether a column of times has those of another type: of the first and the last day, zones have no times."""
+    pa = places.arrow()
+    found = column.type
+    if not pa.types.is_timestamp(found) or found.unit == "ns" or (found.tz is None) != (wanted.tz is None):
+        return False
+    if found.tz in (None, "UTC"):
+        return True
+    from pyarrow import compute
+
+    ends = compute.min_max(column.cast(pa.timestamp("us", found.tz)).cast(pa.int64())).as_py()
+    return ends["min"] is None or (ends["min"] >= _FIRST_US + _DAY_US and ends["max"] <= _LAST_US - _DAY_US)
 
 
 # --- SQLite -------------------------------------------------------------------------------------
@@ -211,3 +346,11 @@ def _converts(value: Any, type: str, sent: Any) -> bool:
     if is_text or is_free or not isinstance(value, str) or not _NUMBER.fullmatch(value):
         return False
     return not isinstance(sent, (Decimal, int, float)) or len(Decimal(value).as_tuple().digits) > _SQLITE_DIGITS_MAX
+
+
+_PROBES: Final[dict[type, Any]] = {int: 1 << 60, float: 0.5, bool: True, str: "0", bytes: b""}
+
+
+def _converts_any(plain: type, type: str) -> bool:
+    """Return whether SQLite changes some value of a type of Python for the sake of the column's type."""
+    return plain not in _PROBES or _converts(_PROBES[plain], type, _PROBES[plain])
