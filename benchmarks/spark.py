@@ -7,6 +7,8 @@
               compared with single LMDB entries (spark_peers.py), rows that are ready, and a tailer
     map       queue → function → queue: a backfill of a graph, the graph's usual steps, the format cues;
               compared with single entries, the function over rows that are ready, and the embedded engine
+    engines   a graph's usual steps on Spark, and --workers with as many processes, on one graph: a function without
+              work, and one of 0.2 ms; from a queue without partitions, and from one with a partition for each core
     stream    the same as a stream of micro-batches of 5,000, 50,000 and 200,000 messages; compared
               with the embedded engine over as many
     start     a process with a session: time to the session, to its first job, to its first Python task
@@ -35,11 +37,29 @@ from typing import TYPE_CHECKING, Any
 import cues
 import cues.spark
 from cues import codec
+from cues.graphs.graphfile import load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CARRIERS = ("AA", "B6", "DL", "UA")
+GRAPH = """
+import os, time
+import cues
+
+COUNT = {loops}
+
+def work(flight):
+    total = 0
+    for n in range(COUNT):
+        total += n * n
+    return {{"id": flight["id"], "carrier": flight["carrier"], "late": flight["delay"] >= 15, "note": flight["note"]}}
+
+queues = {{"q": cues.QueueOptions(partitions={partitions}), "out": cues.QueueOptions(partitions={partitions})}}
+graph = cues.Graph("g", [cues.Stream(work, "q", "out")], durability="process", queues=queues)
+"""
+LOOPS = 5_000
+"""Steps of a loop that take about 0.2 ms."""
 MICRO_BATCHES = (5_000, 50_000, 200_000)
 MICRO_BATCHES_EACH = 5
 Work = Callable[[Path], int]
@@ -76,6 +96,7 @@ class Race:
     count: int
     contenders: dict[str, Work]
     expected: int
+    partitions: int = 1
 
 
 # --- the contenders -------------------------------------------------------------------------------
@@ -113,6 +134,19 @@ class Bench:
             "embedded engine": self._graph,
         }
         races = [Race("read", self.count, read, sum_of_ids), Race("map", self.count, maps, self.count)]
+        for partitions in (1, self.cores):
+            for loops in (0, LOOPS):
+                some = self.count if not loops else max(1, self.count // 20)
+                engines: dict[str, Work] = {
+                    "usual steps": lambda room, loops=loops, partitions=partitions: self._file(  # type: ignore[misc]
+                        room, loops, partitions, engine="spark", spark=self.spark
+                    ),
+                    "workers": lambda room, loops=loops, partitions=partitions: self._file(  # type: ignore[misc]
+                        room, loops, partitions, workers=self.cores
+                    ),
+                }
+                kind = "0.2 ms" if loops else "no work"
+                races.append(Race(f"engines {kind}, {partitions} partitions", some, engines, some, partitions))
         for size in MICRO_BATCHES:
             size = min(size, max(1, self.count // MICRO_BATCHES_EACH))
             some = size * MICRO_BATCHES_EACH
@@ -166,6 +200,14 @@ class Bench:
             running.wait_idle()
         return length(room / "s")
 
+    def _file(self, room: Path, loops: int, partitions: int, **options: Any) -> int:
+        """Run a graph from a file, as workers need it."""
+        path = room / f"race_{loops}_{partitions}.py"  # a module is loaded once in a process
+        path.write_text(GRAPH.format(loops=loops, partitions=partitions))
+        with load(str(path)).graph.start(store=room / "s", **options) as running:
+            running.wait_idle()
+        return length(room / "s")
+
     def _stream(self, room: Path, size: int, count: int) -> int:
         source = self.spark.readStream.format("cues").option("maxMessagesPerTrigger", size)
         out = source.load(f"{room / 's'}#q").mapInArrow(mapped, "value binary")
@@ -179,9 +221,9 @@ TWO = "index - 1 + length(value) - length(value)"
 ALL = TWO + " + coalesce(length(hash), 0) + hour(time) - hour(time)"
 
 
-def fill(store: Path, count: int) -> None:
+def fill(store: Path, count: int, partitions: int = 1) -> None:
     with cues.open(store, durability="process") as opened:
-        appender = opened.queue("q").appender()
+        appender = opened.queue("q", partitions=partitions).appender()
         for start in range(0, count, 10_000):
             appender.write_many([message(n) for n in range(start, min(count, start + 10_000))])
 
@@ -195,7 +237,7 @@ def prepare(race: Race, room: Path) -> None:
     """Make new stores for one contender, to read and to write. They do not wait for the disk."""
     room.mkdir()
     if race.name != "read":
-        fill(room / "s", race.count)
+        fill(room / "s", race.count, race.partitions)
         cues.open(room / "o", durability="process").close()
 
 
@@ -262,7 +304,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--only", default="read,map,stream,start", help="rows, with commas")
+    parser.add_argument("--only", default="read,map,engines,stream,start", help="rows, with commas")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="whether it works, not how fast it is")
     chosen = parser.parse_args()
@@ -286,9 +328,9 @@ def say(line: dict[str, Any], as_json: bool) -> None:
     if as_json:
         text = json.dumps(line)
     elif "seconds" in line:
-        text = f"{line['row']:15} {line['contender']:18} {line['seconds']:10.2f} s"
+        text = f"{line['row']:30} {line['contender']:18} {line['seconds']:10.2f} s"
     else:
-        text = f"{line['row']:15} {line['contender']:18} {line['messages_per_s']:10,.0f} messages/s"
+        text = f"{line['row']:30} {line['contender']:18} {line['messages_per_s']:10,.0f} messages/s"
         text += f"   the first of the row is x{line['first_is_faster_by']:.2f} as fast"
     print(text, flush=True)
 

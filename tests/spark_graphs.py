@@ -60,6 +60,13 @@ def refuses(message: Message) -> Message:
     raise ValueError("not any")
 
 
+def lacks_a_package(message: Message) -> Message:
+    """No other message would succeed either, so no error queue takes the message."""
+    if message["n"] == 100:
+        raise cues.errors.Unsupported("there is no package for this.", "install it.")
+    return message
+
+
 def first_of_error(message: Message) -> Message:
     (failed,) = message["err.proc/messages"]["in"]
     return dict(failed)

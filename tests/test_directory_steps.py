@@ -974,6 +974,22 @@ def test_several_tasks_do_the_same_as_one_and_as_the_embedded_engine(files: Faul
 # --- a target that knows its last message ---------------------------------------------------------
 
 
+def told_batch(given: list[Message]) -> Message:
+    return {"batch": [message["i"] for message in given]}
+
+
+def test_a_repeated_step_has_the_batches_with_which_it_was_taken(files: FaultyFiles) -> None:
+    """Its calls have effects outside, so a later start with another ``batch_size`` calls with the same ranges."""
+
+    def graph(size: int) -> Graph:
+        return Graph("g", [Stream(told_batch, "src", "out", id="p", batch=True, batch_size=size, side_effects=True)])
+
+    first = DriverRun(files, graph(4)).feed("src", numbers(10)).claim()
+    first.stage.ledger.commit("taking", taking=first.stage.take())
+    again = DriverRun(files, graph(3)).claim().run().messages("out")
+    assert [message["batch"] for message in again] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+
+
 def kept_in_target(given: Any, process: Any) -> None:
     for message in given if isinstance(given, list) else [given]:
         process.connection.execute("insert into numbers values (?)", (message["i"],))

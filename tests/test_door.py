@@ -43,7 +43,7 @@ NO_FILES_OF_STORES = {
     "tools.backup": "files of a backup; new ones are made with O_EXCL",
     "storage.backup_manifest": "the manifest of a backup",
     "tools.follower.redo": "a file of a copy that this user makes",
-    "spark.remote": "a place, not a file",
+    "spark.pages": "a place, not a file",
     "spark.java": "the user's own installation of Java",
     "spark.checkpoint": "the user's own checkpoint of Spark",
     "spark.session": "a file in a directory that it has just made",

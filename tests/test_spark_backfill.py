@@ -30,6 +30,7 @@ from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, left, run, template, without_times
 
 from cues.spark import stretches
+from cues.spark.executor import edges_of
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +208,21 @@ def test_where_too_much_fails_the_usual_steps_do_it(spark: SparkSession, tmp_pat
         assert store.check() == []
 
 
+def test_a_failure_that_stops_a_processor_stops_it_here_too(spark: SparkSession, tmp_path: Path) -> None:
+    """It has an error queue, and messages before the one that failed are committed, by whichever engine."""
+    made = spark_graphs.graph(Stream(spark_graphs.lacks_a_package, "in", "out"), errors="errors")
+    for engine, options in {"embedded": {}, "backfill": {"engine": "spark", "spark": spark, "backfill": True}}.items():
+        fill(tmp_path / engine)
+        with (
+            pytest.raises(ProcessorStopped, match="stopped after 1 attempt: Unsupported: there is no package for this"),
+            made().start(store=tmp_path / engine, **options) as running,
+        ):
+            running.wait_done()
+        with cues.open(tmp_path / engine) as store:
+            assert [m["n"] for m in testing.messages(store, "out")] == list(range(100))
+            assert len(store.queue("errors")) == 0
+
+
 def test_it_ends_although_another_program_continues_to_send(spark: SparkSession, tmp_path: Path) -> None:
     """The end does not wait for messages that are sent after the start."""
     made = Graph("g", [Stream(spark_graphs.sends_more, "in", "out", side_effects=True)], durability="process")
@@ -219,10 +235,10 @@ def test_it_ends_although_another_program_continues_to_send(spark: SparkSession,
 
 
 def test_every_core_has_a_stretch_and_batches_are_not_cut() -> None:
-    assert stretches.edges_of(30, 1, 4) == [0, 8, 16, 24, 30]
-    assert stretches.edges_of(30, 7, 2) == [0, 21, 30]
-    assert stretches.edges_of(3, 7, 2) == [0, 3]
-    assert len(stretches.edges_of(1000, 1, 2)) == 26, "not more than 40 in one (see the top of this file)"
+    assert edges_of(30, 1, 4, 40) == [0, 8, 16, 24, 30]
+    assert edges_of(30, 7, 2, 40) == [0, 21, 30]
+    assert edges_of(3, 7, 2, 40) == [0, 3]
+    assert len(edges_of(1000, 1, 2, 40)) == 26, "not more than 40 in one"
 
 
 def test_a_slow_function_gets_short_jobs_and_a_quick_one_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +263,9 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """600,000 messages of 1,000 bytes, on a "disk" store, which keeps what it commits in memory until it is written."""
-    for name, value in (("RANGE_MESSAGES", 300_000), ("STRETCH_MESSAGES", 100_000), ("COMMIT_VALUES_MAX", 8_192)):
+    limits = {"RANGE_MESSAGES": 300_000, "FIRST_MESSAGES": 300_000, "STRETCH_MESSAGES": 100_000}
+    for name, value in (limits | {"COMMIT_VALUES_MAX": 8_192}).items():
         monkeypatch.setattr(stretches, name, value)
-    monkeypatch.setattr(stretches.StretchStepper, "most", 300_000)
     made = Graph("g", [Stream(spark_graphs.mended, "in", "out")])
     with cues.open(tmp_path / "store", durability="disk") as store:
         for start in range(0, 600_000, 5_000):

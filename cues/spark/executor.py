@@ -1,37 +1,30 @@
-"""Spark jobs that call a user's function: the parts that every kind of job has in common.
+"""Spark jobs that call a user's function over a range of messages: the parts that every kind of job has in common.
 
     driver                             executor
     JobGroup         the jobs of a processor, which can be cancelled
     pack_job         ──▶  pickled  ──▶  unpack_job    once in a process
-                                        runner_of     the same Runner as in the embedded engine
-    PartReport       ◀──  pickled  ◀──  reporting     the result of a part, or the reason why it was given up
+    Stretch          ──▶  pickled  ──▶  StretchWork   reads, calls, stages (work.py)
+    up_to_stop       ◀──  pickled  ◀──  StretchResult
 
-Two kinds of jobs use it: those over queues of a store (chunk.py), and those over a shared directory (cluster/tasks.py).
+A range is cut into stretches, one for each task. Two kinds of jobs differ only in where an executor reads a stretch and
+in where it stages the outputs: queues of a store (pages.py), and a shared directory (cluster/tasks.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import xxhash
 
-from cues.base import events
-from cues.errors import CuesError, Diverged, Fenced, GraphError, ProcessorStopped, Unsupported
+from cues.errors import CuesError, GraphError, ProcessorStopped
 from cues.graphs.processor import Node
-from cues.queues.options import QueueOptions
 from cues.spark.session import in_short
 from cues.steps.calls import Interrupted
 from cues.steps.failure import Failure, words
-from cues.steps.hashes import Hasher
-from cues.steps.imperative import Imperative
-from cues.steps.process import Process
-from cues.steps.runner import Runner
-from cues.steps.state import Layer, StateTable
 
 JOBS_MAX: Final = 64
 """Most jobs that a worker process keeps unpickled, one for each processor. More are unpickled again."""
@@ -47,31 +40,67 @@ class Job:
     store_id: str
 
 
-@dataclass(kw_only=True)
-class PartReport:
-    """The part of an executor's answer that every kind of job has."""
+class Stretch(NamedTuple):
+    """Consecutive messages of a job's range, for one task."""
 
+    number: int
+    offset: int
+    """Offset of its first message in the range."""
+    messages: int
+    inputs: tuple[Any, ...]
+    """The place of the messages on each input: what the source of this kind of job reads."""
+
+
+@dataclass(kw_only=True)
+class StretchResult:
+    """The part of an executor's result that every kind of job has. Offsets are those of the whole range."""
+
+    number: int = 0
+    """The number of the stretch."""
     retries: int = 0
     declined: str = ""
-    """The reason why the executor gave the part up, and the driver must act. The rest of the answer is then ignored.
+    """The reason why the executor gave the stretch up, and the driver must act. The results are then ignored.
 
     - "state": the function asked for state that the executor does not have.
-    - "purged": the messages are purged from the queue, and the driver has a copy.
-    - "failures": more messages failed than an answer can hold.
+    - "purged": some messages are purged from the queue.
+    - "failures": more messages failed than a result can hold.
     - "delays": some messages may have a time of delivery, and the driver holds those that are not due.
     - "again": Spark repeated a task that must not be repeated.
     """
     fatal: BaseException | None = None
+    stop: tuple[int, Failure] | None = None
+    """The offset at which the processor stops, and the failure: no error queue takes it."""
 
 
-class NeedsState(BaseException):
-    """The function asked for state that the executor does not have.
+R = TypeVar("R", bound=StretchResult)
+
+
+class GivenUp(BaseException):
+    """The executor gives a stretch up, for a reason of :attr:`StretchResult.declined`.
 
     It is not an ``Exception``, so that neither the user's handlers nor retries catch it as a failure.
     """
 
 
 # --- in the driver ------------------------------------------------------------------------------
+
+
+def edges_of(count: int, size: int, tasks: int, most: int) -> list[int]:
+    """The offsets of the edges of stretches. There is one for every task, or more with at most about ``most`` messages.
+
+    No batch of ``size`` is cut.
+    """
+    stretch = -(-min(most, -(-count // tasks)) // size) * size
+    return [*range(0, count, stretch), count]
+
+
+def up_to_stop(results: Sequence[R]) -> tuple[list[R], tuple[int, Failure] | None]:
+    """The results that count, and the first offset at which the processor stops, with the failure."""
+    stops = [(result.stop, result.number) for result in results if result.stop is not None]
+    if not stops:
+        return list(results), None
+    stop, last = min(stops, key=lambda found: found[0][0])
+    return [result for result in results if result.number <= last], stop
 
 
 class JobGroup:
@@ -207,56 +236,3 @@ def unpack_job(packed: bytes) -> Any:
             _jobs.clear()
         _jobs[key] = pickle.loads(packed)
     return _jobs[key]
-
-
-class ExecutorRunner(Runner):
-    """Its results travel as packed messages, also those of tables."""
-
-    keeps_tables = False
-
-
-def runner_of(
-    job: Job,
-    generation: int,
-    state: StateTable,
-    options_of: Callable[[str], QueueOptions],
-    counters: events.Counters,
-    layer: Layer | None = None,
-    process_type: type[Process] = Process,
-    runner_type: type[Runner] = ExecutorRunner,
-) -> Runner:
-    """The runner that calls the job's function.
-
-    ``layer`` is the view of the state that the function gets from ``process``.
-    """
-    imperative = Imperative(job.node.id, {}, {})
-    hasher = Hasher(job.node.key, generation)
-    process = process_type(job.node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
-    return runner_type(job.node, process, state, _pause, lambda event: None, counters, options_of, imperative)
-
-
-def _pause(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
-
-
-@contextlib.contextmanager
-def reporting(report: PartReport) -> Iterator[None]:
-    """Put the reason into the report if the block gives its part up."""
-    try:
-        yield
-    except NeedsState:
-        report.declined = "state"
-    except (Fenced, Diverged, Unsupported) as error:
-        report.fatal = error
-
-
-def travelling(failure: Failure) -> Failure:
-    """The failure with its account as plain data, and with an exception that can be pickled."""
-    account = failure.account()
-    error: BaseException = failure.error
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(failure.error).__name__}: {words(failure.error)}")
-    return Failure(error, failure.attempts, account)

@@ -1,7 +1,6 @@
-"""A processor's function on Spark: executors call it over stretches of its queues (stretches.py, chunk.py).
+"""The driver's side of a processor's function on Spark: its runner, and the rules of what is called where.
 
-This module has the parts of both sides: the ranges that executors read from the store, the runner that the driver has
-instead of the usual one, and the rules of what is called where.
+Executors call a function over stretches of its queues (stretches.py, pages.py).
 
 Not guaranteed: that a function is called once. Therefore functions with side effects, and functions that need the
 processor's state, are called in the driver. So is a frame; executors carry out the plan that it makes.
@@ -10,131 +9,21 @@ processor's state, are called in the driver. So is a frame; executors carry out 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 from cues import faults
-from cues.base.events import Counters
-from cues.errors import Diverged, Unsupported
+from cues.errors import Unsupported
 from cues.graphs.processor import Node
 from cues.overrides import override
-from cues.queues.options import QueueOptions
 from cues.queues.store import Store
-from cues.spark.executor import (
-    Job,
-    JobGroup,
-    NeedsState,
-    is_of_spark,
-    runner_of,
-)
+from cues.spark.executor import JobGroup, is_of_spark
+from cues.spark.pages import look
 from cues.spark.place import Site
 from cues.spark.session import in_short
-from cues.steps.process import Process, ProcessCore
+from cues.steps.process import Process
 from cues.steps.runner import Runner, StepAborted
-from cues.steps.state import Layer, StateTable
-from cues.steps.taking import Input, Slice, Taken
-
-
-class InputRange(NamedTuple):
-    """The messages of a stretch on one input, beginning at ``start``."""
-
-    binding: str
-    tailer: str
-    site: Site
-    queue: str
-    identity: bytes
-    start: int
-
-
-class Stretch(NamedTuple):
-    """A part of a job's range, for one task."""
-
-    offset: int
-    """Offset of its first message in the job."""
-    messages: int
-    pieces: tuple[InputRange, ...]
-
-
-@dataclass(frozen=True)
-class StepJob(Job):
-    """The job of a processor over a store."""
-
-    generation: int
-    options: dict[str, QueueOptions]
-    """By output binding."""
-
-
-# --- in an executor -----------------------------------------------------------------------------
-
-
-class _RemoteCore(ProcessCore):
-    @override
-    def states(self) -> Layer:
-        raise NeedsState
-
-
-class _RemoteProcess(Process):
-    """``process`` without state."""
-
-    core_type = _RemoteCore
-
-
-_stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
-"""By process (workers are forked), place, and device and inode."""
-
-
-def remote_runner(job: StepJob, part: Stretch, counters: Counters) -> Runner:
-    """The runner that calls the job's function without state."""
-    state = StateTable(_store(part.pieces[0].site), job.node.key)  # never read
-    return runner_of(job, job.generation, state, job.options.__getitem__, counters, process_type=_RemoteProcess)
-
-
-def inputs_of(part: Stretch) -> list[Input]:
-    """The inputs of a part, at its first message. Raises :class:`Diverged` and :class:`Unsupported`."""
-    inputs = []
-    for piece in part.pieces:
-        input = Input(piece.binding, piece.tailer, _store(piece.site).queue(piece.queue))
-        input.identity = piece.identity
-        if input.queue.core.row().identity != piece.identity:
-            raise Diverged(
-                f"The queue {piece.queue!r} of {piece.site.path} is another one here than in the driver.",
-                "use a store that driver and executors share.",
-                processor=piece.tailer.rpartition(".")[0],
-            )
-        input.go(piece.start)
-        inputs.append(input)
-    return inputs
-
-
-def take_whole(input: Input, start: int, count: int) -> Slice | None:
-    """Take ``count`` messages of an input that is at ``start``; None if some of them are purged."""
-    while input.ahead < count:
-        before = input.ahead
-        input.fill(count)
-        if input.ahead == before or input.index != start:
-            return None
-    return input.take(count)
-
-
-def _store(site: Site) -> Store:
-    key = os.getpid(), site, site.inode()
-    if key not in _stores:
-        _stores[key] = site.open()
-    return _stores[key]
-
-
-def _look(sites: Sequence[Site]) -> Unsupported | None:
-    """The reason why this process cannot read the stores; None if it can."""
-    try:
-        for site in sites:
-            _store(site)
-    except Unsupported as error:
-        return error
-    return None
-
-
-# --- in the driver ------------------------------------------------------------------------------
+from cues.steps.taking import Taken
 
 
 class SparkRunner(Runner):
@@ -187,7 +76,7 @@ def require_sight(context: Any, stores: Iterable[Store]) -> None:
     sites = [Site.of(store) for store in stores]
     cores = int(context.defaultParallelism)
     try:
-        errors: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(_look).collect()
+        errors: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(look).collect()
     except Exception as error:
         raise Unsupported(
             f"The executors of {context.master} cannot run the tasks of Cues: {in_short(error)}.",

@@ -2,8 +2,8 @@
 
     driver                                        executors
     takes a range: the work of some seconds
-    cuts it into stretches, one a task      ──▶   call the function chunk by chunk, stage pages (chunk.py)
-    joins their runs into steps             ◀──   the places of the pages, and the failures
+    cuts it into stretches, one a task      ──▶   call the function chunk by chunk, stage pages (pages.py)
+    joins their runs into steps             ◀──   the places of the pages
     appends the pages, step by step; each step is one commit of outputs, try log and positions (steps/commit.py)
 
 The driver does not read the messages or the results, so its memory does not grow with the queue. A step is the same
@@ -29,12 +29,12 @@ from cues.overrides import override
 from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.records.batch import Page
-from cues.spark.chunk import NO_HASH, ChunkResult, CommitRun, run_stretch
-from cues.spark.executor import pack_job
+from cues.spark.executor import Stretch, edges_of, pack_job, up_to_stop
+from cues.spark.pages import ERRORS, NO_HASH, CommitRun, InputRange, PagesResult, StepJob, run_stretch
 from cues.spark.place import Site
-from cues.spark.remote import InputRange, SparkRunner, StepJob, Stretch, take_whole, why_local
+from cues.spark.remote import SparkRunner, why_local
 from cues.spark.staging import Staged, StagingArea
-from cues.steps.failure import Failure, stopped_at
+from cues.steps.failure import stopped_at
 from cues.steps.part import Part
 from cues.steps.stepper import Stepper
 from cues.steps.taker import Taker
@@ -170,6 +170,7 @@ class StretchStepper(Stepper):
         if self.ranges.on_executors:
             self._home_inputs = []  # an idle unit reads no message: executors read them
         self._sites: dict[BaseStore, Site] = {}
+        self._staged_for = self.outputs | ({} if self.errors is None else {ERRORS: self.errors})
         self._job: tuple[tuple[int, int], bytes] | None = None
         """Generation and epoch, and the packed job that has them."""
 
@@ -197,8 +198,9 @@ class StretchStepper(Stepper):
             began = time.monotonic()
             results = self._run_stretches(self.cut(taken), stage)
             self.ranges.pace(time.monotonic() - began)
-            if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
+            if results is None:
                 return False
+            self._commit_runs(taken, results)
             now_ns = clock.now_ns()
             for shown_ns, count in itertools.chain.from_iterable(result.shown for result in results):
                 self.counters.latency.add(max(0, now_ns - shown_ns) // 1000, count)
@@ -206,7 +208,7 @@ class StretchStepper(Stepper):
         finally:
             stage.clear()
 
-    def _run_stretches(self, stretches: list[Stretch], stage: StagingArea) -> list[ChunkResult] | None:
+    def _run_stretches(self, stretches: list[Stretch], stage: StagingArea) -> list[PagesResult] | None:
         """The results of executors; None if one gave its stretch up.
 
         Raises the fatal error of a result, :class:`ProcessorStopped` if Spark could not run the job, and
@@ -215,7 +217,7 @@ class StretchStepper(Stepper):
         call = functools.partial(run_stretch, self._packed_job(), stage)
         count = sum(stretch.messages for stretch in stretches)
         with self._jobs.step(f"{self.node.id}: {count} messages", f"of {count} messages"):
-            results: list[ChunkResult] = self._context.parallelize(stretches, len(stretches)).map(call).collect()
+            results: list[PagesResult] = self._context.parallelize(stretches, len(stretches)).map(call).collect()
         for result in results:
             self.counters.retries += result.retries
             if result.fatal is not None:
@@ -236,10 +238,10 @@ class StretchStepper(Stepper):
                 self._sites[queue.store] = Site.of(queue.store)
             site = self._sites[queue.store]
             reads.append(InputRange(piece.binding, piece.tailer, site, queue.id, piece.input.identity, piece.start))
-        edges = edges_of(taken.count, self.ranges.size, int(self._context.defaultParallelism))
+        edges = edges_of(taken.count, self.ranges.size, int(self._context.defaultParallelism), STRETCH_MESSAGES)
         return [
-            Stretch(low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
-            for low, high in itertools.pairwise(edges)
+            Stretch(number, low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
+            for number, (low, high) in enumerate(itertools.pairwise(edges))
         ]
 
     def _packed_job(self) -> bytes:
@@ -250,31 +252,19 @@ class StretchStepper(Stepper):
             self._job = under, pack_job(job)
         return self._job[1]
 
-    def _commit_runs(self, taken: Taken, runs: list[CommitRun]) -> bool:
-        """Commit the results of the stretches. Return False if a failed message was purged, and cannot be reported."""
-        stop = None
-        if self.errors is None:
-            ran = list(itertools.takewhile(lambda run: run.failure is None, runs))
-            stop = runs[len(ran)].failure if len(ran) < len(runs) else None
-            runs = ran
-        for some in _commits(runs):
-            if not self._commit_some(taken, some):
-                return False
+    def _commit_runs(self, taken: Taken, results: list[PagesResult]) -> None:
+        """Commit the results of the stretches. Raises :class:`ProcessorStopped` after a failure that no queue takes."""
+        results, stop = up_to_stop(results)
+        for some in _commits([run for result in results for run in result.runs]):
+            self._commit_some(taken, some)
         if stop is not None:
-            self.committer.stop = stop
-            raise stopped_at(self.node, stop)
-        return True
+            self.committer.stop = stop[1]
+            raise stopped_at(self.node, stop[1])
 
-    def _commit_some(self, taken: Taken, runs: list[CommitRun]) -> bool:
+    def _commit_some(self, taken: Taken, runs: list[CommitRun]) -> None:
         """One commit, of one or several steps."""
         begin, end = runs[0].start, runs[-1].stop
-        parts = []
-        for some in _steps(runs, bool(self.node.options.batch)):
-            failure = some[0].failure
-            part = self._staged_part(taken, some) if failure is None else self._told_part(taken, some[0], failure)
-            if part is None:
-                return False
-            parts.append(part)
+        parts = [self._staged_part(taken, some) for some in _steps(runs, bool(self.node.options.batch))]
         row = self.fence.moved([Span(s.input, s.start + begin, s.start + end) for s in taken.slices])
         self.committer.commit_parts(parts, row)
         self.counters.taken += (end - begin) * len(taken.slices)
@@ -285,16 +275,15 @@ class StretchStepper(Stepper):
         for run in runs:
             for staged in run.outputs.values():
                 staged.drop()
-        return True
 
     def _staged_part(self, taken: Taken, runs: list[CommitRun]) -> Part:
-        """Runs that commit as one step."""
+        """Runs that commit as one step: between two failures, or one that failed."""
         start, stop = runs[0].start, runs[-1].stop
         digest, taking = self.builder.identify(taken, start, stop)
         # One queue after another: each gets its messages in order, whatever the bindings are.
         staged = [
             (queue, run.outputs[binding])
-            for binding, queue in self.outputs.items()
+            for binding, queue in self._staged_for.items()
             for run in runs
             if binding in run.outputs
         ]
@@ -304,28 +293,7 @@ class StretchStepper(Stepper):
         # A record of the fork queue has all messages of a step for another store.
         appends = self.builder.at_home(list(here), digest) if self.forks else here
         values += values // 64  # with the branch pages above them
-        return Part(start, stop, digest, taking, None, appends, written, values)
-
-    def _told_part(self, taken: Taken, run: CommitRun, failure: Failure) -> Part | None:
-        """The failed run with its messages, which are read again; None if they are purged."""
-        count = run.stop - run.start
-        slices = []
-        for piece in taken.slices:
-            input = Input(piece.binding, piece.tailer, piece.input.queue)
-            input.identity = piece.input.identity
-            input.go(piece.start + run.start)
-            whole = take_whole(input, piece.start + run.start, count)
-            if whole is None:
-                return None
-            slices.append(whole)
-        return self.builder.failed(Taken(slices, count), 0, count, failure)
-
-
-def edges_of(count: int, size: int, cores: int) -> list[int]:
-    """The offsets of the edges of stretches. There is one for every core, and no batch of ``size`` is cut."""
-    stretch = min(STRETCH_MESSAGES, -(-count // cores))
-    stretch = -(-stretch // size) * size
-    return [*range(0, count, stretch), count]
+        return Part(start, stop, digest, taking, runs[0].failure, appends, written, values)
 
 
 def _commits(runs: list[CommitRun]) -> Iterator[list[CommitRun]]:

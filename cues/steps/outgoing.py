@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cues import codec
 from cues.base import names
-from cues.errors import CodecError
+from cues.errors import CodecError, CuesError
 from cues.native import mypyc_attr
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, Router, is_watermark
@@ -128,6 +128,15 @@ def build(
         messages = [codec.unpack_known(item) for item in items]
         return batches.build(messages, limit_bytes, digest, came, strips=strips, stamps=stamps)
     return batches.build([], limit_bytes, digest, came, encoded=items, strips=strips, stamps=stamps)
+
+
+def build_error(record: dict[str, Any], digest: bytes, came: Provenance, stamps: Stamps | None = None) -> list[Page]:
+    """Build the pages of an error message; ``came`` is the provenance of what failed."""
+    limit_bytes = batches.OWN_BYTES_MAX
+    try:
+        return batches.build([record], limit_bytes, digest, came, reserved=True, stamps=stamps)
+    except CuesError:  # q/meta of several inputs together may fit no page; this may be the failure itself
+        return batches.build([record], limit_bytes, digest, reserved=True, stamps=stamps)
 
 
 def place_of(item: bytes) -> int | None:

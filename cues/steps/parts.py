@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cues.errors import CuesError
 from cues.records import batch as batches
 from cues.records import columns
 from cues.steps import outgoing, tries
@@ -135,10 +134,7 @@ class PartBuilder:
             record |= self.copies.origins(taken, start, stop)
         came = taken.carried().slice(start, stop).spread(1)
         stamps = None if self.abroad is None else self.abroad.stamps(self._errors, 1)
-        try:
-            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True, stamps=stamps)
-        except CuesError:  # q/meta of several inputs together may fit no page; this may be the failure itself
-            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True, stamps=stamps)
+        pages = outgoing.build_error(record, digest, came, stamps)
         appends = self.at_home([(self._errors, pages)], digest)
         return Part(start, stop, digest, taking, failure, appends, 1)
 

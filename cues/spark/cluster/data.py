@@ -183,10 +183,13 @@ class Rows:
     def __init__(self, indices: Sequence[int], table: pa.Table) -> None:
         self.indices = indices
         self.table = table
-        self.values: list[bytes] = table.column("value").to_pylist()
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self.table.num_rows  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def values(self) -> list[bytes]:
+        return self.table.column("value").to_pylist()  # type: ignore[no-any-return]
 
     @functools.cached_property
     def times_us(self) -> list[int]:

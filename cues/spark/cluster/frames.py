@@ -20,8 +20,8 @@ from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.ledger import LedgerRecord, StepRange
 from cues.spark.cluster.rows import RowSlice
-from cues.spark.cluster.step import Stage, StepResult
-from cues.spark.cluster.tasks import TaskOutput, TaskResult
+from cues.spark.cluster.step import Stage
+from cues.spark.cluster.tasks import TaskOutput
 from cues.spark.cluster.typed import TypedColumns
 from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
@@ -119,7 +119,7 @@ class FrameStage(Stage):
         return super()._positions(accept_topology, last)
 
     @override
-    def run(self, taking: StepRange) -> StepResult:
+    def run(self, taking: StepRange) -> list[TaskOutput]:
         """Call the function with the messages of the step, and let executors carry out the plan that it returns."""
         node, driver = self.node, self.driver
         ((tailer, (low, high)),) = taking.ranges.items()
@@ -151,8 +151,9 @@ class FrameStage(Stage):
                 result = call(node, {node.inputs[0].binding: given}, process)
                 frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
                 files = replace(encoding, schema=result.schema).files_of(result)
-                answer = TaskResult(0, high - low, sum(file.count for file in files), retries=attempt - 1)
-                return StepResult([TaskOutput([answer]), TaskOutput(files=[(0, file) for file in files])])
+                output = TaskOutput(count=high - low, retries=attempt - 1, files=[(0, file) for file in files])
+                output.written = sum(file.count for file in files)
+                return [output]
             except Exception as error:
                 if driver.closed:
                     raise Interrupted from error
@@ -183,15 +184,14 @@ class FrameStage(Stage):
         schema = T.StructType([*rows.schema.fields, *fields.fields])
         return rows.mapInArrow(lambda given: _decode(fields.fields, given), schema)
 
-    def _failed(self, taking: StepRange, failure: Failure, encoding: Encoding) -> StepResult:
+    def _failed(self, taking: StepRange, failure: Failure, encoding: Encoding) -> list[TaskOutput]:
         """The whole step as one error message. Without an error queue the processor stops."""
         node, files = self.node, self.driver.files
         ((tailer, (low, high)),) = taking.ranges.items()
-        answer = TaskResult(0, high - low)
-        output = TaskOutput([answer])
+        output = TaskOutput(count=high - low)
         if not node.errors:
-            answer.stop = 0, failure
-            return StepResult([output])
+            output.stop = 0, failure
+            return [output]
         rows = read_rows(files, self.pieces(tailer, low, high))
         messages = {node.inputs[0].binding: [codec.unpack(value) for value in rows.values]}
         target = next(number for number, directory in enumerate(self.targets) if directory.queue == node.errors)
@@ -202,5 +202,5 @@ class FrameStage(Stage):
         file = writer.close()
         assert file is not None
         output.files.append((target, file))
-        answer.written, answer.failed, answer.first = 1, high - low, failure
-        return StepResult([output])
+        output.written, output.failed, output.first = 1, high - low, failure
+        return [output]

@@ -27,8 +27,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cues import faults
 from cues.base import clock, events
@@ -41,9 +40,9 @@ from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.rows import Entrance
 from cues.spark.cluster.state_files import StateRun
-from cues.spark.cluster.tasks import Task, TaskJob, TaskOutput, TaskPart, TaskResult, run_keys, run_task, scatter
-from cues.spark.executor import JobGroup, pack_job
-from cues.steps.failure import Failure, failed_event, stopped_at, words
+from cues.spark.cluster.tasks import Task, TaskJob, TaskOutput, run_keys, run_task, scatter
+from cues.spark.executor import JobGroup, Stretch, edges_of, pack_job, up_to_stop
+from cues.steps.failure import failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
 from cues.steps.pace import Pace
 
@@ -61,38 +60,6 @@ ORDERED_MESSAGES: Final = 10_000
 """Most messages of a step that one task does, if ``batch_size`` is not set. After a crash they are repeated."""
 TASK_S: Final = 0.05
 """Work that is worth a task of its own, which costs about 10 ms."""
-
-
-@dataclass
-class StepResult:
-    """The results of a step's function, by task."""
-
-    outputs: list[TaskOutput]
-
-    @property
-    def answers(self) -> list[TaskResult]:
-        return [answer for output in self.outputs for answer in output.answers]
-
-    @property
-    def stop(self) -> tuple[int, Failure] | None:
-        """The offset at which the processor stops, and the failure."""
-        stops = (answer.stop for answer in self.answers if answer.stop is not None)
-        return min(stops, default=None, key=lambda stop: stop[0])
-
-    @property
-    def closed(self) -> int | None:
-        """The offset at which the step ends, if that is before its last message."""
-        return next((answer.closed for answer in self.answers if answer.closed is not None), None)
-
-    @property
-    def changed(self) -> bool:
-        """True if the state changed."""
-        return any(output.state for output in self.outputs)
-
-    def before_stop(self) -> list[TaskOutput]:
-        """The results that count. A task writes nothing after the message that stops the processor."""
-        parts = [answer.part for answer in self.answers if answer.stop is not None]
-        return [output for output in self.outputs if not parts or output.first_part <= min(parts)]
 
 
 class Stage:
@@ -241,25 +208,26 @@ class Stage:
     def _run_and_commit(self, taking: StepRange) -> None:
         began = clock.monotonic_ns()
         ran = self.run(taking)
-        if any(answer.declined == "state" for answer in ran.answers):
+        if any(output.declined == "state" for output in ran):
             # Nothing of this run counts. From now on every task that calls the function gets the whole state.
-            self._discard(ran.outputs)
+            self._discard(ran)
             self.ledger.commit("step", whole=True)
             self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
             ran = self.run(taking)
-        while ran.stop is not None and ran.stop[0] and not self.ordered and (self._by_key or ran.changed):
+        while (stop := up_to_stop(ran)[1]) is not None and (cut := stop[0]) and not self.ordered:
+            if not self._by_key and not any(output.state for output in ran):
+                break
             # Calls after the message that failed may have changed the state too. Run again, up to that message, until
             # no call fails.
-            self._discard(ran.outputs)
-            cut = ran.stop[0]
+            self._discard(ran)
             taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
             ran = self.run(taking)
         faults.point("spark.ran")
         self._commit(taking, ran)
         count = _count(taking)
         self._pace.ran(count, clock.monotonic_ns() - began)
-        self._each_s = sum(output.spent_s for output in ran.outputs) / count
-        self._each_bytes = sum(output.read_bytes for output in ran.outputs) / count
+        self._each_s = sum(output.spent_s for output in ran) / count
+        self._each_bytes = sum(output.read_bytes for output in ran) / count
 
     def _discard(self, outputs: Sequence[TaskOutput]) -> None:
         """Delete the files of results that do not count."""
@@ -373,24 +341,23 @@ class Stage:
 
     # 3. Run.
 
-    def run(self, taking: StepRange) -> StepResult:
+    def run(self, taking: StepRange) -> list[TaskOutput]:
         count = _count(taking)
         tasks = 1 if self._single else self._tasks(count)
-        task = self._task(taking)
+        task, stretches = self._task(taking), self._stretches(taking, tasks)
+        cut = self.driver.context.parallelize(stretches, len(stretches))
         if self._by_key and tasks > 1:
-            size = -(-count // tasks)
-            scattered = self._job(task, taking, size, tasks).flatMap(functools.partial(scatter, tasks))
+            scattered = cut.flatMap(functools.partial(scatter, task.packed, tasks))
             called = scattered.partitionBy(tasks, int).mapPartitionsWithIndex(functools.partial(run_keys, task))
         else:
-            size = taking.size if self.node.options.batch else -(-count // tasks)
-            called = self._job(task, taking, size, tasks).map(run_task)
-        ran = StepResult(sorted(called.collect(), key=lambda output: output.first_part))
-        for answer in ran.answers:
-            if answer.fatal is not None:
+            called = cut.map(functools.partial(run_task, task))
+        ran: list[TaskOutput] = sorted(called.collect(), key=lambda output: output.number)
+        for output in ran:
+            if output.fatal is not None:
                 self.ledger.check()  # the next owner may have deleted files that this step reads
-                raise answer.fatal
-        if not any(answer.declined or answer.fatal or answer.stop or answer.closed for answer in ran.answers):
-            held = sum(answer.count for answer in ran.answers)
+                raise output.fatal
+        if not any(output.declined or output.stop or output.closed for output in ran):
+            held = sum(output.count for output in ran)
             if held != count:
                 raise Diverged(
                     f"{self.node.id} took {_shown(taking)}, {count} messages, but the files had {held}.",
@@ -399,13 +366,16 @@ class Stage:
                 )
         return ran
 
-    def _job(self, task: Task, taking: StepRange, size: int, tasks: int) -> Any:
-        """The tasks of a step, each with about the same number of parts of ``size`` messages, as an RDD."""
-        parts = self._parts(taking, size)
-        shares = min(tasks, len(parts))
-        edges = [len(parts) * number // shares for number in range(shares + 1)]
-        work = [task._replace(parts=tuple(parts[low:high])) for low, high in itertools.pairwise(edges)]
-        return self.driver.context.parallelize(work, len(work))
+    def _stretches(self, taking: StepRange, tasks: int) -> list[Stretch]:
+        """The stretches of a step, one for each task. No batch is cut."""
+        numbers = {tailer: number for number, tailer in enumerate(self.inputs)}
+        count = _count(taking)
+        edges = edges_of(count, taking.size if self.node.options.batch else 1, tasks, count)
+        stretches = []
+        for number, (low, high) in enumerate(itertools.pairwise(edges)):
+            pieces = ((numbers[t], tuple(self.pieces(t, at + low, at + high))) for t, (at, _) in taking.ranges.items())
+            stretches.append(Stretch(number, low, high - low, tuple(sorted(pieces))))
+        return stretches
 
     def _tasks(self, count: int) -> int:
         """The number of tasks: one for every :data:`TASK_S` of work, as far as there are cores."""
@@ -414,12 +384,12 @@ class Stage:
         return max(1, min(count, cores, worth))
 
     def _task(self, taking: StepRange) -> Task:
-        """The part that all tasks of a step have in common."""
+        """What the tasks of a step have in common."""
         sees = "all" if self._single else "keys" if self._by_key else "nothing"
         return Task(
             self._packed,
-            (),
             next(iter(taking.ranges.values()))[0],
+            taking.size,
             self.ledger.now.number + 1,
             clock.now_ns() // 1000,
             sees,
@@ -427,18 +397,6 @@ class Stage:
             self.node.at_most_once,
             tuple(target.columns for target in self.targets),
         )
-
-    def _parts(self, taking: StepRange, size: int) -> list[TaskPart]:
-        """The parts of a step, of ``size`` messages."""
-        numbers = {tailer: number for number, tailer in enumerate(self.inputs)}
-        parts = []
-        for number, offset in enumerate(range(0, _count(taking), size)):
-            inputs = []
-            for tailer, (low, high) in taking.ranges.items():
-                pieces = self.pieces(tailer, low + offset, min(high, low + offset + size))
-                inputs.append((numbers[tailer], tuple(pieces)))
-            parts.append(TaskPart(number, tuple(sorted(inputs))))
-        return parts
 
     def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:
         """The pieces of files that hold the messages [low, high) of an input."""
@@ -478,21 +436,19 @@ class Stage:
 
     # 4 to 6.
 
-    def _commit(self, taking: StepRange, ran: StepResult) -> None:
-        stop = ran.stop
-        whole = _count(taking) if ran.closed is None else ran.closed
+    def _commit(self, taking: StepRange, ran: list[TaskOutput]) -> None:
+        outputs, stop = up_to_stop(ran)
+        whole = next((output.closed for output in ran if output.closed is not None), _count(taking))
         if stop is not None:
             whole = stop[0]
             self._stop = stopped_at(self.node, stop[1])
             if not whole:
-                self._discard(ran.outputs)
+                self._discard(ran)
                 raise self._stop
-        outputs = ran.before_stop()
         digest = self._hasher.digest(
             [(t, self.inputs[t].directory.identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
-        answers = [answer for output in outputs for answer in output.answers]
-        written, failed = sum(answer.written for answer in answers), sum(answer.failed for answer in answers)
+        written, failed = sum(output.written for output in outputs), sum(output.failed for output in outputs)
         before = self.ledger.now
         new: dict[QueueDirectory, list[DataFile]] = {}
         for output in outputs:
@@ -546,19 +502,19 @@ class Stage:
             for name in set(run.files) - kept:
                 self.driver.files.delete(f"{state_files.folder_of_state(self.node.id)}/{name}")
 
-    def _count(self, taken: int, written: int, failed: int, ran: StepResult) -> None:
+    def _count(self, taken: int, written: int, failed: int, ran: list[TaskOutput]) -> None:
         counters = self.counters
         counters.steps += 1
         counters.taken += taken
         counters.written += written
         counters.failed += failed
-        counters.retries += sum(answer.retries for answer in ran.answers)
-        first = next((answer.first for answer in ran.answers if answer.first is not None), None)
+        counters.retries += sum(output.retries for output in ran)
+        first = next((output.first for output in ran if output.first is not None), None)
         if failed and first is not None:
             assert self.node.errors is not None
             cause = f"{type(first.error).__name__}: {words(first.error)}"
             self.driver.emit(failed_event(self.node.id, self.node.errors, failed, first.attempts, cause))
-        if any(answer.declined == "again" for answer in ran.answers):
+        if any(output.declined == "again" for output in ran):
             text = "a task was lost with its executor; the processor is at-most-once, so its messages are lost"
             self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 

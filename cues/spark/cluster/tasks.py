@@ -1,18 +1,17 @@
-"""The executor's side of a step: read a range of data files, call the function, write data files.
+"""A stretch of a shared directory, on an executor: messages are read from data files, and staged in data files.
 
     driver                              executors
-    Task: parts, pieces of files   ──▶  run_task        read, call, write
-    TaskOutput                     ◀──                  new files, changed state, an answer for each part
+    Task, stretches of files       ──▶  run_task        read, call, write
+    TaskOutput                     ◀──                  new files, changed state, counts
 
-The function is called for one part after another. A part is one batch for a batch function. For a function whose
-state has keys it is the messages of some keys. For other functions it is an equal share of the messages. The
-:class:`Runner` that calls the function is the same as in the embedded engine.
+A batch function is called for one batch after another. Of other functions one call of the runner has all messages of
+the stretch: those of some keys if the state has keys, else an equal share of the step.
 
 A message goes to the task of its key in two ways. A step with few messages is one task. For a larger one the
 messages are moved between two halves of the job (:func:`scatter`, :func:`run_keys`); the state is not moved.
 
-An output message has the delivery hash of its source messages: those of its part between two failures, or,
-if a key decides the part, its own source message only.
+An output message has the delivery hash of its source messages: those of its batch, or of its stretch between two
+failures, or, if a key decides the task, its own source message only.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cues import codec
-from cues.base import events, names
+from cues.base import names
 from cues.base.names import ProcessorKey
 from cues.errors import Diverged
 from cues.graphs.processor import Node
@@ -36,24 +35,15 @@ from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.records.provenance import Provenance, concat
 from cues.spark.cluster import state_files
-from cues.spark.cluster.data import Piece, QueueWriter, Rows, read, read_rows
+from cues.spark.cluster.data import QueueWriter, Rows, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
 from cues.spark.cluster.state_files import StateRun, key_bytes
 from cues.spark.cluster.typed import TypedColumns
-from cues.spark.executor import (
-    ExecutorRunner,
-    Job,
-    NeedsState,
-    PartReport,
-    reporting,
-    runner_of,
-    travelling,
-    unpack_job,
-)
-from cues.steps.failure import Failure, error_message
-from cues.steps.halving import Halving, halves
+from cues.spark.executor import GivenUp, Job, Stretch, StretchResult, unpack_job
+from cues.spark.work import ExecutorRunner, StretchWork, travelling
+from cues.steps.failure import Failure
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
@@ -61,9 +51,6 @@ from cues.steps.results import Cut, Results
 from cues.steps.state import Changes, StateTable
 from cues.steps.state_parts import key_part
 from cues.steps.taking import Slice, Taken
-
-if TYPE_CHECKING:
-    pass
 
 Sees = str
 """The part of the state that a task may read: "nothing", "keys" (those of its messages) or "all"."""
@@ -83,21 +70,14 @@ class TaskJob(Job):
     """The target for messages that failed for good."""
 
 
-class TaskPart(NamedTuple):
-    """A part of a step: the messages of one call of a batch function, or a share of the messages."""
-
-    number: int
-    inputs: tuple[tuple[int, tuple[Piece, ...]], ...]
-    """By number of the input: where its messages are."""
-
-
 class Task(NamedTuple):
-    """The work of one task. A step is one Spark job of such tasks."""
+    """What the stretches of a step have in common."""
 
     packed: bytes
-    parts: tuple[TaskPart, ...]
     low: int
     """The index of the step's first message, on its first input."""
+    size: int
+    """Most messages of a call: the size of a batch when the step was taken."""
     record: int
     """The number of the record that will name the new files."""
     time_us: int
@@ -105,45 +85,31 @@ class Task(NamedTuple):
     runs: tuple[StateRun, ...]
     """The state."""
     once: bool
-    """True if Spark must not repeat the task."""
+    """True if Spark must not repeat a task."""
     columns: tuple[TypedColumns, ...]
     """The typed columns of each target."""
 
 
-@dataclass
-class TaskResult(PartReport):
-    """The result of a part. Offsets count from the start of the step."""
+@dataclass(kw_only=True)
+class TaskOutput(StretchResult):
+    """All that a task has done."""
 
-    part: int
-    count: int
-    """Number of messages of the part."""
+    count: int = 0
+    """Number of messages of the stretch."""
     written: int = 0
     """Number of output messages, errors included."""
     failed: int = 0
     first: Failure | None = None
     """The first failure."""
-    stop: tuple[int, Failure] | None = None
-    """The offset at which the processor stops: a message failed for good, and there is no error queue."""
     closed: int | None = None
     """The offset at which the step ends: after a failure that is committed before a later message is called."""
-
-
-@dataclass
-class TaskOutput:
-    """All that a task has done."""
-
-    answers: list[TaskResult] = field(default_factory=list)
     files: list[tuple[int, DataFile]] = field(default_factory=list)
     """The new data files, each with the number of its target."""
     state: StateRun | None = None
     """The rows of the state that changed."""
     spent_s: float = 0.0
     read_bytes: int = 0
-    """The bytes of the messages that it has taken."""
-
-    @property
-    def first_part(self) -> int:
-        return self.answers[0].part if self.answers else 0
+    """The bytes of the messages of the stretch."""
 
 
 class CarriedState(StateTable):
@@ -199,7 +165,7 @@ class CarriedState(StateTable):
 
     def _check(self, row: bytes) -> None:
         if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self.keys):
-            raise NeedsState
+            raise GivenUp("state")
 
 
 class _TaskProcess(Process):
@@ -243,31 +209,27 @@ class _RowRunner(ExecutorRunner):
     packer = _RowPacker
 
 
-def run_task(task: Task) -> TaskOutput:
-    """Do the work of a task."""
-    work = _Work(task)
-    with work:
-        for part in task.parts:
-            work.part(part.number, lambda: [(number, read_rows(work.files, pieces)) for number, pieces in part.inputs])
-    return work.output
+def run_task(task: Task, stretch: Stretch) -> TaskOutput:
+    """Do the work of a task: each of ``inputs`` of the stretch is the number of an input, and pieces of its files."""
+    work = _FilesWork(task, stretch.number)
+    return work.output(lambda: [(number, read_rows(work.files, pieces)) for number, pieces in stretch.inputs])
 
 
-def scatter(tasks: int, given: Task) -> Iterator[tuple[int, bytes]]:
-    """The messages of a part, with their indices, by the number of the task that has their keys."""
-    job: TaskJob = unpack_job(given.packed)
-    for part in given.parts:
-        ((number, pieces),) = part.inputs
-        for piece in pieces:
-            table = read(job.files, piece)
-            table = table.append_column("index", pa.array(range(piece.begin, piece.begin + table.num_rows), pa.int64()))
-            keys = (_key_of(job.node, codec.unpack(value)) for value in table.column("value").to_pylist())
-            places = pa.array([state_files.task_of(key, tasks) for key in keys], pa.int32())
-            for place in pc.unique(places).to_pylist():
-                sink = pa.BufferOutputStream()
-                chosen = table.filter(pc.equal(places, place))
-                with pa.ipc.new_stream(sink, table.schema.with_metadata({"input": str(number)})) as stream:
-                    stream.write_table(chosen)
-                yield place, sink.getvalue().to_pybytes()
+def scatter(packed: bytes, tasks: int, stretch: Stretch) -> Iterator[tuple[int, bytes]]:
+    """The messages of a stretch, with their indices, by the number of the task that has their keys."""
+    job: TaskJob = unpack_job(packed)
+    ((number, pieces),) = stretch.inputs
+    for piece in pieces:
+        table = read(job.files, piece)
+        table = table.append_column("index", pa.array(range(piece.begin, piece.begin + table.num_rows), pa.int64()))
+        keys = (_key_of(job.node, codec.unpack(value)) for value in table.column("value").to_pylist())
+        places = pa.array([state_files.task_of(key, tasks) for key in keys], pa.int32())
+        for place in pc.unique(places).to_pylist():
+            sink = pa.BufferOutputStream()
+            chosen = table.filter(pc.equal(places, place))
+            with pa.ipc.new_stream(sink, table.schema.with_metadata({"input": str(number)})) as stream:
+                stream.write_table(chosen)
+            yield place, sink.getvalue().to_pybytes()
 
 
 def run_keys(task: Task, number: int, scattered: Iterable[tuple[int, bytes]]) -> Iterator[TaskOutput]:
@@ -277,10 +239,7 @@ def run_keys(task: Task, number: int, scattered: Iterable[tuple[int, bytes]]) ->
         return
     input = int(streams[0].schema.metadata[b"input"])
     table = pa.concat_tables([stream.read_all().replace_schema_metadata() for stream in streams]).sort_by("index")
-    work = _Work(task)
-    with work:
-        work.part(number, lambda: [(input, Rows(table.column("index").to_pylist(), table))])
-    yield work.output
+    yield _FilesWork(task, number).output(lambda: [(input, Rows(table.column("index").to_pylist(), table))])
 
 
 def _key_of(node: Node, message: dict[str, Any]) -> bytes:
@@ -299,130 +258,104 @@ class _Chunk(NamedTuple):
     came: Provenance | None
 
 
-class _Work:
-    """One task: its runner, its state, its writers, and part after part."""
+class _FilesWork(StretchWork):
+    """The calls for a stretch of a shared directory: its state, and its writers."""
 
-    def __init__(self, task: Task) -> None:
+    job: TaskJob
+    result: TaskOutput
+
+    def __init__(self, task: Task, number: int) -> None:
+        super().__init__(unpack_job(task.packed), TaskOutput(number=number))
+        self.size = task.size
         self.task = task
-        self.job: TaskJob = unpack_job(task.packed)
         self.files = self.job.files
-        self.output = TaskOutput()
-        self.hasher = Hasher(self.job.node.id, 0)
-        self.state = CarriedState(self.job.node.id, task.sees)
-        self.counters = events.Counters()
-        self.runner = runner_of(
-            self.job,
-            0,
-            self.state,
-            lambda binding: self.job.targets[self.job.outputs[binding]][1],
-            self.counters,
-            self.state.call,
-            _TaskProcess,
-            _RowRunner,
-        )
+        self._hasher = Hasher(self.job.node.key, 0)
+        self._state = CarriedState(self.job.node.key, task.sees)
         self._folder = state_files.folder_of_state(self.job.node.id)
         self._writers: dict[int, QueueWriter] = {}
         self._loaded = False
-        self._ended = False
 
-    def __enter__(self) -> None:
-        self._began = time.monotonic()
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        """Write the rest, if there was no error."""
-        if kind is not None:
-            return
+    def output(self, read: Callable[[], list[tuple[int, Rows]]]) -> TaskOutput:
+        """Call the function for the messages of each input, and write its messages and its state."""
+        began = time.monotonic()
+        self._read = read
+        self.run()
+        result = self.result
         for target, writer in self._writers.items():
-            self.output.files += [(target, file) for file in writer.close()]
-        if self.state.changes:
-            self.output.state = state_files.write(self.files, self._folder, self.task.record, self.state.changes)
-        self.output.spent_s = time.monotonic() - self._began
+            result.files += [(target, file) for file in writer.close()]
+        if self._state.changes:
+            result.state = state_files.write(self.files, self._folder, self.task.record, self._state.changes)
+        result.spent_s = time.monotonic() - began
+        return result
 
-    def part(self, number: int, read: Callable[[], list[tuple[int, Rows]]]) -> None:
-        """Call the function for a part, and write its messages."""
-        if self._ended:
-            return  # the processor stops before a message of an earlier part
-        answer = TaskResult(number, 0)
-        self.output.answers.append(answer)
+    @override
+    def begin(self) -> int:
         if self.task.once and _is_repeated():
-            answer.declined = "again"
-            return
-        with reporting(answer):
-            self._run(answer, [RowSlice(self.job.entrances[input], rows) for input, rows in read()])
-        self._ended = bool(answer.stop or answer.declined or answer.fatal or answer.closed)
-
-    def _run(self, answer: TaskResult, pieces: list[RowSlice]) -> None:
-        count = answer.count = len(pieces[0].rows)
-        self.output.read_bytes += sum(len(value) for piece in pieces for value in piece.rows.values)
-        counts = {len(piece.rows) for piece in pieces}
+            raise GivenUp("again")
+        self._inputs = [(self.job.entrances[number], rows) for number, rows in self._read()]
+        counts = {len(rows) for _, rows in self._inputs}
         if len(counts) > 1:
             raise Diverged(
                 f"The inputs of a step of {self.job.node.id} do not have the same number of messages: {counts}.",
                 "restore the directory from a copy.",
                 processor=self.job.node.id,
             )
-        self._load(pieces)
-        retries = self.counters.retries
-        # The step is one commit after its calls, so only a function without effects outside is called in parts.
-        divides = not self.job.node.side_effects
-        halving, whole, done = Halving(), pieces, 0
-        while done < count:
-            stop = done + halving.bound(done, count - done)
-            part = halving.at(done)
-            if part:  # decoded again, because the call that failed may have changed its messages
-                pieces = [RowSlice(piece.entrance, piece.rows.slice(done, stop)) for piece in whole]
-            taken = Taken(list(pieces), stop - done, part=part)
-            results = self.runner.run(taken)
-            if divides and halves(self.job.node, taken.count, results):
-                halving.divide(done, stop)
-                continue
-            self._put(pieces, taken, results, answer)
-            self.state.committed()
-            done = stop
-        answer.retries = self.counters.retries - retries
+        (count,) = counts
+        self.result.count = count
+        values = [rows.table.column("value") for _, rows in self._inputs]
+        self.result.read_bytes = sum(pc.sum(pc.binary_length(column)).as_py() for column in values)
+        options = {binding: self.job.targets[target][1] for binding, target in self.job.outputs.items()}
+        self.calls(0, self._state, options.__getitem__, self._state.call, _TaskProcess, _RowRunner)
+        return count
 
-    def _load(self, pieces: list[RowSlice]) -> None:
-        """Read the state that the calls of a part may see."""
+    @override
+    def offset(self, place: int, taken: Taken, at: int) -> int:
+        rows = taken.slices[0]
+        assert isinstance(rows, RowSlice)
+        return rows.rows.indices[at] - self.task.low
+
+    @override
+    def take(self, place: int, count: int, part: bool) -> Taken:
+        slices: list[Slice] = [RowSlice(entrance, rows.slice(place, place + count)) for entrance, rows in self._inputs]
         if self.task.sees == "keys":
-            self.state.keys = {_key_of(self.job.node, message) for message in pieces[0].messages} - {b""}
-            self.state.carried = state_files.load(self.files, self._folder, self.task.runs, self.state.keys)
+            self._state.keys = {_key_of(self.job.node, message) for message in slices[0].messages} - {b""}
+            self._state.carried = state_files.load(self.files, self._folder, self.task.runs, self._state.keys)
         elif self.task.sees == "all" and not self._loaded:
-            self.state.carried = state_files.load(self.files, self._folder, self.task.runs, None)
+            self._state.carried = state_files.load(self.files, self._folder, self.task.runs, None)
         self._loaded = True
+        return Taken(slices, count, part=part)
 
-    def _put(self, pieces: list[RowSlice], taken: Taken, results: Results, answer: TaskResult) -> None:
-        """Write the messages and the failures, and complete the answer."""
-        node, batch, count = self.job.node, bool(self.job.node.options.batch), taken.count
-        stop = results.stop(node)
-        if stop is not None:
-            answer.stop = pieces[0].rows.indices[stop] - self.task.low, travelling(results.failures[stop])
-            results, count = results.before(stop), stop
-        elif results.failures and node.options.checkpoint is not None:
+    @override
+    def stage(self, place: int, taken: Taken, results: Results, count: int) -> None:
+        """Write the messages and the failures, and keep the changes of the state."""
+        node, result = self.job.node, self.result
+        if results.failures and node.options.checkpoint is not None and not self.ended:
             # The target keeps the index of its last message, and would count a failed message before it as done.
             count = count if results.closed is None else results.closed
-            answer.closed = pieces[0].rows.indices[count - 1] + 1 - self.task.low
+            result.closed = self.offset(place, taken, count - 1) + 1
+            self.ended = True
         chunks = self._outputs(taken, results, count)
-        for offset, failure in sorted(results.failures.items()):
+        cuts = list(results.cuts(node, count))
+        for cut in cuts:
+            if cut.failure is None:
+                continue
             assert self.job.errors is not None
-            span = range(count) if batch else (offset,)
-            messages = {piece.binding: [piece.pristine(at) for at in span] for piece in pieces}
-            record = Packed(codec.pack(error_message(node, messages, failure)))
+            message, own = self.error_of(taken, cut)
+            record = Packed(codec.pack(message))
             record.place = node.partition % self.job.targets[self.job.errors][1].partitions
-            own = taken.provenance().slice(span[-1], span[-1] + 1)
-            chunks.setdefault(self.job.errors, []).append(_Chunk([offset], [record], own))
-            answer.failed += len(span)
-            answer.first = answer.first or travelling(failure)
-        if self.task.sees == "keys" and not batch:  # the messages are not consecutive
-            cuts: Iterable[Cut] = (Cut(offset, offset + 1, None) for offset in range(count))
-        else:
-            cuts = results.cuts(node, count)
+            chunks.setdefault(self.job.errors, []).append(_Chunk([cut.start], [record], own))
+            result.failed += cut.stop - cut.start
+            result.first = result.first or travelling(cut.failure)
+        if self.task.sees == "keys" and not node.options.batch:  # the messages are not consecutive
+            cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
         hashes: list[str] = []
         for cut in cuts:
-            hashes += [self.hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
+            hashes += [self._hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
         for target, some in chunks.items():
             origins, values, came = _in_order(some)
-            answer.written += len(values)
+            result.written += len(values)
             self._writer(target).add(values, [hashes[origin] for origin in origins], came)
+        self._state.committed()
 
     def _outputs(self, taken: Taken, results: Results, count: int) -> dict[int, list[_Chunk]]:
         """The output messages by target, each with the provenance of its source message."""
@@ -453,7 +386,7 @@ class _Work:
         if target not in self._writers:
             (queue, options), task = self.job.targets[target], self.task
             where = self.files, queue, options, self.job.node.id, task.record, task.time_us
-            turn = task.record + self.output.first_part
+            turn = task.record + self.result.number
             self._writers[target] = QueueWriter(*where, task.columns[target], turn)
         return self._writers[target]
 
