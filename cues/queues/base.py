@@ -158,25 +158,25 @@ class QueueCore:
         """Append inside a transaction and apply retention; return the first index."""
         start, version = self.log.append(txn, pages)
         if version != self.version or self.options.retention is not None:
-            self._appended(txn, version)
+            self._appended(txn, version, sum(1 + len(page.pieces) for page in pages))
         return start
 
     def append_plain(self, txn: StoreTransaction, body: bytes, built_under: int) -> int:
         """Append one message that :func:`batch.plain` encoded, under the options version ``built_under``."""
         index, version = self.log.append_plain(txn, body)
         if version != self.version or self.options.retention is not None:
-            self._appended(txn, version)
+            self._appended(txn, version, 1)
         if version != built_under:
             raise OptionsChanged
         if faults.active:
             faults.point("append.inside")
         return index
 
-    def _appended(self, txn: StoreTransaction, version: int) -> None:
+    def _appended(self, txn: StoreTransaction, version: int, entries: int) -> None:
         if version != self.version:
             self.follow_options(txn, self.log.row(txn))
         if self.options.retention is not None:
-            let_go(txn, self.log.records, self.options.retention)
+            let_go(txn, self.log.records, self.options.retention, entries)
 
     def check_open(self) -> None:
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""

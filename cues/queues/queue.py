@@ -41,7 +41,7 @@ from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation
 from cues.queues.cursor import Piece, Place
-from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
+from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
 from cues.queues.processor_rows import key_of
@@ -224,8 +224,8 @@ class Queue(BaseQueue):
     def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.
 
-        The message at ``before`` stays. Readers see the purge at once. Space is freed in commits of at most 1,000
-        record batches. Positions on purged messages continue at the first message that is left. An index after the
+        The message at ``before`` stays. Readers see the purge at once. Space is freed in commits of about
+        4 MB. Positions on purged messages continue at the first message that is left. An index after the
         next one to be written raises. For several partitions ``before`` must be a time, and all are purged in one
         transaction.
 
@@ -264,12 +264,12 @@ class Queue(BaseQueue):
 
     def _sweep(self, log: Log, dropped: int) -> None:
         """Free the space of dropped messages, in smaller commits if the map has no room for larger ones."""
-        most = DELETE_BATCHES_MAX
+        most = DELETE_ENTRIES_MAX
         while True:
             try:
-                if self.store.core.commit(self._sweep_some, log, most) < most:
+                if not self.store.core.commit(self._sweep_some, log, most):
                     return
-                most = min(DELETE_BATCHES_MAX, 2 * most)
+                most = min(DELETE_ENTRIES_MAX, 2 * most)
             except StoreFull as error:
                 most //= 8
                 if not most:
@@ -297,13 +297,13 @@ class Queue(BaseQueue):
             self.store.core.note_purge()
         return dropped
 
-    def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
+    def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> bool:
         row = log.row(txn)
-        deleted, front = log.delete_before(txn, row, row.first, most)
+        more, front = log.delete_before(txn, row, row.first, most)
         spans.forget(txn, log.id, front)
         self.store.core.note_purge()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
-        return deleted
+        return more
 
 
 def source_of(

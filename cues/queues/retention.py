@@ -3,7 +3,8 @@
 1. Each part of the policy (age, count, bytes, read by every known reader) gives the index before which it
    keeps nothing. The highest of these indices counts.
 2. Messages that a step took and has not committed are kept, whatever the policy.
-3. Whole record batches are deleted, at most 1,000 in a commit. A count lets some more messages stay (:func:`spare`):
+3. Whole record batches are deleted, of 1,000 entries in a commit, or of twice as many as the commit appended, so that
+   the queue does not grow where each commit appends large tables. A count lets some more messages stay (:func:`spare`):
    deleting one at each append would take twice as long as the append.
 
 Known readers are the processors that ever read the queue, in this store and in others (forwarding/low_water.py),
@@ -25,7 +26,7 @@ from cues.base.events import log as logger
 from cues.errors import QueueInUse
 from cues.queues import claims, group_rows, marks, spans
 from cues.queues.committed import counts_places
-from cues.queues.log import DELETE_BATCHES_MAX, Log
+from cues.queues.log import DELETE_ENTRIES_MAX, Log
 from cues.queues.options import Retention
 from cues.queues.processor_rows import readers_of, unpack_reader
 from cues.records import sealed
@@ -34,6 +35,8 @@ from cues.storage.transaction import StoreTransaction, named_rows
 
 _NOTES = 8
 """The number of notes in the time of one age: a message is deleted at most an eighth of the age too late."""
+_SPARE_MAX = 1000
+"""The most messages that stay beyond a count."""
 _WRONG_NS = 7 * 86_400 * 10**9
 """A clock that jumps by this much between two messages is doubted. So is a last append that is this far ahead of the
 clock."""
@@ -99,8 +102,8 @@ def refuse_unread(plan: PlannedPurge) -> None:
         )
 
 
-def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
-    """Delete the messages that the policy does not keep."""
+def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) -> None:
+    """Delete the messages that the policy does not keep, after ``appended`` entries were appended."""
     row = log.row(txn)
     goal = wanted(txn, log, row, policy)
     if goal <= row.first:
@@ -116,7 +119,7 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
             where = f"it is at {at}, and the policy keeps those from {goal} on"
             _say(log, reader.name, f"deletes messages that %s has not read: {where}")
     if goal > row.first:
-        _, front = log.delete_before(txn, row, goal)
+        _, front = log.delete_before(txn, row, goal, max(DELETE_ENTRIES_MAX, 2 * appended))
         log.move_front(txn, row, max(front, row.first))
         spans.forget(txn, log.id, front)
 
@@ -144,7 +147,7 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
 
 def spare(count: int) -> int:
     """Return how many messages more than ``count`` may stay, so that several are deleted in one go."""
-    return min(count // 64, DELETE_BATCHES_MAX)
+    return min(count // 64, _SPARE_MAX)
 
 
 def _forget_expired(txn: StoreTransaction, log: Log) -> None:
