@@ -10,7 +10,7 @@ from typing import Any
 import cues
 from cues import codec
 from cues.base import names
-from cues.queues import processor_rows
+from cues.graphs import processor_rows
 from cues.queues.log import KEY, Log
 from cues.storage import transaction
 

@@ -17,10 +17,10 @@ from sets import slow_except
 from store_machine import StoreMachine
 
 from cues.errors import CuesError
+from cues.graphs.processor_rows import ProcessorRow
 from cues.queues import log, retention
 from cues.queues.cursor import Cursor
 from cues.queues.log import KEY, Log
-from cues.queues.processor_rows import ProcessorRow
 from cues.queues.store import Store
 from cues.records.log_row import pack_row
 from cues.steps.commit import Committer

@@ -23,7 +23,7 @@ from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 MIXED = """
 from cues.base import names
 from cues.graphs.processor import Node
-from cues.queues.processor_rows import key_of, read_row
+from cues.graphs.processor_rows import key_of, read_row
 from cues.storage.transaction import StoreTransaction
 
 def mixed(node: Node, txn: StoreTransaction) -> None:

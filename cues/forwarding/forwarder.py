@@ -37,9 +37,9 @@ from cues.forwarding import fork
 from cues.forwarding.fork import Step
 from cues.forwarding.low_water import LowWater
 from cues.forwarding.other_stores import ProducerRow
+from cues.graphs.processor_rows import read_row
 from cues.overrides import override
 from cues.queues.log import Log
-from cues.queues.processor_rows import read_row
 from cues.queues.queue import Queue, open_queue
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore

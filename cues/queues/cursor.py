@@ -20,10 +20,10 @@ from cues.queues import rollback
 from cues.queues.base import BaseQueue
 from cues.queues.committed import differ
 from cues.queues.log import Log, Raw
-from cues.queues.processor_rows import NO_SEAL, Position, pack_reader, unpack_reader
 from cues.records import sealed
 from cues.records.batch import Batch, is_pending, stamps_of
 from cues.records.log_row import LogRow
+from cues.records.positions import NO_SEAL, Position, pack_reader, unpack_reader
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 

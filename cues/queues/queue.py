@@ -33,7 +33,6 @@ from typing import Any, Literal, overload
 from cues import faults
 from cues.base import clock, names, shown
 from cues.base.checks import is_number
-from cues.base.names import ProcessorId
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.native import mypyc_attr
 from cues.queues import spans, tables
@@ -44,7 +43,6 @@ from cues.queues.cursor import Piece, Place
 from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
-from cues.queues.processor_rows import key_of
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import Tailer
 from cues.records import sealed
@@ -392,15 +390,6 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
     if options:
         _change(queue, options)
     return queue
-
-
-def open_named(store: BaseStore, name: str) -> Queue:
-    """Open a queue by its name, or the try log of a processor by the id of the processor.
-
-    The name of a try log is the key of its processor, which is another one after a rename.
-    """
-    with store.core.view() as txn:
-        return open_queue(store, key_of(txn, ProcessorId(name)) if "." in name else name)
 
 
 def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Queue:

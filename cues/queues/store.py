@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from datetime import datetime
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from cues.base.option_texts import describes
 from cues.errors import DurabilityMismatch
@@ -113,6 +113,14 @@ class Store(BaseStore):
         # The check imports all layers above this one, so it is loaded by name.
         problems: list[str] = importlib.import_module("cues.tools.check").check(self)
         return problems
+
+
+READER_KINDS: Final = ("cues.graphs.processor_rows", "cues.forwarding.marks", "cues.groups.claims")
+"""The modules that register kinds of readers (readers.py). They are layers above this one, so they are loaded by name;
+here, because no program can append, and so delete messages, without this class."""
+
+for _module in READER_KINDS:
+    importlib.import_module(_module)
 
 
 def open_or_make(path: str | os.PathLike[str], durability: str | None) -> Store:

@@ -23,7 +23,7 @@ from cues.steps.hashes import Hasher
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
-    from cues.queues.processor_rows import ProcessorRow
+    from cues.graphs.processor_rows import ProcessorRow
     from cues.steps.part import Part
     from cues.steps.ports import Ports
     from cues.steps.taking import Taken

@@ -64,7 +64,7 @@ from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
-    from cues.queues.processor_rows import ProcessorRow
+    from cues.graphs.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
     from cues.queues.store import Store
     from cues.steps.fence import Fence, Patience

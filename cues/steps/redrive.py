@@ -27,10 +27,10 @@ from cues import faults
 from cues.base import names
 from cues.errors import CuesError
 from cues.graphs.processor import Node, RedriveNode
+from cues.graphs.processor_rows import read_topology
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.records import batch as batches
 from cues.steps.beside import claim_beside

@@ -33,10 +33,10 @@ from cues import faults
 from cues.base import clock, events, names
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import ProcessorRow
 from cues.native import mypyc_attr
 from cues.queues.backpressure import Gate
 from cues.queues.options import QueueOptions, seconds_of
-from cues.queues.processor_rows import ProcessorRow
 from cues.queues.tailer import pending_read
 from cues.steps import tracing
 from cues.steps.abroad import Abroad, ForkQueues

@@ -49,7 +49,6 @@ from cues.overrides import override
 from cues.queues import rollback, stamped
 from cues.queues.backpressure import await_room
 from cues.queues.base import journal_of
-from cues.queues.consumer_rows import PublisherRow
 from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
 from cues.queues.sequencer import AckIntent
@@ -58,6 +57,7 @@ from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
 from cues.storage import environment
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+from cues.txn.consumer_rows import PublisherRow
 from cues.txn.writer import CONTINUE, Append, StoreWriter
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0
