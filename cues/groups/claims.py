@@ -25,7 +25,7 @@ from cues.base.events import log as logger
 from cues.base.texts import quoted
 from cues.errors import Diverged, InvalidArgument
 from cues.groups import group_rows
-from cues.queues import spans
+from cues.producers import spans
 from cues.queues.committed import Isolation, identity_of
 from cues.queues.log import Log, read_row
 from cues.queues.readers import Kind, Reader, register

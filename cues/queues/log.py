@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from cues.base import clock, names
 from cues.base.texts import quoted
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
-from cues.queues import producers
+from cues.producers import clocks
 from cues.records import batch, sealed
 from cues.records.batch import Batch, Page
 from cues.records.columns import StoredSchema, stored_schema
@@ -197,7 +197,7 @@ class Log:
             # Later messages of this append have larger indices, so they are no part of the transaction.
             return sum(part.size for part in self.span(txn, max(begin, first), at, producer, above, clock))
 
-        notes = producers.Notes(txn, self.id, count)
+        notes = clocks.Notes(txn, self.id, count)
         for page in pages:
             if page.flags & batch.PRODUCER:
                 notes.add(at, page)

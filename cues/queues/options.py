@@ -15,8 +15,8 @@ from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.queues import partitioners
 from cues.queues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
-from cues.queues.schema import Schema, schema_of
 from cues.records.columns import COMPRESSIONS
+from cues.records.schema import Schema, schema_of
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 COMPRESSION: Final = "zstd"

@@ -35,7 +35,8 @@ from cues.base import clock, names, shown
 from cues.base.checks import is_number
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.native import mypyc_attr
-from cues.queues import spans, tables
+from cues.producers import spans
+from cues.queues import tables
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation

@@ -22,8 +22,8 @@ from cues import codec
 from cues.base import clock, logs, names
 from cues.base.events import log as logger
 from cues.errors import QueueInUse
+from cues.producers import spans
 from cues.queues import readers as known
-from cues.queues import spans
 from cues.queues.committed import counts_places
 from cues.queues.log import DELETE_ENTRIES_MAX, Log
 from cues.queues.options import Retention

@@ -40,7 +40,7 @@ from cues.forwarding.forwarder import Forwarder
 from cues.graphs import processor_rows
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow
 from cues.groups import claims
-from cues.queues import producers
+from cues.producers import clocks
 from cues.queues.base import unpack_record
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import KEY, Log
@@ -323,7 +323,7 @@ class _Walker:
                 yield f"{who} cannot be read (its checksum fails)."
             elif not has_queue:
                 yield f"{who} is there, but the queue is not."
-            elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
+            elif row is not None and (begin := clocks.Written.unpack(raw).begin) >= row.next:
                 yield f"{who} has pending messages from {begin} on, but the queue ends before {row.next}."
 
     def _schemas(self) -> Iterator[str]:

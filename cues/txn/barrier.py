@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from cues.errors import InvalidArgument, QueueNotFound, StoreNotFound, WaitTimeout
-from cues.queues import producers
+from cues.producers import clocks
+from cues.producers.sequencer import AckIntent, Checkpoint
 from cues.queues.base import journal_of, view_of
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
-from cues.queues.sequencer import AckIntent, Checkpoint
 from cues.records.identity import split
 from cues.txn.publisher import find_queue, read_intent
 
@@ -106,7 +106,7 @@ def _acknowledged(intent: AckIntent) -> bool:
         except StoreNotFound:
             return False
         with queue.store.core.view() as txn:
-            written = producers.read(txn, queue.core.log.id, producer)
+            written = clocks.read(txn, queue.core.log.id, producer)
     return written is not None and written.acked >= clock
 
 

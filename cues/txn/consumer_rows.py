@@ -20,8 +20,8 @@ from typing import NamedTuple
 from cues import codec
 from cues.base import names
 from cues.errors import StoreReadOnly
-from cues.queues import spans
-from cues.queues.spans import Open
+from cues.producers import spans
+from cues.producers.spans import Open
 from cues.records import sealed
 from cues.storage import locks, transaction
 from cues.storage.base_store import BaseStore

@@ -37,10 +37,10 @@ from cues.base.names import ProcessorKey
 from cues.errors import CuesError, StoreNotFound, StoreReadOnly
 from cues.forwarding import marks, other_stores
 from cues.forwarding.marks import CONSUMER, ForeignReader, Mark
+from cues.producers.sequencer import Checkpoint
 from cues.queues import rollback
 from cues.queues.base import view_of
 from cues.queues.queue import Queue, open_queue
-from cues.queues.sequencer import Checkpoint
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 from cues.txn import consumer_rows

@@ -22,7 +22,8 @@ from typing import Final, Protocol
 from cues import codec, faults
 from cues.base import clock
 from cues.errors import CuesError, WaitTimeout
-from cues.queues import rollback, spans, stamped
+from cues.producers import spans
+from cues.queues import rollback, stamped
 from cues.queues.queue import Queue
 from cues.records import stamps
 from cues.records.batch import Page
