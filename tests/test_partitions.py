@@ -18,9 +18,8 @@ import cues
 from cues import faults
 from cues.base import clock, names
 from cues.errors import Closed, InvalidArgument, QueueNotFound, QueueOptionsError
-from cues.queues.base import views_of
+from cues.queues.base import Place, views_of
 from cues.queues.partitioners import partition_for
-from cues.queues.placement import Place
 from cues.records.log_row import unpack_row
 
 

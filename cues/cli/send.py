@@ -25,9 +25,8 @@ from cues.forwarding import other_stores
 from cues.graphs.graphfile import shown
 from cues.operate import target as targets
 from cues.queues.appender import Appender
-from cues.queues.delays import delayed
-from cues.queues.options import kept_in_store, to_open
-from cues.queues.placement import Place
+from cues.queues.base import Place
+from cues.queues.options import delayed, kept_in_store, to_open
 from cues.queues.queue import Queue
 from cues.queues.store import Store, open_or_make
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.base.texts import quoted
 from cues.engine import identities
 from cues.engine.status import processor_of
@@ -32,7 +33,6 @@ from cues.operate.refused import Refused
 from cues.operate.target import nearest
 from cues.queues.log import Log
 from cues.queues.queue import open_queue
-from cues.queues.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.queues.store import Store
 from cues.steps import ownership, pauses, pending
 from cues.steps.ownership import Claimant, Ownership

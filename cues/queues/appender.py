@@ -10,11 +10,9 @@ from cues.base.closing import Closing
 from cues.errors import Closed, CuesError, SchemaError
 from cues.overrides import override
 from cues.queues import backpressure
-from cues.queues.base import BaseQueue, OptionsChanged, view_of
-from cues.queues.delays import At, Delay, delayed
-from cues.queues.options import QueueOptions
+from cues.queues.base import BaseQueue, OptionsChanged, PartitionShare, Place, view_of
+from cues.queues.options import At, Delay, QueueOptions, delayed
 from cues.queues.partitioners import is_watermark
-from cues.queues.placement import PartitionShare, Place
 from cues.records import batch, columns
 from cues.schemas import Schema
 from cues.storage import wakeup
@@ -48,7 +46,7 @@ class Appender(Closing):
         ``deliver_at`` or ``delay``: processors get the message at this time, or after this time, as
         :func:`cues.delayed` describes.
 
-        In a queue with several partitions the index is a :class:`cues.queues.placement.Place`: an int with the
+        In a queue with several partitions the index is a :class:`cues.queues.base.Place`: an int with the
         attribute ``partition``. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
         :class:`InvalidArgument` (not a dict), :class:`StoreFull`, or :class:`QueueFull` if the queue has ``max_lag`` or
         ``max_bytes`` and had no room for ``timeout`` seconds; then nothing was written.
@@ -81,7 +79,7 @@ class Appender(Closing):
     ) -> range | list[Place]:
         """Append messages, all or none, in one transaction; return the range of their indices.
 
-        In a queue with several partitions, return the :class:`cues.queues.placement.Place` of each message, in the
+        In a queue with several partitions, return the :class:`cues.queues.base.Place` of each message, in the
         order given. Raises the errors of :meth:`write`; the text names the message at fault.
         """
         if self._closed or self.queue.core.lifetime.closed:

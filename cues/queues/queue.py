@@ -42,10 +42,9 @@ from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_re
 from cues.queues.committed import Isolation
 from cues.queues.cursor import Piece, Place
 from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
-from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
-from cues.queues.tailer import Tailer
+from cues.queues.tailer import MergedTailer, Tailer
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
 from cues.schemas import schema_of
@@ -122,7 +121,7 @@ class Queue(BaseQueue):
     def tailer(self, name: str | None = None, *, meta: bool = False, isolation: Isolation = "uncommitted") -> Tailer:
         """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.
 
-        It reads all partitions, merged by append time (:class:`cues.queues.merged.MergedTailer`). With ``meta``
+        It reads all partitions, merged by append time (:class:`cues.queues.tailer.MergedTailer`). With ``meta``
         every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
         ``isolation="committed"``, messages that a :class:`cues.txn.Publisher` wrote uncommitted are returned only
         after they are acknowledged, in the order of the acknowledgements (:mod:`cues.queues.committed`). The position

@@ -21,8 +21,8 @@ from typing import Final
 
 from cues import codec
 from cues.base.events import Counters
+from cues.queues.base import Placer
 from cues.queues.options import QueueOptions
-from cues.queues.placement import Placer
 from cues.records.provenance import Provenance
 from cues.spark import staging
 from cues.spark.executor import PartReport, reporting, travelling, unpack_job

@@ -23,8 +23,7 @@ from typing import Any, Final, Protocol
 from cues.errors import InvalidArgument, QueueNotFound, StoreNotFound, WaitTimeout
 from cues.producers import clocks
 from cues.producers.sequencer import AckIntent, Checkpoint
-from cues.queues.base import journal_of, view_of
-from cues.queues.placement import Place
+from cues.queues.base import Place, journal_of, view_of
 from cues.queues.queue import Queue
 from cues.records.identity import split
 from cues.txn.publisher import find_queue, read_intent
@@ -47,7 +46,7 @@ def wait_read_through(
 
     ``checkpoint`` is an object on the consumer's checkpoint: the consumer's own, or one with the same arguments in any
     process. It is not restored. ``indices`` are results of :meth:`Appender.write` or :meth:`Append.wait`; the index of
-    a queue with several partitions is a :class:`cues.queues.placement.Place`. A pending message counts as read when its
+    a queue with several partitions is a :class:`cues.queues.base.Place`. A pending message counts as read when its
     transaction is acknowledged and consumed.
 
     Raises :class:`WaitTimeout` after ``timeout`` seconds, with the position of the consumer on each queue that it has

@@ -57,8 +57,7 @@ from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.overrides import override
 from cues.producers.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
-from cues.queues.base import journal_of, views_of
-from cues.queues.placement import Place
+from cues.queues.base import Place, journal_of, views_of
 from cues.queues.queue import Queue
 from cues.records.identity import Clock
 from cues.storage import wakeup
