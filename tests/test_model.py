@@ -116,7 +116,7 @@ def retention_off_by_one(patch: Patch) -> None:
 def retention_that_waits_for_no_step(patch: Patch) -> None:
     """Retention removes the messages of a pending step before it commits."""
     real = retention.readers
-    patch.setattr(retention, "readers", lambda *a: [one._replace(pending=False) for one in real(*a)])
+    patch.setattr(retention, "readers", lambda *a: [one._replace(under_way=False) for one in real(*a)])
 
 
 def times_that_fall(patch: Patch) -> None:

@@ -286,7 +286,7 @@ class Gate:
                 late += behind
         return room, late
 
-    def hold(self, warn: Callable[[str], object]) -> float:
+    def note_wait(self, warn: Callable[[str], object]) -> float:
         """Note that the writer waits for :attr:`late`; call ``warn`` with a text, once, if it takes long.
 
         Return the seconds of the wait since the last call.
@@ -360,7 +360,7 @@ def wait_for_room(gate: Gate, timeout: float | None, check: Callable[[], object]
         check()
         if gate.room():
             return True
-        gate.hold(lambda text: logger.warning("%s: %s", gate.writer, text))
+        gate.note_wait(lambda text: logger.warning("%s: %s", gate.writer, text))
         return False
 
     if gate.room():

@@ -27,12 +27,12 @@ from cues.storage.transaction import StoreTransaction
 
 
 @mypyc_attr(native_class=False)
-class Place(int):
+class PartitionIndex(int):
     """An index with its ``partition``."""
 
     partition: int
 
-    def __new__(cls, index: int, partition: int) -> Place:
+    def __new__(cls, index: int, partition: int) -> PartitionIndex:
         place = int.__new__(cls, index)
         place.partition = partition
         return place

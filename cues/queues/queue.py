@@ -40,7 +40,7 @@ from cues.queues import tables
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation
-from cues.queues.cursor import Piece, Place
+from cues.queues.cursor import IndexOf, Piece
 from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
@@ -232,9 +232,9 @@ class Queue(BaseQueue):
         """
         if unread not in ("drop", "refuse"):
             raise InvalidArgument(f"unread={unread!r}.", "pass 'drop' or 'refuse'.")
-        return purge_to(self, self._place_of(before), unread == "refuse")
+        return purge_to(self, self._index_of(before), unread == "refuse")
 
-    def _place_of(self, before: int | datetime) -> Place:
+    def _index_of(self, before: int | datetime) -> IndexOf:
         """The index on a log before which a purge drops messages."""
         if isinstance(before, datetime):
             ns = clock.to_ns(before)
@@ -251,10 +251,10 @@ class Queue(BaseQueue):
         """Return what :meth:`purge` would drop now from each partition: messages, bytes, and readers that lose some."""
         self.core.check_open()
         self.core.refuse_try_log("trims")
-        place, logs = self._place_of(before), [view.core.log for view in views_of(self)]
+        index_of, logs = self._index_of(before), [view.core.log for view in views_of(self)]
         with self.store.core.view() as txn:
             rows = [(log, log.row(txn)) for log in logs]
-            return [planned(txn, log, row, place(txn, log, row)) for log, row in rows]
+            return [planned(txn, log, row, index_of(txn, log, row)) for log, row in rows]
 
     def delete(self) -> int:
         """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
@@ -281,11 +281,11 @@ class Queue(BaseQueue):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
                     self.store.core.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
-    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place, refuse: bool) -> int:
+    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], index_of: IndexOf, refuse: bool) -> int:
         dropped = 0
         for log in logs:
             row = log.row(txn)
-            index = place(txn, log, row)
+            index = index_of(txn, log, row)
             if refuse:
                 refuse_unread(planned(txn, log, row, index))
             if index > row.first:
@@ -329,13 +329,13 @@ def source_of(
     return source
 
 
-def purge_to(queue: Queue, place: Place, refuse: bool = False) -> int:
-    """Drop the messages before the index that ``place`` returns for each log; return their number."""
+def purge_to(queue: Queue, index_of: IndexOf, refuse: bool = False) -> int:
+    """Drop the messages before the index that ``index_of`` returns for each log; return their number."""
     queue.core.check_open()
     queue.core.refuse_try_log("trims")
     logs = [view.core.log.records for view in views_of(queue)]
     try:
-        dropped = queue.store.core.commit(queue._move_fronts, logs, place, refuse)
+        dropped = queue.store.core.commit(queue._move_fronts, logs, index_of, refuse)
     except StoreFull as error:
         error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
         raise

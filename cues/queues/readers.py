@@ -33,7 +33,7 @@ class Reader(NamedTuple):
     identity: bytes
     """The identity of the log, or of its committed messages, in which the position counts; empty: of the log."""
     next: int
-    pending: bool
+    under_way: bool
     """A step took messages from ``next`` on and has not committed: no policy deletes them."""
 
 

@@ -49,7 +49,7 @@ class PositionHolder(NamedTuple):
 
     name: str
     next: int
-    pending: bool
+    under_way: bool
     """It took messages from ``next`` on and has not committed."""
 
 
@@ -90,7 +90,7 @@ def refuse_unread(plan: PlannedPurge) -> None:
     """Raise :class:`QueueInUse` if a reader has not read what the purge deletes."""
     if plan.behind:
         readers = ", ".join(
-            f"{reader.name} is at {reader.next}" + " and has a step under way" * reader.pending
+            f"{reader.name} is at {reader.next}" + " and has a step under way" * reader.under_way
             for reader in sorted(plan.behind, key=lambda reader: (reader.next, reader.name))
         )
         raise QueueInUse(
@@ -108,12 +108,12 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) ->
         return
     behind = [reader for reader in readers(txn, log) if reader.next < goal]
     for reader in behind:
-        if reader.pending:
+        if reader.under_way:
             _say(log, reader.name, "waits for a step of %s, which has not committed")
             goal = min(goal, reader.next)
     for reader in behind:  # not with the policy "read" alone, which stops at the slowest reader
         at = max(reader.next, row.first)
-        if not reader.pending and at < goal:
+        if not reader.under_way and at < goal:
             where = f"it is at {at}, and the policy keeps those from {goal} on"
             _say(log, reader.name, f"deletes messages that %s has not read: {where}")
     if goal > row.first:
@@ -197,7 +197,7 @@ def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) 
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
     """Return the readers with a position on the log in this store, or in another store, with a mark here."""
     return [
-        PositionHolder(one.name, needed_from(txn, log, one.identity, one.next), one.pending)
+        PositionHolder(one.name, needed_from(txn, log, one.identity, one.next), one.under_way)
         for one in known.of_log(txn, log)
     ]
 

@@ -49,7 +49,7 @@ from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues import tables
 from cues.queues.base import BaseQueue, check_index, view_of
-from cues.queues.cursor import Cursor, Mark, Place, Take, compare_and_set, metadata, write_positions
+from cues.queues.cursor import Cursor, IndexOf, Mark, Take, compare_and_set, metadata, write_positions
 from cues.queues.log import Log
 from cues.records.batch import Batch
 from cues.records.log_row import LogRow
@@ -251,12 +251,12 @@ class Tailer(Reader):
         ns = clock.to_ns(when)
         self._seek(lambda txn, log, row: log.index_at(txn, row, ns))
 
-    def _seek(self, place: Place) -> None:
-        """Move to the index that ``place`` returns, on each partition."""
+    def _seek(self, index_of: IndexOf) -> None:
+        """Move to the index that ``index_of`` returns, on each partition."""
         with self._use():
             self._have_all()
             with self._store.core.view() as txn:
-                goals = [cursor.place(txn, place) for cursor in self.cursors]
+                goals = [cursor.position_for(txn, index_of) for cursor in self.cursors]
             if self._commits:
                 stored = self._store.core.commit(write_positions, self.cursors, goals)
                 for cursor, row in zip(self.cursors, stored):

@@ -531,12 +531,12 @@ class Stepper:
         """Take nothing, because an output has no room."""
         self.store.core.check_file()
         self.check_fence()
-        self.hold()
+        self.note_wait()
         return "blocked"
 
-    def hold(self) -> None:
+    def note_wait(self) -> None:
         """Note that it waits for the readers of its outputs: its thread sleeps until there is room."""
-        self.counters.waited_s += self.gate.hold(self._warn)
+        self.counters.waited_s += self.gate.note_wait(self._warn)
 
     @property
     def lingers_s(self) -> float | None:

@@ -57,7 +57,7 @@ from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.overrides import override
 from cues.producers.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
-from cues.queues.base import Place, journal_of, views_of
+from cues.queues.base import PartitionIndex, journal_of, views_of
 from cues.queues.queue import Queue
 from cues.records.identity import Clock
 from cues.storage import wakeup
@@ -283,7 +283,7 @@ class Consumer(Closing):
         """
         self._stopping = True
 
-    def wait_read_through(self, indices: Mapping[Queue, int | Place], timeout: float | None = None) -> None:
+    def wait_read_through(self, indices: Mapping[Queue, int | PartitionIndex], timeout: float | None = None) -> None:
         """Wait, in another thread, until messages are consumed, committed and acknowledged.
 
         See :func:`cues.txn.wait_read_through`, which does the same from any process.
