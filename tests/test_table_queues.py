@@ -57,6 +57,16 @@ def test_a_write_of_no_rows_or_of_a_bad_table_writes_nothing(store: cues.Store) 
         store.queue("small", max_message_bytes=100).appender().write_table(pa.table({"text": ["a", "b" * 200]}))
 
 
+def test_an_appender_with_a_schema_checks_each_row_of_a_table(store: cues.Store) -> None:
+    """The error names the row and the field, and nothing of the table is written."""
+    queue = store.queue("q")
+    appender = queue.appender(schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    assert appender.write_table(pa.table({"n": [1, 2]})) == range(1, 3)
+    with pytest.raises(errors.SchemaError, match="row 1: ") as caught:
+        appender.write_table(pa.table({"n": [3, None]}))
+    assert "n" in str(caught.value) and queue.tailer().read_many(9) == [{"n": 1}, {"n": 2}]
+
+
 @pytest.mark.parametrize(
     "options",
     [
