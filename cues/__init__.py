@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from cues.graphs.running import Running
     from cues.graphs.schedules import cron, every
     from cues.queues.appender import Appender
-    from cues.queues.delays import delayed
-    from cues.queues.options import QueueOptions, Retention, duration_of
+    from cues.queues.options import QueueOptions, Retention, delayed, duration_of
     from cues.queues.queue import Queue
-    from cues.queues.store import Store
+    from cues.queues.store import Store, Transaction
     from cues.queues.store import Store as open
     from cues.queues.tailer import Envelope, Tailer, alts
-    from cues.queues.transaction import Transaction
     from cues.steps.failure import error_context
     from cues.steps.process import Delivery, Process
     from cues.tools.replay import replay
@@ -75,12 +73,10 @@ _MODULES = {
     "graphs.schedules": "cron every",
     "graphs.declaration": "AllOf AnyOf Frame Sink Source Stream",
     "queues.appender": "Appender",
-    "queues.delays": "delayed",
-    "queues.options": "QueueOptions Retention duration_of",
+    "queues.options": "QueueOptions Retention delayed duration_of",
     "queues.queue": "Queue",
-    "queues.store": "Store",
+    "queues.store": "Store Transaction",
     "queues.tailer": "Envelope Tailer alts",
-    "queues.transaction": "Transaction",
     "steps.failure": "error_context",
     "steps.process": "Delivery Process",
     "tools.replay": "replay",

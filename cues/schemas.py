@@ -57,7 +57,6 @@ _RESERVED: Final = "q/"
 _NATIVE: Final = (datetime, date, time, timedelta, Decimal, UUID, bytes)
 """Types that messages may have and JSON has not."""
 _TRUTH: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_JSON_WORDS: Final = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
 
 class _Misfit(Exception):

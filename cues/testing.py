@@ -41,17 +41,17 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
+from cues.graphs.processor_rows import all_keys, key_of, read_row, read_topology
 from cues.overrides import override
 from cues.queues.base import view_of, views_of
 from cues.queues.log import read_row as read_log
-from cues.queues.processor_rows import all_keys, key_of, read_row, read_topology
-from cues.queues.queue import open_named
 from cues.queues.store import Store
 from cues.steps.failure import stopped_by
 from cues.steps.feed import SourceStepper
 from cues.steps.hashes import delivery_hash
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
+from cues.steps.tries import open_named
 from cues.storage import timeline
 from cues.tools import metrics
 

@@ -9,7 +9,7 @@ from typing import Any
 import cues
 from cues import faults
 from cues.groups import TRY_COMMIT, Member
-from cues.queues import spans
+from cues.producers import spans
 from cues.txn import Publisher
 
 

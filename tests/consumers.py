@@ -29,11 +29,11 @@ import cues
 from cues import testing
 from cues.checkpoints import SQLCheckpoint
 from cues.checkpoints.fence import RestoredFence
-from cues.queues.reader import ReadCommitted
-from cues.queues.sequencer import AckIntent, Checkpoint, Envelope
+from cues.producers.sequencer import AckIntent, Checkpoint, Envelope
 from cues.queues.store import Store
 from cues.txn.consumer import Consumer, Defer
 from cues.txn.publisher import Publisher
+from cues.txn.reader import ReadCommitted
 
 ORDERS = 8
 SCHEMA = "create table if not exists ledger (life text, n integer)"

@@ -10,8 +10,9 @@ from typing import Any
 import cues
 from cues import codec
 from cues.base import names
-from cues.queues import processor_rows
+from cues.graphs import processor_rows
 from cues.queues.log import KEY, Log
+from cues.records.positions import NO_SEAL, POSITION, pack_reader, unpack_reader
 from cues.storage import transaction
 
 MAP_BYTES = 4 << 20
@@ -177,7 +178,7 @@ def _change_position(txn: Any, **changes: Any) -> None:
 
 
 def position_beyond(store: cues.Store, txn: Any) -> None:
-    _change_position(txn, next=400, seal=processor_rows.NO_SEAL)
+    _change_position(txn, next=400, seal=NO_SEAL)
 
 
 def position_on_another_queue(store: cues.Store, txn: Any) -> None:
@@ -209,14 +210,14 @@ def reader_unknown(store: cues.Store, txn: Any) -> None:
 
 def named_tailer_beyond(store: cues.Store, txn: Any) -> None:
     key = names.reader_key("plain", 0, "reader")
-    identity, _, seal = processor_rows.unpack_reader(txn.get(key), "plain", "reader")
-    txn.put(key, processor_rows.pack_reader(identity, 10**6, seal))
+    identity, _, seal = unpack_reader(txn.get(key), "plain", "reader")
+    txn.put(key, pack_reader(identity, 10**6, seal))
 
 
 def named_tailer_of_an_old_version_beyond(store: cues.Store, txn: Any) -> None:
     key = names.reader_key("plain", 0, "reader")
-    identity, _, seal = processor_rows.unpack_reader(txn.get(key), "plain", "reader")
-    txn.put(key, processor_rows.POSITION.pack(identity, 10**6, seal))
+    identity, _, seal = unpack_reader(txn.get(key), "plain", "reader")
+    txn.put(key, POSITION.pack(identity, 10**6, seal))
 
 
 def named_tailer_flipped(store: cues.Store, txn: Any) -> None:

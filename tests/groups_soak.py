@@ -18,10 +18,9 @@ from typing import Any
 
 import cues
 from cues.base import names
-from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason, Session
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason, Session, claims
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable, Move
-from cues.queues import claims
 
 STAGES = ("first", "second", "third", "fourth")
 QUEUES = STAGES[:3]

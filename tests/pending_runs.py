@@ -23,7 +23,7 @@ import cues
 from cues import Graph, QueueOptions, Stream, testing
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, Fenced
-from cues.queues import producers
+from cues.producers import clocks
 from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
@@ -187,7 +187,7 @@ def examine(name: str, path: str) -> dict[str, Any]:
             for queue in other.queues():
                 for log, messages in committed(other.queue(queue)).items():
                     found["queues"][log] = [_said(message) for message in messages]
-                    found["pending"] += [p for p, written in producers.rows(other, log) if written.begin]
+                    found["pending"] += [p for p, written in clocks.rows(other, log) if written.begin]
         return found
 
 

@@ -37,7 +37,7 @@ from cues import AnyOf, Graph, Retention, Sink, Store, Stream, faults, testing
 from cues.base import names
 from cues.base.clock import to_datetime, to_ns
 from cues.errors import CodecError, InvalidArgument, StoreReadOnly
-from cues.queues import processor_rows
+from cues.graphs import processor_rows
 from cues.queues.log import KEY
 from cues.steps import ownership
 

@@ -195,8 +195,8 @@ def test_no_queue_of_a_graph_exceeds_its_bound(store: cues.Store) -> None:
     def look() -> None:
         with store.core.view() as txn:
             for name in high:
-                for reader in backpressure.readers(txn, store.queue(name).core.log):
-                    high[name] = max(high[name], reader.behind)
+                for lag in backpressure.lags(txn, store.queue(name).core.log):
+                    high[name] = max(high[name], lag.behind)
 
     @graph.sink("b")
     def keep(message):
@@ -389,7 +389,7 @@ def test_readers_killed_while_a_writer_waits(tmp_path: Path) -> None:
 
             def claimed() -> bool:
                 with store.core.view() as txn:
-                    return bool(list(backpressure.readers(txn, store.queue("b").core.log)))
+                    return bool(list(backpressure.lags(txn, store.queue("b").core.log)))
 
             await_true(claimed, "the first reader")
             with graph.start(store=store) as running:

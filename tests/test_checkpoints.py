@@ -25,7 +25,7 @@ from sets import slow_except
 import cues
 from cues import testing
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint, SQLCheckpoint, packing
-from cues.queues.sequencer import AckIntent, Checkpoint, ProducerState
+from cues.producers.sequencer import AckIntent, Checkpoint, ProducerState
 from cues.records.identity import ProducerID
 
 SCHEMA = "create table if not exists written (n integer)"

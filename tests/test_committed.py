@@ -29,7 +29,7 @@ from cues.cli import app
 from cues.errors import Fenced, InvalidArgument, QueueInUse, TopologyChanged
 from cues.groups import Member, Relative, describe, seek
 from cues.groups.places import Start
-from cues.queues import producers, spans
+from cues.producers import clocks, spans
 from cues.queues.base import read_as
 from cues.queues.queue import Queue
 from cues.queues.retention import readers
@@ -124,7 +124,7 @@ def state(store: cues.Store, queue: Queue) -> tuple[Any, ...]:
         assert tailer.envelope is not None
         envelopes.append((tailer.envelope.index, tailer.envelope.producer, tailer.envelope.uuid))
     committed = [(one.uuid, one.message, one.begin) for one in ReadCommitted(queue, message_type=None)]
-    return envelopes, committed, numbers(queue.tailer(isolation="committed")), dict(producers.rows(store, queue.id))
+    return envelopes, committed, numbers(queue.tailer(isolation="committed")), dict(clocks.rows(store, queue.id))
 
 
 @pytest.mark.parametrize("block", slow_except(range(2), range(6)))

@@ -39,8 +39,8 @@ from cues.checkpoints import deliveries
 from cues.errors import Diverged, Fenced, ProcessorStopped, StoreDamaged
 from cues.processors import sql
 from cues.queues.log import KEY, Log
-from cues.queues.processor_rows import NO_SEAL, Position
 from cues.records.log_row import pack_row
+from cues.records.positions import NO_SEAL, Position
 from cues.steps.commit import Committer
 from cues.steps.fence import Fence
 from cues.steps.ownership import LEASE_S

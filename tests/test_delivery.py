@@ -921,7 +921,7 @@ def test_at_most_once_moves_before_it_runs(store: Store) -> None:
 
     def look(message: Message, process: Any) -> Message:
         with store.core.view() as txn:
-            from cues.queues.processor_rows import read_row
+            from cues.graphs.processor_rows import read_row
 
             row = read_row(txn, "g.look")
         assert row is not None

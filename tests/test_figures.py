@@ -18,7 +18,7 @@ from terminal import cues as command
 
 import cues
 from cues.base.histogram import RECENT_S, Histogram, Recent
-from cues.operate.place import measure, place_of
+from cues.operate.place import place_of
 from cues.operate.target import resolve
 from cues.tools import metrics
 from cues.tools.figures import values
@@ -69,7 +69,7 @@ def graph(tmp_path: Path) -> Path:
 
 def p99(graph: Path) -> float | None:
     with place_of(resolve(str(graph))) as place:
-        (figures,) = [each for each in measure(place).figures() if each.processor == "g.slow"]
+        (figures,) = [each for each in place.measure().figures() if each.processor == "g.slow"]
         return values(figures)["p99"]  # type: ignore[no-any-return]
 
 

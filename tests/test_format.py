@@ -20,7 +20,7 @@ from small import DECODERS
 import cues
 from cues import codec
 from cues.base import names
-from cues.queues.processor_rows import ProcessorRow, read_topology
+from cues.graphs.processor_rows import ProcessorRow, read_topology
 from cues.records.batch import Batch
 from cues.records.log_row import unpack_row
 from cues.steps.hashes import delivery_hash

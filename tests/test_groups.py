@@ -1271,7 +1271,7 @@ def test_a_queue_made_anew_is_not_read_from_the_old_position(
 
         def carry(txn: Any) -> None:
             from cues.base import names
-            from cues.queues import claims
+            from cues.groups import claims
 
             for (queue, number), claim in wanted.items():
                 claims.put(txn, names.log_id(queue, number), "g", claim)

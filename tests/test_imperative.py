@@ -27,7 +27,7 @@ from cues.errors import (
     TopologyChanged,
 )
 from cues.graphs import draw
-from cues.queues.processor_rows import read_row
+from cues.graphs.processor_rows import read_row
 from cues.steps import ownership
 
 Message = dict[str, Any]

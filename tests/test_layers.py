@@ -30,8 +30,8 @@ PROCESSORS = ROOT.parent / "processors"
 # Folders from the bottom up. A module imports only from its own folder and from folders before it. "" is the public
 # modules at the top of the package that are imported from below; TOP are those that only users import.
 FOLDERS = (
-    "", "base", "records", "storage", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn", "groups",
-    "engine", "spark", "tools", "operate", "cli", "ui",
+    "", "base", "records", "storage", "producers", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn",
+    "groups", "engine", "spark", "tools", "operate", "cli", "ui",
 )  # fmt: skip
 TOP = {"testing", "testing_plugin", "__main__"}
 

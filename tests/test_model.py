@@ -17,10 +17,10 @@ from sets import slow_except
 from store_machine import StoreMachine
 
 from cues.errors import CuesError
+from cues.graphs.processor_rows import ProcessorRow
 from cues.queues import log, retention
 from cues.queues.cursor import Cursor
 from cues.queues.log import KEY, Log
-from cues.queues.processor_rows import ProcessorRow
 from cues.queues.store import Store
 from cues.records.log_row import pack_row
 from cues.steps.commit import Committer
@@ -116,7 +116,7 @@ def retention_off_by_one(patch: Patch) -> None:
 def retention_that_waits_for_no_step(patch: Patch) -> None:
     """Retention removes the messages of a pending step before it commits."""
     real = retention.readers
-    patch.setattr(retention, "readers", lambda *a: [one._replace(pending=False) for one in real(*a)])
+    patch.setattr(retention, "readers", lambda *a: [one._replace(under_way=False) for one in real(*a)])
 
 
 def times_that_fall(patch: Patch) -> None:

@@ -15,8 +15,8 @@ from cues import Graph, QueueOptions, Sink, Store, Stream, faults, testing
 from cues.cli.app import run as cli
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, InvalidArgument
+from cues.graphs.processor_rows import read_row
 from cues.operate import processors as operate
-from cues.queues.processor_rows import read_row
 from cues.testing import run_until_idle
 
 FILE = """

@@ -25,8 +25,8 @@ from cues import Graph, Sink, Source, Store, Stream, testing
 from cues.base import names
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, ProcessorStopped
-from cues.queues import processor_rows
-from cues.queues.processor_rows import read_row
+from cues.graphs import processor_rows
+from cues.graphs.processor_rows import read_row
 from cues.steps import ownership
 from cues.steps.ownership import LEASE_S
 from cues.storage import leases, locks, transaction

@@ -18,9 +18,8 @@ import cues
 from cues import faults
 from cues.base import clock, names
 from cues.errors import Closed, InvalidArgument, QueueNotFound, QueueOptionsError
-from cues.queues.base import views_of
+from cues.queues.base import PartitionIndex, views_of
 from cues.queues.partitioners import partition_for
-from cues.queues.placement import Place
 from cues.records.log_row import unpack_row
 
 
@@ -57,14 +56,14 @@ def test_messages_go_to_the_partition_of_their_key_in_one_transaction(store: cue
     written = queue.appender().write_many(messages)
     assert len(written) == 200
     for message, place in zip(messages, written):
-        assert isinstance(place, Place)
+        assert isinstance(place, PartitionIndex)
         assert place.partition == partition_for(message["user"], 8)
         found = queue.partition(place.partition).tailer()
         found.to_index(place)
         assert found.read() == message
     assert len(queue) == 200
     one = queue.appender().write({"user": "user-3", "n": 200})
-    assert isinstance(one, Place)
+    assert isinstance(one, PartitionIndex)
     assert one.partition == partition_for("user-3", 8)
     assert (str(one), repr(one)) == (f"{int(one)}", f"<{int(one)} of partition {one.partition}>")
     assert pickle.loads(pickle.dumps(one)).partition == one.partition
@@ -235,7 +234,7 @@ def test_growing_is_asked_for_by_name_and_shrinking_is_refused(store: cues.Store
     ]
     # Whoever has an appender already places by the new count with its next message.
     place = elsewhere.write({"user": "user-1", "n": 51})
-    assert isinstance(place, Place)
+    assert isinstance(place, PartitionIndex)
     assert place.partition == partition_for("user-1", 16)
     with store.core.view() as txn:
         identities = {unpack_row(txn.get(names.row_key("orders", i))).identity for i in range(16)}

@@ -23,7 +23,7 @@ from cues import Graph, QueueOptions, Sink, Source, Stream, faults, testing
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, GraphError
 from cues.graphs import draw
-from cues.queues import producers
+from cues.producers import clocks
 from cues.queues.base import view_of, views_of
 from cues.spark import engine as spark
 from cues.steps import ownership
@@ -291,7 +291,7 @@ def test_a_stream_that_forwards_from_now_on_finishes_what_is_pending(tmp_path: P
         testing.run_until_idle(graph(tmp_path, across))
         assert committed(tmp_path) == [{"n": 1}, {"n": 2}]
     with cues.open(tmp_path / "other") as other:
-        assert not [one for one, written in producers.rows(other, "out") if written.begin]
+        assert not [one for one, written in clocks.rows(other, "out") if written.begin]
 
 
 def test_a_failed_step_drops_what_it_wrote_before_the_next_one(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_seek_while_a_step_has_something_pending(tmp_path: Path) -> None:
             faults.disarm()
     assert committed(tmp_path) == [{"n": 1}, {"n": 2}]
     with cues.open(tmp_path / "other") as other:
-        assert len(list(producers.rows(other, "out"))) == 1 and len(list(other.queue("out").tailer())) == 5
+        assert len(list(clocks.rows(other, "out"))) == 1 and len(list(other.queue("out").tailer())) == 5
 
 
 def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:

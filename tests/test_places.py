@@ -17,7 +17,7 @@ from cues import Graph, QueueOptions, Stream
 from cues.errors import BatchDamaged, QueueNotFound, Unsupported
 from cues.operate.directories import DirectoryPlace
 from cues.operate.directory_reader import DirectoryReader
-from cues.operate.place import Place, measure, message_at, place_of
+from cues.operate.place import Place, message_at, place_of
 from cues.operate.reading import FoundMessage, StoreReader
 from cues.operate.refused import Refused
 from cues.operate.seeking import SeekRequest
@@ -86,7 +86,7 @@ def test_both_kinds_have_the_same_methods(one: type, other: type, alone: set[str
 
 def test_a_measurement_has_the_sums_of_the_units_of_a_processor(place: Place) -> None:
     with place:
-        seen = measure(place)
+        seen = place.measure()
         (figures,) = [each for each in seen.figures() if each.processor == "g.p"]
         assert [unit.processor for unit in figures.units] == ["g.p", "g.p/1", "g.p/2"]
         assert (figures.lag, figures.errors, figures.taken, figures.is_running) == (0, 2, 32, False)
@@ -128,11 +128,11 @@ def test_plans_change_nothing_and_then_do_what_they_say(place: Place) -> None:
     named = at(place, "g.p")
     with named, named.seeking(SeekRequest("start")) as seek:
         assert seek.subject == "g.p"
-        assert measure(place).figures(["g.p"])[0].lag == 0
+        assert place.measure().figures(["g.p"])[0].lag == 0
         moved = [facts["processor"] for _, facts in seek.apply()]
     assert moved == ["g.p", "g.p/1", "g.p/2"]
     with place:
-        lag = measure(place).figures(["g.p"])[0].lag
+        lag = place.measure().figures(["g.p"])[0].lag
     assert lag == 32
     with pytest.raises(Refused, match="an index belongs to one"), at(place, "g.p").seeking(SeekRequest(3)):
         pass
@@ -141,7 +141,7 @@ def test_plans_change_nothing_and_then_do_what_they_say(place: Place) -> None:
         assert (growth.queue, growth.partitions) == ("out", 1)
         growth.apply(2)
     with place:
-        (grown,) = [queue for queue in measure(place).queues if queue.queue == "out"]
+        (grown,) = [queue for queue in place.measure().queues if queue.queue == "out"]
         assert len(grown.partitions) == 2
         assert place.check(lambda what, done, total: None) == []
 

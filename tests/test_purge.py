@@ -108,7 +108,7 @@ def test_a_step_under_way_has_not_read_its_messages(tmp_path: Path) -> None:
     assert "g.p is at 1 and has a step under way" in refused(1, f"{path}#orders", "--before", "3", "--yes")
     with cues.open(path) as store:
         (plan,) = store.queue("orders").plan_purge(3)
-        assert (plan.count, plan.first, plan.index, [reader.pending for reader in plan.behind]) == (2, 1, 3, [True])
+        assert (plan.count, plan.first, plan.index, [reader.under_way for reader in plan.behind]) == (2, 1, 3, [True])
     assert purged(f"{path}#orders", "--before", "3", "--force", "--yes")["unread"] == {"g.p": 2}
     assert left(path) == list(range(3, 11))
 

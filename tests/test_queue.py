@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -663,7 +664,8 @@ class Undone(Exception):
 
 
 def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
-    """Against a model: batches in order, of which those go that end before the index, as many as one commit may."""
+    """Against a model: batches in order, of which those go that end before the index, at least one, and as many as have
+    the entries that one commit may delete."""
     seed = seeds.new()
     draw = random.Random(seed)
     for name in range(30):
@@ -678,14 +680,17 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
             log = queue.core.log
             with store.core.view() as txn:
                 row = log.row(txn)
-                batches = log.batches(log.read(txn, row, row.first, row.next))
+                raws = log.read(txn, row, row.first, row.next)
+                batches = log.batches(raws)
             for _ in range(10):
                 index, most = draw.randrange(1, row.next + 1), draw.choice((1, 2, 1000))
-                gone = [one for one in batches if one.next <= index][:most]
+                ended = [one for one in batches if one.next <= index]
+                sizes = list(itertools.accumulate(1 + len(one[2]) for one in raws[: len(ended)]))
+                gone = ended[: max(min(1, len(ended)), sum(size <= most for size in sizes))]
                 left = [one.first for one in batches[len(gone) :]]
 
                 def delete(txn: Any) -> None:
-                    assert log.delete_before(txn, row, index, most) == (len(gone), ([*left, row.next])[0])
+                    assert log.delete_before(txn, row, index, most) == (gone != ended, ([*left, row.next])[0])
                     keys = [key for key, _ in txn.cursor(log.database)]
                     assert [int.from_bytes(key, "big") for key in keys if len(key) == 8] == left
                     assert all(int.from_bytes(key[:8], "big") in left for key in keys)

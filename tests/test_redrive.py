@@ -142,6 +142,20 @@ def test_the_commands_list_redrive_and_discard(shop: Path, capsys: pytest.Captur
         assert not store.check()
 
 
+def test_a_program_discards_for_a_reason_that_is_kept(shop: Path) -> None:
+    """Of the three errors one fits. The error queue keeps it, and nothing else is settled."""
+    store = shop.parent / "store"
+    for wrong in ({"reason": " ", "all": True}, {"reason": "known"}):
+        with pytest.raises(InvalidArgument):
+            cues.discard(store, **wrong)  # type: ignore[arg-type]
+    (found,) = cues.discard(store, reason="a test order", where=lambda error: error["input"]["n"] == 3)
+    assert (found.index, found.inputs) == (2, {"orders": [{"n": 3}]})
+    assert cues.discard(store, reason="again", index=[2]) == []
+    assert [error.index for error in cues.list_errors(store)] == [1, 3]
+    states = {error.index: error.state for error in cues.list_errors(store, settled=True)}
+    assert states == {1: "unresolved", 2: "discarded", 3: "unresolved"}
+
+
 def test_a_request_is_made_once_and_waits_for_the_next_start(shop: Path) -> None:
     """Two callers that ask for the same error at the same time ask once; a store alone cannot run the function."""
     (shop.parent / "fixed").touch()

@@ -20,10 +20,10 @@ from cues import Graph, QueueOptions, Sink, Source, Store, Stream, testing
 from cues.cli.app import commands
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, GraphError, TopologyChanged
+from cues.graphs.processor_rows import key_of, read_row
 from cues.operate.shape import shape_of_store
 from cues.processors import joins, reducers, shape, windows
 from cues.processors.sql import SQLite
-from cues.queues.processor_rows import key_of, read_row
 from cues.storage.replica import same_moment
 from cues.tools import metrics
 from cues.tools.changes import cut_of

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues import Graph, Sink, testing
+from cues import Graph, Sink, groups, testing
 from cues.queues import retention
 from cues.tools import metrics
 
@@ -28,6 +30,25 @@ def _nothing_said() -> None:
 def store(tmp_path: Path) -> Iterator[cues.Store]:
     with cues.open(tmp_path / "store", durability="process") as store:
         yield store
+
+
+def test_a_process_that_only_appends_knows_readers_of_all_kinds() -> None:
+    """It imports no group and no graph; their rows are in its store all the same, and retention waits for them."""
+    code = "import cues; cues.Store; from cues.queues import readers; print(*readers.kinds)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(out.stdout.split()) == ["group", "other", "processor", "tailer"]
+
+
+def test_what_a_group_has_not_read_stays_although_the_writer_opens_no_group(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("q", retention="read").appender().write_many([{"n": n} for n in range(3)])
+        with groups.Member(store, "q", "g"):
+            pass
+    write = "store.queue('q').tailer('t').read_many(9); store.queue('q').appender().write({'n': 3})"
+    code = f"import cues, sys\nwith cues.open(sys.argv[1]) as store: {write}"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
+    with cues.open(tmp_path / "store") as store:
+        assert numbers(store.queue("q")) == [0, 1, 2, 3]
 
 
 def numbers(queue: cues.Queue) -> list[Any]:

@@ -15,7 +15,7 @@ import cues
 from cues import Graph, QueueOptions, Stream
 from cues.errors import InvalidArgument
 from cues.queues.options import changed
-from cues.queues.schema import infer
+from cues.records.schema import infer
 
 
 @dataclass

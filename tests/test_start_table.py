@@ -17,8 +17,9 @@ from cues.base import names
 from cues.base.names import HASH, TYPE
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
-from cues.queues.processor_rows import Position, ProcessorRow, read_row
+from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.records.log_row import LogRow, pack_row
+from cues.records.positions import Position
 from cues.steps import ownership
 from cues.steps.hashes import delivery_hash
 

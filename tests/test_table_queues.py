@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from cues import errors
 from cues.base import names
 from cues.cli.app import run as cli
 from cues.queues.appender import Appender
+from cues.queues.log import DELETE_ENTRIES_MAX, Log
 from cues.records import columns
 from cues.storage import datafile
 from cues.storage.format_record import record_of
@@ -52,6 +55,16 @@ def test_a_write_of_no_rows_or_of_a_bad_table_writes_nothing(store: cues.Store) 
     assert len(queue) == 0
     with pytest.raises(errors.MessageTooLarge, match="row 1: "):
         store.queue("small", max_message_bytes=100).appender().write_table(pa.table({"text": ["a", "b" * 200]}))
+
+
+def test_an_appender_with_a_schema_checks_each_row_of_a_table(store: cues.Store) -> None:
+    """The error names the row and the field, and nothing of the table is written."""
+    queue = store.queue("q")
+    appender = queue.appender(schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    assert appender.write_table(pa.table({"n": [1, 2]})) == range(1, 3)
+    with pytest.raises(errors.SchemaError, match="row 1: ") as caught:
+        appender.write_table(pa.table({"n": [3, None]}))
+    assert "n" in str(caught.value) and queue.tailer().read_many(9) == [{"n": 1}, {"n": 2}]
 
 
 @pytest.mark.parametrize(
@@ -368,3 +381,40 @@ def test_the_first_value_that_does_not_fit_is_found_in_a_long_queue(store: cues.
     queue.appender().write_many([{"n": "text"}, {"n": 1}])
     with pytest.raises(errors.SchemaError, match=r"\$\[50000\]\.n: expected values of one type, found 'text'"):
         queue.to_arrow()
+
+
+def entries_of(queue: cues.Queue) -> int:
+    """Records and their pieces that are on disk."""
+    with queue.store.core.view() as txn:
+        return int(txn.stat(queue.core.log.database)["entries"])
+
+
+def noise(rows: int) -> pa.Table:
+    """Numbers that compression does not make smaller."""
+    return pa.table({"n": pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(os.urandom(8 * rows))])})
+
+
+def test_a_purge_of_tables_deletes_few_entries_a_commit(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of columns has about a thousand pieces. All writers wait for each commit."""
+    queue = store.queue("q")
+    for _ in range(2):
+        queue.appender().write_table(noise(1_000_000))
+    whole, real, left = entries_of(queue), Log.delete_before, [entries_of(queue)]
+    record = max(columns.BYTES_AIM // 4_072 + 2, DELETE_ENTRIES_MAX)
+
+    def delete(self: Log, txn: Any, *rest: Any) -> Any:
+        found = real(self, txn, *rest)
+        left.append(txn.stat(self.database)["entries"])
+        return found
+
+    monkeypatch.setattr(Log, "delete_before", delete)
+    assert whole > 3 * record and queue.delete() == 2_000_000
+    assert left[-1] == 0 and max(before - after for before, after in itertools.pairwise(left)) <= record
+
+
+def test_retention_keeps_up_with_large_tables(store: cues.Store) -> None:
+    """Each append has more entries than a commit deletes otherwise."""
+    queue = store.queue("q", retention=cues.Retention(count=1_000_000))
+    for _ in range(5):
+        queue.appender().write_table(noise(1_000_000))
+    assert len(queue) < 1_200_000 and entries_of(queue) < 3_000

@@ -24,9 +24,9 @@ from cues import Graph, QueueOptions, Sink, Source, Stream, testing
 from cues.base import events, names
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound, TopologyChanged
-from cues.forwarding import forwarder, low_water, other_stores
+from cues.forwarding import forwarder, low_water, marks, other_stores
 from cues.forwarding.forwarder import Forwarder
-from cues.queues import backpressure, marks
+from cues.queues import backpressure
 from cues.queues.options import kept_in_store
 from cues.steps import ownership
 from cues.storage import format_record
@@ -440,13 +440,13 @@ def test_a_name_that_two_stores_have_gives_up_neither(tmp_path: Path) -> None:
     with cues.open(place) as other:
         out = other.queue("out")
         with other.core.view() as txn:
-            (lost,) = [reader for reader in backpressure.readers(txn, out.core.log) if reader.home == ids[0]]
-    hint = shlex.split(backpressure.hint_for(lost, "out", place))
+            (lost,) = [one.reader for one in backpressure.lags(txn, out.core.log) if one.reader.home.hex() == ids[0]]
+    hint = shlex.split(lost.kind.hint(lost, "out", place))
     assert hint[0] == "cues" and terminal.cues(*hint[1:], "--yes").code == 0
     with cues.open(place) as other:
         out = other.queue("out")
         with other.core.view() as txn:
-            assert [reader.home for reader in backpressure.readers(txn, out.core.log)] == [ids[1]]
+            assert [one.reader.home.hex() for one in backpressure.lags(txn, out.core.log)] == [ids[1]]
 
 
 # --- positions ------------------------------------------------------------------------------------

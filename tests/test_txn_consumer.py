@@ -21,13 +21,13 @@ import cues
 from cues import faults
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint
 from cues.queues.queue import Queue
-from cues.queues.reader import ReadCommitted
 from cues.queues.store import Store
 from cues.storage.store_core import StoreCore
 from cues.tools.compaction import compact
 from cues.txn import Flags, build_uuid, journal_of
 from cues.txn.consumer import Consumer, Defer
 from cues.txn.publisher import Publisher
+from cues.txn.reader import ReadCommitted
 
 
 class Noted:

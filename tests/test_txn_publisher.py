@@ -17,7 +17,7 @@ import seeds
 import cues
 from cues import faults
 from cues.errors import Closed, CodecError, Forked, InvalidArgument, MessageTooLarge, QueueNotFound, StoreNotFound
-from cues.queues import producers
+from cues.producers import clocks as producers
 from cues.queues.queue import Queue
 from cues.records.batch import Batch
 from cues.txn import (

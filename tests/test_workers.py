@@ -30,7 +30,7 @@ from cues.engine.assignment import SLACK, assign
 from cues.engine.record import WorkersRecord
 from cues.errors import AlreadyRunning, Fenced, GraphError, InvalidArgument, ProcessorStopped, WorkerDied
 from cues.graphs import graphfile
-from cues.queues.processor_rows import read_row
+from cues.graphs.processor_rows import read_row
 from cues.storage import locks, wakeup
 
 WAIT_S = 60

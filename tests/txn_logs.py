@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from cues.queues.sequencer import Outcome
+from cues.producers.sequencer import Outcome
 from cues.txn import Envelope, Flags, ProducerID, Sequencer, build_uuid
 
 OUTSIDE, CONTINUE, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cues.checkpoints.lmdbstore import LMDBCheckpoint
     from cues.checkpoints.sql import SQLCheckpoint, new_engine
     from cues.checkpoints.sqlite_wal import enter_wal
-    from cues.queues.sequencer import Checkpoint
+    from cues.producers.sequencer import Checkpoint
 
 # fmt: off
 __all__ = [

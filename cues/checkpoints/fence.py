@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from cues.errors import CuesError, Fenced, Forked
-from cues.queues.sequencer import Checkpoint
+from cues.producers.sequencer import Checkpoint
 
 A = TypeVar("A")
 

@@ -35,7 +35,7 @@ from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restore
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CheckpointError
 from cues.overrides import override
-from cues.queues.sequencer import Checkpoint
+from cues.producers.sequencer import Checkpoint
 from cues.storage import door, locks
 from cues.storage.datafile import sync_directory
 

@@ -32,9 +32,9 @@ from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restore
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CuesError
 from cues.overrides import override
+from cues.producers.sequencer import Checkpoint
 from cues.queues.backpressure import await_room
 from cues.queues.queue import Queue
-from cues.queues.sequencer import Checkpoint
 from cues.queues.stamped import check_one_log
 from cues.queues.store import Store
 from cues.records import batch

@@ -16,7 +16,7 @@ import json
 from typing import Any, Final
 
 from cues.errors import CheckpointError
-from cues.queues.sequencer import AckIntent, Checkpoint, ProducerState
+from cues.producers.sequencer import AckIntent, Checkpoint, ProducerState
 from cues.records.identity import ProducerID
 
 VERSION: Final = 1

@@ -41,7 +41,7 @@ from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
 from cues.checkpoints.sqlite_wal import enter_wal
 from cues.errors import CheckpointError, InvalidArgument, Unsupported
 from cues.overrides import override
-from cues.queues.sequencer import Checkpoint
+from cues.producers.sequencer import Checkpoint
 from cues.steps.failure import line
 from cues.steps.process import Process
 

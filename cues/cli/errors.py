@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cues.base import names
 from cues.base.texts import ago, count, quoted
-from cues.cli.options import WrongUsage, command, option
+from cues.cli.options import Count, WrongUsage, command, limit_of, option
 from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
 from cues.cli.printing import out
 from cues.cli.target import takes_place
@@ -49,9 +49,7 @@ _GROUPS = (
 @option("--group", is_flag=True, help="Count them by cause. Numbers and quoted text in the cause do not matter.")
 @option("--where", metavar="EXPR", help="Only those for which this is true: 'type == \"KeyError\" and input.n > 3'.")
 @option("--all", "settled", is_flag=True, help="Also those that were redriven or discarded.")
-@option(
-    "--last", "-n", "most", metavar="N|all", default=str(SHOWN), show_default=True, help="The number of the last ones."
-)
+@option("--last", "-n", "most", type=Count(), default=SHOWN, show_default=True, help="The number of the last ones.")
 @output_options
 def errors(
     place: Place,
@@ -60,7 +58,7 @@ def errors(
     group: bool,
     where: str | None,
     settled: bool,
-    most: str,
+    most: int | str,
     output: CommandOutput,
 ) -> None:
     """List the messages that failed, the last one of each error queue first.
@@ -81,7 +79,7 @@ def errors(
     messages that failed together), state, redriven (0 for a first failure), input (the message that failed, such as
     input.price), inputs (by binding) and context. The store is opened read-only, whether its graph runs or not.
     """
-    limit = None if most == "all" else _number(most)
+    limit = limit_of(most)
     condition = Where(where) if where is not None else None
     target = place.target
     with place.errors() as failed:
@@ -118,12 +116,6 @@ def _one(target: Target, here: list[ErrorRecord], index: int) -> ErrorRecord:
     if not here:
         raise WrongUsage(f"{target.text} has no error message {index}.", f"cues errors {quoted(target.text)} --all")
     return here[0]
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise WrongUsage(f"-n {text} is not a number.", f"-n {SHOWN}, or -n all")
-    return int(text)
 
 
 def _row(record: ErrorRecord, listed: list[ErrorRecord]) -> dict[str, Any]:

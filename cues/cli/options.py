@@ -95,6 +95,29 @@ def _candidates(kind: str, ctx: click.Context, parameter: click.Parameter, incom
     return getattr(candidates, kind)(ctx, parameter, incomplete)
 
 
+class Count(click.ParamType):  # type: ignore[type-arg]
+    """A count, or ``all``."""
+
+    name = "N|all"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "all":
+            return "all"
+        try:
+            number = int(str(value).replace(",", "").replace("_", ""))
+        except ValueError:
+            number = -1
+        if number < 0:
+            self.fail(f"{value!r} is neither a count nor 'all'.", param, ctx)
+        return number
+
+
+def limit_of(count: int | str) -> int | None:
+    """Return a :class:`Count` as a limit: None for ``all``."""
+    return None if count == "all" else int(count)
+
+
 def store_option(fn: F) -> F:
     """``--store DIR``: a store other than the graph's own. Passes ``store``."""
     return option(

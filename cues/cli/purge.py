@@ -59,7 +59,7 @@ def purge(place: Place, before: str, force: bool, dry_run: bool, yes: bool, outp
         if not messages:
             return output.say(f"{name} has no messages before {_shown(plans)}: nothing to delete", **facts)
         for plan, reader in lost:
-            step = ", in part by a step that is under way" if reader.pending else ""
+            step = ", in part by a step that is under way" if reader.under_way else ""
             note(
                 f"{reader.name} is at {max(reader.next, plan.first):,}: it has not read"
                 f" {count(plan.lost_to(reader), 'message')} of {plan.log} that would be deleted{step}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cues.base.seek_plan import SeekPlan
 from cues.base.texts import count, size
 from cues.cli.options import command, confirm, option, yes_option
 from cues.cli.output import CommandOutput, output_options
@@ -13,7 +14,6 @@ from cues.graphs.graphfile import shown
 from cues.operate import positions
 from cues.operate.place import Place
 from cues.operate.seeking import SeekRequest
-from cues.queues.seek_plan import SeekPlan
 
 
 @command()

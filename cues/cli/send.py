@@ -25,9 +25,8 @@ from cues.forwarding import other_stores
 from cues.graphs.graphfile import shown
 from cues.operate import target as targets
 from cues.queues.appender import Appender
-from cues.queues.delays import delayed
-from cues.queues.options import kept_in_store, to_open
-from cues.queues.placement import Place
+from cues.queues.base import PartitionIndex
+from cues.queues.options import delayed, kept_in_store, to_open
 from cues.queues.queue import Queue
 from cues.queues.store import Store, open_or_make
 
@@ -261,7 +260,7 @@ class _Sender:
         if not written:
             return
         self.sent += len(written)
-        self._partitions |= {place.partition for place in written if isinstance(place, Place)}
+        self._partitions |= {place.partition for place in written if isinstance(place, PartitionIndex)}
         self.first = written[0] if self.first is None else self.first
         self.last = written[-1]
 

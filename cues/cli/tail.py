@@ -9,7 +9,7 @@ import click
 from cues.base import names
 from cues.base.texts import quoted
 from cues.cli import options
-from cues.cli.options import command, option
+from cues.cli.options import Count, command, limit_of, option
 from cues.cli.output import to_json
 from cues.cli.printing import flush, out
 from cues.cli.target import takes_place
@@ -17,29 +17,10 @@ from cues.errors import BatchDamaged
 from cues.operate import positions
 from cues.operate.place import Place, Reader
 from cues.operate.where import Where
-from cues.overrides import override
 from cues.queues.committed import Isolation
 
 LAST = 10
 """Number of messages that are printed by default."""
-
-
-class Count(click.ParamType):  # type: ignore[type-arg]
-    """A count of messages, or ``all``."""
-
-    name = "N|all"
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "all":
-            return "all"
-        try:
-            number = int(str(value).replace(",", "").replace("_", ""))
-        except ValueError:
-            number = -1
-        if number < 0:
-            self.fail(f"{value!r} is neither a count of messages nor 'all'.", param, ctx)
-        return number
 
 
 @command()
@@ -102,7 +83,7 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = positions.parse(start, "--from") if start else None
-    most = LAST if count is None else None if count == "all" else int(count)
+    most = LAST if count is None else limit_of(count)
     reader = place.reader(isolation)
     if begin is None:
         reader.back(most, condition)

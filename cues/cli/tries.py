@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cues.cli.options import command, option
+from cues.cli.options import Count, command, limit_of, option
 from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.printing import out
-from cues.cli.tail import LAST, Count
+from cues.cli.tail import LAST
 from cues.cli.target import takes_place
 from cues.operate.place import Place
 from cues.operate.target import processor_named
@@ -41,7 +41,7 @@ def tries(place: Place, count: int | str, output: CommandOutput) -> None:
     ("claimed"), and each cues seek ("moved"). The last 256 records are kept.
     """
     processor = processor_named(place.target, place.processors())
-    steps = place.steps(processor, None if count == "all" else int(count))
+    steps = place.steps(processor, limit_of(count))
     if output.json:
         output.rows([record for step in steps for record in step["maps"]], ())
     elif not steps:

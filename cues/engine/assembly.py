@@ -31,15 +31,15 @@ from cues.engine.identities import keyed
 from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError
-from cues.forwarding import low_water, other_stores
+from cues.forwarding import low_water, marks, other_stores
 from cues.forwarding.forwarder import Forwarder, Marked
+from cues.graphs import processor_rows
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
 from cues.graphs.processor import Node
-from cues.queues import marks, processor_rows
+from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, read_topology
 from cues.queues.base import read_as, view_of
 from cues.queues.log import Log
-from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topology
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending

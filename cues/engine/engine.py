@@ -65,7 +65,11 @@ class Host(Protocol):
 
 
 class Engine(Protocol):
-    """The part of a running graph that is different in each engine."""
+    """The part of a running graph that is different in each engine.
+
+    One thread calls :meth:`start`, then :meth:`halt`, :meth:`join` and :meth:`close`, in this order. Any thread may
+    call the other methods after ``start`` has returned.
+    """
 
     pulls: bool
     """True if sources run."""
@@ -73,7 +77,12 @@ class Engine(Protocol):
     """The queues that are not in :attr:`store`."""
 
     def start(self, host: Host) -> None:
-        """Own the processors and run them. An engine that raises here has given everything back."""
+        """Own the processors and run them. Called once.
+
+        Raises :class:`AlreadyRunning` if another process owns one of them, and the errors of a store that cannot be
+        opened or recovered. An engine that raises here has given back its locks and stores, and has no thread and no
+        process any more. From now on the engine calls ``host`` from its own threads.
+        """
 
     # --- after the start ---
 
@@ -93,14 +102,17 @@ class Engine(Protocol):
         """The worker processes that are alive, by name."""
 
     def standings(self) -> list[UnitStatus]:
-        """The status of each unit, in the order of the plan."""
+        """Return the status of each unit, in the order of the plan."""
 
     @property
     def stopped(self) -> list[BaseException]:
         """The errors that stopped processors, or the engine."""
 
     def idle(self) -> bool:
-        """Return whether no processor has anything to do, at one moment."""
+        """Return whether no processor has anything to do, at one moment.
+
+        True must be true: no message is on a queue for a processor, in a call, or on the way between two stores.
+        """
 
     def resting(self) -> bool:
         """Return False if a processor is at work. It may be cheaper than :meth:`idle`, and less exact."""
@@ -119,20 +131,26 @@ class Engine(Protocol):
     # --- the end ---
 
     def end_sources(self) -> None:
-        """Let the sources yield nothing more. Messages on the queues are still processed."""
+        """Let the sources yield nothing more. Messages on the queues are still processed. May be called again."""
 
     def halt(self) -> None:
-        """Stop every processor after its current step. Does not wait."""
+        """Stop every processor after its current step: no step begins after it. Does not wait. May be called again."""
 
     def join(self, timeout: float) -> None:
-        """Wait for the current steps, for ``timeout`` seconds at most. Called after :meth:`halt`, perhaps twice."""
+        """Wait for the current steps, for ``timeout`` seconds at most. Called after :meth:`halt`, perhaps twice.
+
+        A step that commits meanwhile is whole; a step that does not is taken again by the next start.
+        """
 
     @property
     def stuck(self) -> bool:
         """True if a call of a user's function has not returned, after :meth:`join`."""
 
     def close(self) -> None:
-        """Give back locks and stores. Called after :meth:`join`, and again if an exception interrupted it."""
+        """Give back locks and stores. Called after :meth:`join`, and again if an exception interrupted it.
+
+        A call that is :attr:`stuck` may still run in its thread. Its step cannot commit any more.
+        """
 
     def keep_stop(self, event: events.Stopped) -> None:
         """Record the reason of a stop in the store's directory, unless another process does it."""

@@ -18,8 +18,8 @@ from cues.base.names import ProcessorId
 from cues.errors import GraphError
 from cues.graphs.plan import Plan, partitions_of
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import read_topology
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import read_topology
 from cues.queues.store import Store
 
 

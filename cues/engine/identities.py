@@ -28,11 +28,11 @@ from cues.base.texts import quoted
 from cues.engine.growth import Emit
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound, TopologyChanged
+from cues.graphs import processor_rows
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
-from cues.queues import processor_rows
+from cues.graphs.processor_rows import ProcessorInputs
 from cues.queues.log import read_row
-from cues.queues.processor_rows import ProcessorInputs
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.steps.ownership import Claimant, Ownership, inputs_changed

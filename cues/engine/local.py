@@ -36,8 +36,8 @@ from cues.engine.status import sources_ended
 from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_stop
 from cues.errors import Closed, StoreError
 from cues.forwarding.forwarder import Forwarder
+from cues.graphs.processor_rows import read_row
 from cues.graphs.running import Shared, UnitStatus
-from cues.queues.processor_rows import read_row
 from cues.steps.error_records import waiting
 from cues.steps.failure import passes, stopped_by
 from cues.steps.feed import SourceStepper

@@ -10,7 +10,7 @@ from cues.engine.status import processor_of
 from cues.errors import InvalidArgument
 from cues.graphs.graph import Graph
 from cues.graphs.pause import ProcessorPause
-from cues.queues.processor_rows import all_keys, read_topology
+from cues.graphs.processor_rows import all_keys, read_topology
 from cues.queues.store import Store
 from cues.steps import pauses
 

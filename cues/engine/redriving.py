@@ -303,10 +303,17 @@ def redrive(
 
     If another process runs the graph, it takes them; else this one does, in the calling thread. The outputs, the
     state and the resolution of the error message are one commit. A message that fails again is a new error message,
-    which names the old one. Without an argument that chooses some, ``all=True`` is needed. Those that cannot be
-    redriven are in the result, with the reason. After ``timeout`` seconds those that are left wait for the owner.
+    which names the old one.
 
-    Raises the errors of :meth:`Graph.start`, and :class:`ProcessorStopped` if the target of a sink fails.
+    ``store``: the home store of the graph, if it is not the default. ``queue``: this error queue alone, or a partition
+    of it. ``processor``: its name, with or without the graph and the partition. ``index``: indices on the error queue.
+    ``where``: a function of the fields that :func:`view` names. A message must fit all that are given; without any,
+    ``all=True`` is needed. ``timeout``: seconds, after which the messages that are left wait for the owner of their
+    processor; None: there is no limit.
+
+    Returns the messages that were resolved, failed again, or are left, and those that cannot be redriven, each with the
+    reason. Raises :class:`InvalidArgument` if nothing is chosen, the errors of :meth:`Graph.start`, and
+    :class:`ProcessorStopped` if the target of a sink fails.
     """
     check_choice(processor, index, where, all)
     with opened(graph if store is None else store, readonly=False) as (home, _):
@@ -328,7 +335,9 @@ def discard(
 ) -> list[ErrorRecord]:
     """Mark error messages as done with, and keep the reason, the user and the time; return those that were marked.
 
-    They stay on their queue. Messages that are settled, or whose redrive was asked for, stay as they are.
+    ``reason`` is a text that is not empty. The other arguments are those of :func:`list_errors`, and ``all`` is that of
+    :func:`redrive`. The messages stay on their queue. Messages that are settled, or whose redrive was asked for, stay
+    as they are. Raises :class:`InvalidArgument` if nothing is chosen or the reason is empty.
     """
     check_choice(processor, index, where, all)
     if not reason.strip():

@@ -21,7 +21,7 @@ from cues.engine.disk_guard import DiskGuard
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 from cues.graphs.running import RedriveResult, Running, Shared, UnitStatus
 from cues.overrides import override
-from cues.queues.queue import open_named
+from cues.steps.tries import open_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cues.graphs.pause import ProcessorPause
     from cues.graphs.plan import Plan
     from cues.graphs.processor import Node
-    from cues.queues.delays import At, Delay
+    from cues.queues.options import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
 

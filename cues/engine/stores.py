@@ -189,8 +189,8 @@ def _drop_all(queue: Queue) -> None:
     def drop(txn: StoreTransaction) -> bool:
         row = queue.core.log.row(txn)
         queue.core.log.move_front(txn, row, row.next)
-        deleted, _ = queue.core.log.delete_before(txn, row, row.next)
-        return deleted > 0
+        more, _ = queue.core.log.delete_before(txn, row, row.next)
+        return more
 
     while queue.store.core.commit(drop):
         pass

@@ -46,8 +46,8 @@ from cues.engine.record import RecordedFailure, WorkerRecord, WorkersRecord
 from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import read_row
 from cues.graphs.running import UnitStatus
-from cues.queues.processor_rows import read_row
 from cues.queues.store import Store
 from cues.steps.failure import Verdict, passes
 from cues.steps.ownership import LEASE_BEAT_S, LEASE_S

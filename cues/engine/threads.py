@@ -20,10 +20,10 @@ from cues.base import events
 from cues.engine.engine import Host
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, WriterStuck
 from cues.forwarding.forwarder import Forwarder
+from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.graphs.running import UnitStatus
 from cues.overrides import override
 from cues.queues.log import Log
-from cues.queues.processor_rows import ProcessorRow, read_row
 from cues.records.log_row import LogRow
 from cues.steps.calls import Interrupted
 from cues.steps.failure import passes, stop_event, stopped_by, words

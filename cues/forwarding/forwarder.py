@@ -37,9 +37,9 @@ from cues.forwarding import fork
 from cues.forwarding.fork import Step
 from cues.forwarding.low_water import LowWater
 from cues.forwarding.other_stores import ProducerRow
+from cues.graphs.processor_rows import read_row
 from cues.overrides import override
 from cues.queues.log import Log
-from cues.queues.processor_rows import read_row
 from cues.queues.queue import Queue, open_queue
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
@@ -226,16 +226,16 @@ class Forwarder:
         self.other.sync()
         faults.point("trim.synced")
         while True:
-            deleted, fork_queue.first = self.home.core.commit(self._drop, fork_queue, index)
-            if not deleted or fork_queue.first >= index:
+            more, fork_queue.first = self.home.core.commit(self._drop, fork_queue, index)
+            if not more:
                 return
 
-    def _drop(self, txn: StoreTransaction, fork_queue: ForkQueue, index: int) -> tuple[int, int]:
+    def _drop(self, txn: StoreTransaction, fork_queue: ForkQueue, index: int) -> tuple[bool, int]:
         row = fork_queue.log.row(txn)
-        deleted, front = fork_queue.log.delete_before(txn, row, index)
+        more, front = fork_queue.log.delete_before(txn, row, index)
         fork_queue.log.move_front(txn, row, max(front, row.first))
         faults.point("trim.inside")
-        return deleted, front
+        return more, front
 
     def publish(self, at_rest: bool = False) -> bool:
         """Write the low-water marks that are lower than their positions; False if there were none.

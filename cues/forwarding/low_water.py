@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from cues import faults
 from cues.base import names
-from cues.queues import marks
-from cues.queues.marks import ForeignReader, Mark
+from cues.forwarding import marks
+from cues.forwarding.marks import ForeignReader, Mark
 from cues.queues.queue import Queue
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction

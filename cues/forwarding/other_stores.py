@@ -25,8 +25,8 @@ from cues import codec
 from cues.base import names
 from cues.base.closing import Closing
 from cues.errors import StoreError, StoreNotFound
+from cues.forwarding.marks import CONSUMER
 from cues.overrides import override
-from cues.queues.marks import CONSUMER
 from cues.records import sealed
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore

@@ -14,7 +14,7 @@ from cues.base.shown import Shown
 if TYPE_CHECKING:
     from cues.graphs.pause import ProcessorPause
     from cues.graphs.plan import Plan
-    from cues.queues.delays import At, Delay
+    from cues.queues.options import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
 

@@ -16,7 +16,7 @@ from cues import schemas
 from cues.errors import InvalidArgument
 from cues.graphs.options import TABLES, Function, Options
 from cues.graphs.processor import function_name
-from cues.queues import schema as columns
+from cues.records import schema as columns
 from cues.schemas import Schema
 
 

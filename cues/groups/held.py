@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cues.base import clock
+from cues.groups.claims import Claim
 from cues.groups.sticky import Partition
 from cues.groups.table import Move
-from cues.queues.claims import Claim
 from cues.queues.queue import Queue
 from cues.queues.tailer import Envelope, Tailer
 from cues.storage.transaction import StoreTransaction

@@ -25,15 +25,15 @@ from typing import Final, TypeGuard
 from cues.base import clock, names
 from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
+from cues.graphs.processor_rows import boot
+from cues.groups import claims
+from cues.groups.claims import Claim
+from cues.groups.group_rows import MemberRow
 from cues.groups.held import HeldPartition
 from cues.groups.settings import MemberSettings, OnChange
 from cues.groups.sticky import Partition, siblings
 from cues.groups.table import Begin, GroupTable, GroupView, new_id
-from cues.queues import claims
 from cues.queues.base import read_as, view_of
-from cues.queues.claims import Claim
-from cues.queues.group_rows import MemberRow
-from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.queues.tailer import pending_read
 from cues.storage import leases, locks

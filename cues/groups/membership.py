@@ -40,6 +40,9 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 from cues.base import names
 from cues.base.checks import is_count
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
+from cues.graphs.processor_rows import boot
+from cues.groups import claims
+from cues.groups.group_rows import MemberRow
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings
 from cues.groups.places import Place, Start
@@ -48,12 +51,9 @@ from cues.groups.settings import MAX_POLL_INTERVAL_S, MemberSettings, OnChange
 from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
 from cues.overrides import override
-from cues.queues import claims
 from cues.queues.base import view_of
 from cues.queues.committed import Isolation
-from cues.queues.group_rows import MemberRow
 from cues.queues.partitioners import name_of
-from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope, Reader

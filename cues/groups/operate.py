@@ -19,14 +19,14 @@ from datetime import datetime
 from cues.base import clock, names
 from cues.base.checks import nearest
 from cues.errors import InvalidArgument
+from cues.groups import claims, group_rows
+from cues.groups.claims import Claim
+from cues.groups.group_rows import MemberRow
 from cues.groups.places import Place
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
-from cues.queues import claims, group_rows
 from cues.queues.base import read_as, view_of
-from cues.queues.claims import Claim
 from cues.queues.committed import Isolation, log_at
-from cues.queues.group_rows import MemberRow
 from cues.queues.log import Log
 from cues.queues.store import Store
 from cues.storage import locks, transaction

@@ -9,10 +9,10 @@ from typing import Final, Literal
 from cues.base import names
 from cues.base.checks import is_count
 from cues.errors import InvalidArgument
+from cues.groups import claims
+from cues.groups.claims import NOBODY, Claim
 from cues.groups.sticky import Partition
-from cues.queues import claims
 from cues.queues.base import index_of
-from cues.queues.claims import NOBODY, Claim
 from cues.queues.log import Log
 from cues.storage.transaction import StoreTransaction
 

@@ -35,14 +35,14 @@ from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 from cues import faults
 from cues.base import names
 from cues.errors import InvalidArgument
+from cues.groups import claims
+from cues.groups.claims import Claim
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.overrides import override
-from cues.queues import claims
 from cues.queues.base import OptionsChanged
-from cues.queues.claims import Claim
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope

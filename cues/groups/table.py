@@ -23,14 +23,13 @@ from cues import faults
 from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.errors import AlreadyRunning, InvalidArgument
-from cues.groups import places
+from cues.groups import claims, group_rows, places
+from cues.groups.claims import NOBODY, Claim
+from cues.groups.group_rows import GroupRow, MemberRow
 from cues.groups.places import Place, Start
 from cues.groups.sticky import Partition, Together, plan, siblings
-from cues.queues import claims, group_rows
 from cues.queues.base import unpack_record
-from cues.queues.claims import NOBODY, Claim
 from cues.queues.committed import Isolation, log_at
-from cues.queues.group_rows import GroupRow, MemberRow
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
 from cues.storage import leases, wakeup

@@ -23,7 +23,7 @@ from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.forwarding import other_stores
 from cues.graphs.graphfile import shown
 from cues.graphs.plan import Plan
-from cues.queues.processor_rows import all_keys
+from cues.graphs.processor_rows import all_keys
 from cues.queues.store import Store
 from cues.storage import door, locks
 from cues.tools import metrics

@@ -25,10 +25,10 @@ from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError
+from cues.graphs.processor_rows import key_of
 from cues.operate.shape import Shape
 from cues.queues.base import views_of
 from cues.queues.log import Log
-from cues.queues.processor_rows import key_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records.batch import Batch

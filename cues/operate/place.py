@@ -1,7 +1,6 @@
 """A place where messages are, a store or a directory of ``cues run --queues``, and what can be done with either.
 
     place_of(target)     the StorePlace or DirectoryPlace of a target
-    measure(place)       queues, processors, owners (cues/tools/measurement.py)
     message_at(reader)   one message of a queue or a partition
 
 Both have the same methods, so that a command does not ask which of the two it has. A place refuses by name what it
@@ -19,7 +18,6 @@ from cues.errors import BatchDamaged, NotInstalled, QueueNotFound, StoreNotFound
 from cues.operate.reading import FoundMessage, StoreReader
 from cues.operate.stores import StorePlace
 from cues.operate.target import Target
-from cues.tools.measurement import Measurement
 
 if TYPE_CHECKING:
     from cues.operate.directories import DirectoryPlace
@@ -53,11 +51,6 @@ def place_of(target: Target, stores: Mapping[str, str] | None = None) -> Place:
             path=target.location,
         )
     return place
-
-
-def measure(place: Place) -> Measurement:
-    """Measure a store or a directory."""
-    return place.measure()
 
 
 def message_at(reader: Reader, index: int) -> FoundMessage:

@@ -17,22 +17,22 @@ from typing import Final
 
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.base.texts import quoted
 from cues.engine import identities
 from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
-from cues.forwarding import low_water, other_stores
+from cues.forwarding import low_water, marks, other_stores
+from cues.graphs import processor_rows
 from cues.graphs.graph import Graph
 from cues.graphs.graphfile import shown
 from cues.graphs.plan import Plan
+from cues.graphs.processor_rows import ProcessorRow, key_of, read_row, read_topology
 from cues.operate import positions
 from cues.operate.refused import Refused
 from cues.operate.target import nearest
-from cues.queues import marks, processor_rows
 from cues.queues.log import Log
-from cues.queues.processor_rows import ProcessorRow, key_of, read_row, read_topology
 from cues.queues.queue import open_queue
-from cues.queues.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.queues.store import Store
 from cues.steps import ownership, pauses, pending
 from cues.steps.ownership import Claimant, Ownership

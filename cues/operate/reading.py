@@ -25,9 +25,8 @@ from cues.operate.positions import Position
 from cues.operate.refused import Refused
 from cues.queues.base import views_of
 from cues.queues.committed import Isolation
-from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
-from cues.queues.tailer import Tailer
+from cues.queues.tailer import MergedTailer, Tailer
 
 FILE_CHECK_S: Final = 1.0
 """Seconds without a message after which a reader that follows looks whether the store is still there."""

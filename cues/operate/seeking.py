@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cues.base import names
 from cues.base.names import ProcessorId
+from cues.base.seek_plan import SeekPlan
 from cues.engine.status import processor_of
 from cues.graphs.graph import Graph
 from cues.groups import operate as groups
@@ -22,7 +23,6 @@ from cues.operate.positions import Position
 from cues.operate.refused import Refused
 from cues.operate.target import Target
 from cues.queues.log import Log
-from cues.queues.seek_plan import SeekPlan
 from cues.queues.store import Store
 from cues.tools import metrics
 

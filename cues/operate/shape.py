@@ -17,9 +17,9 @@ from cues.graphs import draw
 from cues.graphs.graph import Graph
 from cues.graphs.plan import written
 from cues.graphs.processor import function_name
-from cues.queues.processor_rows import read_topology
-from cues.queues.queue import open_named
+from cues.graphs.processor_rows import read_topology
 from cues.queues.store import Store
+from cues.steps.tries import open_named
 from cues.tools import metrics
 
 _STEPS: Final = 64

@@ -32,13 +32,14 @@ from cues.operate.shape import Shape, shape_of_store
 from cues.operate.target import GROUP, Target, open_queue, queue_of, store_of
 from cues.queues import backpressure
 from cues.queues.committed import Isolation
-from cues.queues.queue import Queue, open_named, purge_to, source_of
+from cues.queues.queue import Queue, purge_to, source_of
 from cues.queues.retention import PlannedPurge, PositionHolder
 from cues.queues.store import Store
 from cues.queues.tables import Selection
 from cues.steps import delays
 from cues.steps.error_records import ErrorLogs
 from cues.steps.state import StateTable, rows_under
+from cues.steps.tries import open_named
 from cues.storage import environment, exclusive, free_space
 from cues.storage.environment import file_key
 from cues.tools import check as checks

@@ -25,10 +25,11 @@ from cues.errors import QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
 from cues.graphs.graphfile import GraphFile
 from cues.graphs.graphfile import shown as shown
+from cues.graphs.processor_rows import all_ids
 from cues.operate.refused import Refused
-from cues.queues.processor_rows import all_ids
-from cues.queues.queue import Queue, open_named
+from cues.queues.queue import Queue
 from cues.queues.store import Store
+from cues.steps.tries import open_named
 
 GROUP: Final = "group:"
 """The beginning of a name that is a consumer group's."""

@@ -10,11 +10,9 @@ from cues.base.closing import Closing
 from cues.errors import Closed, CuesError, SchemaError
 from cues.overrides import override
 from cues.queues import backpressure
-from cues.queues.base import BaseQueue, OptionsChanged, view_of
-from cues.queues.delays import At, Delay, delayed
-from cues.queues.options import QueueOptions
+from cues.queues.base import BaseQueue, OptionsChanged, PartitionIndex, PartitionShare, view_of
+from cues.queues.options import At, Delay, QueueOptions, delayed
 from cues.queues.partitioners import is_watermark
-from cues.queues.placement import PartitionShare, Place
 from cues.records import batch, columns
 from cues.schemas import Schema
 from cues.storage import wakeup
@@ -42,13 +40,13 @@ class Appender(Closing):
         self._plain = queue.core.append_plain
         self._closed = False
 
-    def write(self, message: dict[str, Any], *, deliver_at: At = None, delay: Delay = None) -> int | Place:
+    def write(self, message: dict[str, Any], *, deliver_at: At = None, delay: Delay = None) -> int | PartitionIndex:
         """Append one message and return its index. It is then as durable as the store promises.
 
         ``deliver_at`` or ``delay``: processors get the message at this time, or after this time, as
         :func:`cues.delayed` describes.
 
-        In a queue with several partitions the index is a :class:`cues.queues.placement.Place`: an int with the
+        In a queue with several partitions the index is a :class:`cues.queues.base.PartitionIndex`: an int with the
         attribute ``partition``. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
         :class:`InvalidArgument` (not a dict), :class:`StoreFull`, or :class:`QueueFull` if the queue has ``max_lag`` or
         ``max_bytes`` and had no room for ``timeout`` seconds; then nothing was written.
@@ -78,10 +76,10 @@ class Appender(Closing):
 
     def write_many(
         self, messages: Iterable[dict[str, Any]], *, deliver_at: At = None, delay: Delay = None
-    ) -> range | list[Place]:
+    ) -> range | list[PartitionIndex]:
         """Append messages, all or none, in one transaction; return the range of their indices.
 
-        In a queue with several partitions, return the :class:`cues.queues.placement.Place` of each message, in the
+        In a queue with several partitions, return the :class:`cues.queues.base.PartitionIndex` of each message, in the
         order given. Raises the errors of :meth:`write`; the text names the message at fault.
         """
         if self._closed or self.queue.core.lifetime.closed:
@@ -205,7 +203,7 @@ class TypedAppender(Appender):
         self._schema = schema
 
     @override
-    def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int | Place:
+    def write(self, message: Any, *, deliver_at: At = None, delay: Delay = None) -> int | PartitionIndex:
         return super().write(self._written(message), deliver_at=deliver_at, delay=delay)
 
     def _written(self, message: Any) -> Any:
@@ -226,7 +224,9 @@ class TypedAppender(Appender):
         return table
 
     @override
-    def write_many(self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None) -> range | list[Place]:
+    def write_many(
+        self, messages: Iterable[Any], *, deliver_at: At = None, delay: Delay = None
+    ) -> range | list[PartitionIndex]:
         checked = []
         for place, message in enumerate(messages):
             try:
@@ -279,10 +279,10 @@ def _placed(error: CuesError, share: PartitionShare) -> CuesError:
     return error
 
 
-def places(count: int, built: Built[Q], starts: Sequence[int]) -> list[Place]:
+def places(count: int, built: Built[Q], starts: Sequence[int]) -> list[PartitionIndex]:
     """Return the place of each of ``count`` messages; ``starts`` has the first index of each share."""
-    placed: list[Place | None] = [None] * count
+    placed: list[PartitionIndex | None] = [None] * count
     for (_, _, share), start in zip(built, starts):
         for number, offset in enumerate(share.offsets):
-            placed[offset] = Place(start + number, share.partition)
+            placed[offset] = PartitionIndex(start + number, share.partition)
     return placed  # type: ignore[return-value]

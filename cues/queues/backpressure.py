@@ -34,18 +34,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from cues.base import clock, logs, names
-from cues.base.texts import quoted
+from cues.base import clock, logs
 from cues.errors import QueueFull
 from cues.overrides import override
-from cues.queues import claims, group_rows, marks
+from cues.queues import readers
 from cues.queues.base import BaseQueue, views_of
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import readers_of, unpack_reader
+from cues.queues.readers import Reader
 from cues.storage import door, locks, wakeup
-from cues.storage.transaction import StoreTransaction, named_rows
+from cues.storage.transaction import StoreTransaction
 
 NOTE_S: Final = 0.05
 """Seconds of a wait before it is noted. Shorter waits are usual, and cost no file."""
@@ -60,16 +59,12 @@ _CHAIN_MAX: Final = 10_000
 logger = logs.logger("cues")
 
 
-class Reader(NamedTuple):
+class Lag(NamedTuple):
     """A reader of a log, and how far it is behind."""
 
-    home: str
-    """The id of the store that has its position, in hex."""
-    name: str
+    reader: Reader
     behind: int
     """Messages that it has not read."""
-    kind: str
-    """processor, tailer or group."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +111,9 @@ class Note:
 # --- readers ------------------------------------------------------------------------------------
 
 
-def readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
+def lags(txn: StoreTransaction, log: Log) -> Iterator[Lag]:
     """Iterate over the known readers of a log, those for which the policy ``retention="read"`` waits."""
-    row, here = log.row(txn), log.store.id.hex()
+    row = log.row(txn)
     committed: list[tuple[int, int]] = []
 
     def behind(identity: bytes, position: int) -> int:
@@ -130,15 +125,9 @@ def readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
             first, next = committed[0]
         return max(0, next - max(position, first))
 
-    for processor, position, _ in readers_of(txn, log.id):
-        yield Reader(here, processor, behind(*position), "processor")
-    for who, mark in marks.of_log(txn, log):
-        yield Reader(who.home.hex(), who.name, row.next - max(mark.next, row.first), "other")
-    for name, value in named_rows(txn, names.reader_key(log.queue, log.partition, "")):
-        yield Reader(here, name, behind(*unpack_reader(value, log.id, name)[:2]), "tailer")
-    for group, claim in claims.of_log(txn, log.id):
-        if not group_rows.expired(txn, log.store, group):
-            yield Reader(here, f"group {group}", behind(claim.identity, claim.next), "group")
+    for reader in readers.of_log(txn, log):
+        if not reader.kind.expired(txn, log.store, reader):
+            yield Lag(reader, behind(reader.identity, reader.next))
 
 
 def room_on(txn: StoreTransaction, queue: BaseQueue, options: QueueOptions, excused: Any) -> tuple[int, list[Edge]]:
@@ -149,36 +138,26 @@ def room_on(txn: StoreTransaction, queue: BaseQueue, options: QueueOptions, excu
     mean = 0.0
     if options.max_bytes is not None and row.next > row.first:
         mean = max(1.0, log.size_bytes(txn) / (row.next - row.first))
-    for reader in readers(txn, log):
-        if (reader.home, reader.name) in excused:
+    for reader, behind in lags(txn, log):
+        home = reader.home.hex()
+        if (home, reader.name) in excused:
             continue
         limits = []
         if options.max_lag is not None:
-            room = min(room, max(0, options.max_lag - reader.behind))
-            if reader.behind >= options.max_lag:
+            room = min(room, max(0, options.max_lag - behind))
+            if behind >= options.max_lag:
                 limits.append(f"max_lag={options.max_lag:,}")
         if options.max_bytes is not None and mean:
             assert isinstance(options.max_bytes, int)
-            unread = reader.behind * mean
+            unread = behind * mean
             room = min(room, max(int(unread < options.max_bytes), int((options.max_bytes - unread) / mean)))
             if unread >= options.max_bytes:
                 limits.append(f"max_bytes={options.max_bytes:,}")
         if limits:
             where = os.path.abspath(log.store.directory)
-            hint = hint_for(reader, log.id, where)
-            late.append(Edge(log.id, where, reader.home, reader.name, reader.behind, ", ".join(limits), hint))
+            hint = reader.kind.hint(reader, log.id, where)
+            late.append(Edge(log.id, where, home, reader.name, behind, ", ".join(limits), hint))
     return room, late
-
-
-def hint_for(reader: Reader, log: str, store: str) -> str:
-    """How to give up a reader that will never read."""
-    if reader.kind == "group":
-        return f"cues forget {quoted(store)}#group:{quoted(reader.name.removeprefix('group '))}"
-    if reader.kind == "other":
-        return f"cues compact {quoted(store)} --forget {quoted(f'{reader.home}/{reader.name}')}"
-    if reader.kind == "tailer":
-        return f"store.queue({log!r}).tailer({reader.name!r}).to_end()"
-    return f"cues seek {quoted(store)}#{quoted(reader.name)} --to end"
 
 
 # --- notes --------------------------------------------------------------------------------------
@@ -307,7 +286,7 @@ class Gate:
                 late += behind
         return room, late
 
-    def hold(self, warn: Callable[[str], object]) -> float:
+    def note_wait(self, warn: Callable[[str], object]) -> float:
         """Note that the writer waits for :attr:`late`; call ``warn`` with a text, once, if it takes long.
 
         Return the seconds of the wait since the last call.
@@ -381,7 +360,7 @@ def wait_for_room(gate: Gate, timeout: float | None, check: Callable[[], object]
         check()
         if gate.room():
             return True
-        gate.hold(lambda text: logger.warning("%s: %s", gate.writer, text))
+        gate.note_wait(lambda text: logger.warning("%s: %s", gate.writer, text))
         return False
 
     if gate.room():

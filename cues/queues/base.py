@@ -1,10 +1,10 @@
-"""The base of a queue handle: identity, options, partitions and rows, for readers and writers."""
+"""The base of a queue handle: identity, options, rows, partitions, and the partition of each message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Self, TypeVar, final
+from typing import Any, NamedTuple, Self, TypeVar, final
 
 from cues import faults
 from cues.base import clock, names
@@ -13,17 +13,82 @@ from cues.base.closing import Closing
 from cues.base.lifetime import Lifetime
 from cues.base.texts import quoted
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
+from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions, changed
-from cues.queues.partitioners import Missing, name_of
-from cues.queues.placement import PartitionShare, Placer
+from cues.queues.partitioners import EVERY, Missing, Router, name_of
 from cues.queues.retention import let_go
 from cues.records import batch, sealed
 from cues.records.log_row import LogRow
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+
+
+@mypyc_attr(native_class=False)
+class PartitionIndex(int):
+    """An index with its ``partition``."""
+
+    partition: int
+
+    def __new__(cls, index: int, partition: int) -> PartitionIndex:
+        place = int.__new__(cls, index)
+        place.partition = partition
+        return place
+
+    @override
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
+        return int(self), self.partition
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{int(self)} of partition {self.partition}>"
+
+    __str__ = int.__repr__
+
+
+class PartitionShare(NamedTuple):
+    """The messages of an append for one partition."""
+
+    partition: int
+    offsets: list[int]
+    """Positions of its messages in the append."""
+
+
+class Placer:
+    """Divides appends over the partitions of one queue, by the options in force."""
+
+    def __init__(self, options: QueueOptions, start: int) -> None:
+        """``start`` is the number of messages that the queue has had; turns begin there."""
+        self._start = start
+        self._follow(options)
+
+    def _follow(self, options: QueueOptions) -> None:
+        self._options = options
+        self._router = Router(options.partitions, options.key, options.partitioner, self._start)
+
+    def shares(self, options: QueueOptions, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
+        """Return the messages by partition, a watermark on each. Raises the errors of :meth:`Router.place`."""
+        if options is not self._options:
+            self._follow(options)
+        return shares_of(self._router.place(messages), options.partitions)
+
+    def table_shares(self, options: QueueOptions, table: Any) -> list[PartitionShare]:
+        """Return the rows of a table by partition, as :meth:`shares` does for messages."""
+        if options is not self._options:
+            self._follow(options)
+        return shares_of(self._router.place_table(table), options.partitions)
+
+
+def shares_of(placed: Any, partitions: int) -> list[PartitionShare]:
+    """Return the messages of each partition; ``placed`` is a list or an Arrow array, as a :class:`Router` makes it."""
+    shares: dict[int, list[int]] = {}
+    for offset, partition in enumerate(placed if isinstance(placed, list) else placed.to_pylist()):
+        for each in range(partitions) if partition == EVERY else (partition,):
+            shares.setdefault(each, []).append(offset)
+    return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]
+
 
 Q = TypeVar("Q", bound="BaseQueue")
 
@@ -158,25 +223,25 @@ class QueueCore:
         """Append inside a transaction and apply retention; return the first index."""
         start, version = self.log.append(txn, pages)
         if version != self.version or self.options.retention is not None:
-            self._appended(txn, version)
+            self._appended(txn, version, sum(1 + len(page.pieces) for page in pages))
         return start
 
     def append_plain(self, txn: StoreTransaction, body: bytes, built_under: int) -> int:
         """Append one message that :func:`batch.plain` encoded, under the options version ``built_under``."""
         index, version = self.log.append_plain(txn, body)
         if version != self.version or self.options.retention is not None:
-            self._appended(txn, version)
+            self._appended(txn, version, 1)
         if version != built_under:
             raise OptionsChanged
         if faults.active:
             faults.point("append.inside")
         return index
 
-    def _appended(self, txn: StoreTransaction, version: int) -> None:
+    def _appended(self, txn: StoreTransaction, version: int, entries: int) -> None:
         if version != self.version:
             self.follow_options(txn, self.log.row(txn))
         if self.options.retention is not None:
-            let_go(txn, self.log.records, self.options.retention)
+            let_go(txn, self.log.records, self.options.retention, entries)
 
     def check_open(self) -> None:
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""

@@ -2,8 +2,8 @@
 
     queue.tailer("billing", isolation="committed")
 
-:class:`CommittedLog` is a :class:`Log` whose indices are *places* (:mod:`cues.queues.spans`). All that reads a log by
-positions and ranges reads it in the same way: tailers, inputs of graphs, members of groups, Spark. A read returns
+:class:`CommittedLog` is a :class:`Log` whose indices are *places* (:mod:`cues.producers.spans`). All that reads a log
+by positions and ranges reads it in the same way: tailers, inputs of graphs, members of groups, Spark. A read returns
 
     a message outside of transactions    at its place
     an acknowledgement                   as the messages of its transaction, in the order of the log
@@ -13,7 +13,7 @@ So messages are returned in the order of the commits, producers do not wait for 
 place are always the same. A transaction is read again at its acknowledgement, whatever its size, a part at a time.
 
 Not guaranteed: messages of a transaction that were purged before its acknowledgement was read. They are passed over,
-with a warning. Retention keeps them (:func:`cues.queues.spans.needed_from`).
+with a warning. Retention keeps them (:func:`cues.producers.spans.needed_from`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import xxhash
 from cues.base import logs
 from cues.errors import InvalidArgument, StoreDamaged
 from cues.overrides import override
-from cues.queues import spans
+from cues.producers import spans
+from cues.producers.spans import Span
 from cues.queues.log import KEY, READ_BYTES_MAX, Log, Raw
-from cues.queues.spans import Span
 from cues.records import batch
 from cues.records.batch import Batch, Shown
 from cues.records.log_row import LogRow

@@ -20,17 +20,17 @@ from cues.queues import rollback
 from cues.queues.base import BaseQueue
 from cues.queues.committed import differ
 from cues.queues.log import Log, Raw
-from cues.queues.processor_rows import NO_SEAL, Position, pack_reader, unpack_reader
 from cues.records import sealed
 from cues.records.batch import Batch, is_pending, stamps_of
 from cues.records.log_row import LogRow
+from cues.records.positions import NO_SEAL, Position, pack_reader, unpack_reader
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
 AHEAD_BYTES_MAX: Final = 256 << 10
 """The most bytes that a read copies out of one transaction."""
 
-Place = Callable[[StoreTransaction, Log, LogRow], int]
+IndexOf = Callable[[StoreTransaction, Log, LogRow], int]
 """Returns the index to go to on a log."""
 Mark = tuple[int, tuple[Batch, int] | None]
 """An index, and the message that was read last: :meth:`Cursor.go_back`."""
@@ -255,9 +255,9 @@ class Cursor:
 
     # --- positions ---
 
-    def place(self, txn: StoreTransaction, place: Place) -> int:
-        """Return the position of this cursor at a place of the log's records."""
-        return self.log.place_of(txn, place(txn, self.log.records, self.log.records_row(txn)))
+    def position_for(self, txn: StoreTransaction, index_of: IndexOf) -> int:
+        """Return the position of this cursor before the record at an index."""
+        return self.log.place_of(txn, index_of(txn, self.log.records, self.log.records_row(txn)))
 
     def record_index(self) -> int:
         """Return the index up to which the log was read."""

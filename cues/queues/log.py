@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from cues.base import clock, names
 from cues.base.texts import quoted
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
-from cues.queues import producers
+from cues.producers import clocks
 from cues.records import batch, sealed
 from cues.records.batch import Batch, Page
 from cues.records.columns import StoredSchema, stored_schema
@@ -38,8 +38,9 @@ _unpack_row = ROW.unpack_from
 
 READ_BYTES_MAX: Final = 4 << 20
 """A read stops after the batch with which it reaches this size. This bounds memory."""
-DELETE_BATCHES_MAX: Final = 1000
-"""The most record batches that one commit deletes. All writers wait for that commit: 0.5 ms."""
+DELETE_ENTRIES_MAX: Final = 1000
+"""The most entries (record batches and their pieces) that one commit deletes, if the first record has not more. All
+writers wait for that commit: 0.5 ms. A record of columns has about as many, so records are no measure."""
 
 Raw = tuple[Any, ...]
 """First index, value and continuation pieces of a record, as copied out of a transaction; of a CommittedLog also the
@@ -196,7 +197,7 @@ class Log:
             # Later messages of this append have larger indices, so they are no part of the transaction.
             return sum(part.size for part in self.span(txn, max(begin, first), at, producer, above, clock))
 
-        notes = producers.Notes(txn, self.id, count)
+        notes = clocks.Notes(txn, self.id, count)
         for page in pages:
             if page.flags & batch.PRODUCER:
                 notes.add(at, page)
@@ -401,28 +402,31 @@ class Log:
         return int(batch.HEAD.unpack_from(cursor.value(), 8)[3]) if cursor.first() else 0
 
     def delete_before(
-        self, txn: StoreTransaction, row: LogRow, index: int, most: int = DELETE_BATCHES_MAX
-    ) -> tuple[int, int]:
-        """Delete whole record batches that end before ``index``, at most ``most``.
+        self, txn: StoreTransaction, row: LogRow, index: int, most: int = DELETE_ENTRIES_MAX
+    ) -> tuple[bool, int]:
+        """Delete whole record batches that end before ``index``: at least one, then those within ``most`` entries.
 
-        Returns their number, and the first index that is left. The caller writes the row.
+        Returns whether others that end before ``index`` are left, and the first index that is left. The caller writes
+        the row.
         """
         cursor = txn.cursor(self.database)
         end = front = KEY.pack(row.next)
         stop = KEY.pack(index)
-        deleted, going, records = 0, 0, 0
+        going, more = 0, False
         for entries, key in enumerate(itertools.chain(cursor.iternext(values=False), (end,))):
             if len(key) == 8:  # a record begins: those before it end here
-                if records and key > stop:
+                if entries and key > stop:
                     break
-                front, deleted, going = key, records, entries
-                if key >= stop or records == most:
+                if going and entries > most:
+                    more = True
                     break
-                records += 1
+                front, going = key, entries
+                if key >= stop:
+                    break
         cursor.first()
         for _ in range(going):  # each deletion moves the cursor to the next record
             cursor.delete()
-        return deleted, KEY.unpack(front)[0]
+        return more, KEY.unpack(front)[0]
 
     def move_front(self, txn: StoreTransaction, row: LogRow, index: int) -> None:
         """Write ``index`` into the row as the first index."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any, Final, TypedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final, TypedDict, Unpack
 
+from cues.base import clock, names
 from cues.base.checks import is_count, is_number, nearest
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.queues import partitioners
 from cues.queues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
-from cues.queues.schema import Schema, schema_of
+from cues.records.batch import not_a_dict
 from cues.records.columns import COMPRESSIONS
+from cues.records.schema import Schema, schema_of
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 COMPRESSION: Final = "zstd"
@@ -39,9 +41,8 @@ class Retention:
     ``count`` keeps that many of the last messages, and up to a 64th more (1,000 at most). ``age`` (``"10d"``, seconds
     or a timedelta) keeps messages younger than that. ``bytes`` (``"500MB"``) keeps about that size. ``read`` keeps
     messages that some known reader (a processor, a named tailer or a consumer group) has not read. With several, a
-    message is deleted if any of them allows it. Messages are deleted at an append: whole record batches, at most 1,000
-    in a commit. So up to one batch more than that stays. Messages of a step that is under way or will be repeated
-    stay, whatever the policy.
+    message is deleted if any of them allows it. Messages are deleted at an append, as whole record batches, so up to
+    one batch more than that stays. Messages of a step that is under way or will be repeated stay, whatever the policy.
     """
 
     count: int | None = None
@@ -89,116 +90,185 @@ class QueueKeywords(TypedDict, total=False):
     compression: str | None
 
 
-QUEUE_TEXTS: Final = {
-    "metadata": OptionText(
-        frozenset(),
-        'The metadata that messages carry along: a set of `"t"` (index), `"time"` (append time) and `"tx"` (index of'
-        " the journey's first message). True: t and time. The empty set: only the metadata that a message came with."
-        " False: all metadata is dropped, except the delivery hash.",
-    ),
-    "retention": OptionText(
-        None,
-        'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"` (waits for the slowest processor, named'
-        " tailer and consumer group); None keeps all messages.",
-    ),
-    "max_message_bytes": OptionText(MESSAGE_BYTES_MAX, "Bytes of the largest encoded message."),
-    "partitions": OptionText(1, "The number of logs, 1 to 256; `Queue.grow` makes it larger."),
-    "path": OptionText(
-        None,
-        "The directory of another store that holds the queue, made when it is missing (graphs only). A relative path"
-        " is relative to the graph file under `cues run`, else to the current directory; `~` is your home. Messages are"
-        " committed in the graph's own store first.",
-    ),
-    "key": OptionText(
-        None,
-        "For several partitions: a field, or a function of the message. Messages with one key are on one partition,"
-        " in their order.",
-    ),
-    "partitioner": OptionText(
-        None,
-        '`"murmur2"` (the default with a key; as Kafka places keys), `"murmur2-sticky"` (the same, and messages without'
-        ' a key as `"sticky"`), `"fnv1a-modulo"`, `"rendezvous"`, `"round-robin"`, `"sticky"` (the default without a'
-        " key), or a function `(message, n) -> int`.",
-    ),
-    "schema": OptionText(
-        None,
-        "Fields of messages that are columns of the queue's table in a shared directory (`--queues DIR`; graphs only):"
-        ' a dataclass, a TypedDict, `{"id": int, "price": "double"}`, a pyarrow schema, or `"infer"`, from the first'
-        " messages. A value that does not fit is NULL there, and stays in the message.",
-    ),
-    "max_lag": OptionText(
-        None,
-        "Writers of the queue wait while a known reader (a processor, a named tailer or a consumer group) has not read"
-        " this many messages; None for no bound.",
-    ),
-    "max_bytes": OptionText(
-        None,
-        'The same for about this many bytes that a reader has not read: `"500MB"`, or a number.',
-    ),
-    "compression": OptionText(
-        COMPRESSION,
-        'How rows that are written as tables are compressed: `"zstd"`, `"lz4"` (less small, faster to read), or None.'
-        " Messages that are written as dicts are not compressed.",
-    ),
-}
+class AllKeywords(QueueKeywords, total=False):
+    """The keyword arguments of :class:`QueueOptions`."""
+
+    path: str | os.PathLike[str] | None
+    schema: Any
 
 
-@describes(QUEUE_TEXTS, QUEUE_TEXTS)
+def _about(convert: Callable[[str, Any], object], text: str) -> dict[str, Any]:
+    """What a field of :class:`QueueOptions` has besides its type and its default.
+
+    ``convert`` returns the value of an option, from its name and an argument, or raises :class:`InvalidArgument`.
+    ``text`` is its effect, for docs/options.md.
+    """
+    return {"convert": convert, "text": text}
+
+
+def _fits(test: Callable[[Any], object], hint: str, none: bool = False) -> Callable[[str, Any], object]:
+    """An argument that passes a test is the value; ``none``: None too."""
+
+    def convert(name: str, value: Any) -> object:
+        if not (test(value) or (none and value is None)):
+            raise InvalidArgument(f"{name} is {value!r}.", hint)
+        return value
+
+    return convert
+
+
+def _metadata(name: str, value: Any) -> frozenset[str] | bool:
+    if isinstance(value, bool):
+        return value and frozenset({"t", "time"})
+    hint = "pass a set of 't', 'time' and 'tx', or True, or False."
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"metadata is {value!r:.60}.", hint)
+    fields = frozenset(names)
+    unknown = fields - METADATA
+    if unknown:
+        raise InvalidArgument(f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.", hint)
+    return fields
+
+
+def _partitioner(name: str, value: Any) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and value in partitioners.NAMES):
+        return value
+    raise InvalidArgument(
+        f"partitioner is {value!r}; there are {', '.join(map(repr, partitioners.NAMES))}.",
+        nearest(value, partitioners.NAMES, "pass {!r}.", "pass one, or a function (message, n) -> partition."),
+    )
+
+
+def _path(name: str, value: Any) -> object:
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return _A_PATH(name, path)
+
+
+def _max_bytes(name: str, value: Any) -> object:
+    return _A_SIZE(name, bytes_of(value))
+
+
+_A_PATH: Final = _fits(
+    lambda path: isinstance(path, str) and path and "\0" not in path,
+    "pass the directory of a store, such as 'data/shared'.",
+    none=True,
+)
+_A_SIZE: Final = _fits(lambda size: is_count(size, 1, 1 << 62), "pass a size such as '500MB', or None.", none=True)
+
+
 @dataclass(frozen=True)
 class QueueOptions:
     """The options of a queue, with their defaults."""
 
-    metadata: frozenset[str] | bool = frozenset()
-    retention: Retention | None = None
-    max_message_bytes: int = MESSAGE_BYTES_MAX
-    partitions: int = 1
-    path: str | None = None
-    key: str | Key | None = None
-    partitioner: str | Placement | None = None
-    schema: Schema | str | None = None
-    max_lag: int | None = None
-    max_bytes: int | None = None
-    compression: str | None = COMPRESSION
+    metadata: frozenset[str] | bool = field(
+        default=frozenset(),
+        metadata=_about(
+            _metadata,
+            'The metadata that messages carry along: a set of `"t"` (index), `"time"` (append time) and `"tx"`'
+            " (index of the journey's first message). True: t and time. The empty set: only the metadata that a"
+            " message came with. False: all metadata is dropped, except the delivery hash.",
+        ),
+    )
+    retention: Retention | None = field(
+        default=None,
+        metadata=_about(
+            lambda name, value: Retention.of(value),
+            'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"` (waits for the slowest'
+            " processor, named tailer and consumer group); None keeps all messages.",
+        ),
+    )
+    max_message_bytes: int = field(
+        default=MESSAGE_BYTES_MAX,
+        metadata=_about(
+            _fits(lambda value: is_count(value, 1, (1 << 32) - 1), "pass a number of bytes below 4 GiB."),
+            "Bytes of the largest encoded message.",
+        ),
+    )
+    partitions: int = field(
+        default=1,
+        metadata=_about(
+            _fits(lambda value: is_count(value, 1, PARTITIONS_MAX), f"pass a count from 1 to {PARTITIONS_MAX}."),
+            "The number of logs, 1 to 256; `Queue.grow` makes it larger.",
+        ),
+    )
+    path: str | None = field(
+        default=None,
+        metadata=_about(
+            _path,
+            "The directory of another store that holds the queue, made when it is missing (graphs only). A"
+            " relative path is relative to the graph file under `cues run`, else to the current directory; `~` is"
+            " your home. Messages are committed in the graph's own store first.",
+        ),
+    )
+    key: str | Key | None = field(
+        default=None,
+        metadata=_about(
+            _fits(
+                lambda value: callable(value) or (isinstance(value, str) and value),
+                "pass the name of a field, or a function of a message.",
+                none=True,
+            ),
+            "For several partitions: a field, or a function of the message. Messages with one key are on one partition,"
+            " in their order.",
+        ),
+    )
+    partitioner: str | Placement | None = field(
+        default=None,
+        metadata=_about(
+            _partitioner,
+            '`"murmur2"` (the default with a key; as Kafka places keys), `"murmur2-sticky"` (the same, and'
+            ' messages without a key as `"sticky"`), `"fnv1a-modulo"`, `"rendezvous"`, `"round-robin"`, `"sticky"`'
+            " (the default without a key), or a function `(message, n) -> int`.",
+        ),
+    )
+    schema: Schema | str | None = field(
+        default=None,
+        metadata=_about(
+            lambda name, value: schema_of(value),
+            "Fields of messages that are columns of the queue's table in a shared directory (`--queues DIR`;"
+            ' graphs only): a dataclass, a TypedDict, `{"id": int, "price": "double"}`, a pyarrow schema, or'
+            ' `"infer"`, from the first messages. A value that does not fit is NULL there, and stays in the'
+            " message.",
+        ),
+    )
+    max_lag: int | None = field(
+        default=None,
+        metadata=_about(
+            _fits(
+                lambda value: is_count(value, 1, (1 << 62) - 1),
+                "pass a number of messages, 1 or more, or None.",
+                none=True,
+            ),
+            "Writers of the queue wait while a known reader (a processor, a named tailer or a consumer group) has"
+            " not read this many messages; None for no bound.",
+        ),
+    )
+    max_bytes: int | None = field(
+        default=None,
+        metadata=_about(
+            _max_bytes,
+            'The same for about this many bytes that a reader has not read: `"500MB"`, or a number.',
+        ),
+    )
+    compression: str | None = field(
+        default=COMPRESSION,
+        metadata=_about(
+            _fits(lambda value: value in COMPRESSIONS, "pass 'zstd', 'lz4' or None.", none=True),
+            'How rows that are written as tables are compressed: `"zstd"`, `"lz4"` (less small, faster to read),'
+            " or None. Messages that are written as dicts are not compressed.",
+        ),
+    )
 
-    def __init__(
-        self,
-        metadata: Iterable[str] | bool = frozenset(),
-        retention: Retention | str | int | None = None,
-        max_message_bytes: int = MESSAGE_BYTES_MAX,
-        partitions: int = 1,
-        path: str | os.PathLike[str] | None = None,
-        key: str | Key | None = None,
-        partitioner: str | Placement | None = None,
-        schema: Any = None,
-        max_lag: int | None = None,
-        max_bytes: int | str | None = None,
-        compression: str | None = COMPRESSION,
-    ) -> None:
-        path = os.fspath(path) if isinstance(path, os.PathLike) else path
-        size_fits = is_count(max_message_bytes, 1, (1 << 32) - 1)
-        self._set("max_message_bytes", max_message_bytes, size_fits, "pass a number of bytes below 4 GiB.")
-        count_fits = is_count(partitions, 1, PARTITIONS_MAX)
-        self._set("partitions", partitions, count_fits, f"pass a count from 1 to {PARTITIONS_MAX}.")
-        path_fits = path is None or (isinstance(path, str) and path and "\0" not in path)
-        self._set("path", path, path_fits, "pass the directory of a store, such as 'data/shared'.")
-        key_fits = key is None or callable(key) or (isinstance(key, str) and key)
-        self._set("key", key, key_fits, "pass the name of a field, or a function of a message.")
-        self._set("metadata", _metadata(metadata))
-        self._set("retention", Retention.of(retention))
-        self._set("partitioner", _partitioner(partitioner, key))
-        self._set("schema", schema_of(schema))
-        lag_fits = max_lag is None or is_count(max_lag, 1, (1 << 62) - 1)
-        self._set("max_lag", max_lag, lag_fits, "pass a number of messages, 1 or more, or None.")
-        size = bytes_of(max_bytes)
-        self._set(
-            "max_bytes", size, size is None or is_count(size, 1, 1 << 62), "pass a size such as '500MB', or None."
-        )
-        self._set("compression", compression, compression in (None, *COMPRESSIONS), "pass 'zstd', 'lz4' or None.")
-
-    def _set(self, name: str, value: object, fits: object = True, hint: str = "") -> None:
-        if not fits:
-            raise InvalidArgument(f"{name} is {value!r}.", hint)
-        object.__setattr__(self, name, value)
+    def __init__(self, **options: Unpack[AllKeywords]) -> None:
+        check_names(options)
+        for one in dataclasses.fields(self):
+            given = options.get(one.name, one.default)
+            object.__setattr__(self, one.name, one.metadata["convert"](one.name, given))
+        if self.partitioner in partitioners.KEYED and self.key is None:
+            raise InvalidArgument(
+                f"partitioner={self.partitioner!r} places messages by their key.", "pass key='…' with it."
+            )
 
     @property
     def kept(self) -> frozenset[str]:
@@ -224,18 +294,18 @@ class QueueOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as plain data."""
         plain: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
                 if isinstance(value, frozenset):
                     value = sorted(value)
                 elif isinstance(value, Retention):
                     value = {k: v for k, v in dataclasses.asdict(value).items() if v}
-                elif field.name == "schema" and not isinstance(value, str):
+                elif one.name == "schema" and not isinstance(value, str):
                     value = dict(value)
-                elif field.name in FUNCTIONS and not isinstance(value, str):
+                elif one.name in FUNCTIONS and not isinstance(value, str):
                     value = {"function": partitioners.name_of(value)}
-                plain[field.name] = value
+                plain[one.name] = value
         return plain
 
     @staticmethod
@@ -249,6 +319,12 @@ class QueueOptions:
                 options[name] = Missing(options[name]["function"])
         check_names(options)
         return QueueOptions(**options)
+
+
+QUEUE_TEXTS: Final = {
+    one.name: OptionText(one.default, one.metadata["text"]) for one in dataclasses.fields(QueueOptions)
+}
+describes(QUEUE_TEXTS, QUEUE_TEXTS)(QueueOptions)
 
 
 def changed(options: QueueOptions, changes: Mapping[str, Any]) -> QueueOptions:
@@ -275,40 +351,13 @@ def placing_to_dict(options: QueueOptions) -> dict[str, Any]:
 
 def check_names(options: Iterable[str]) -> None:
     """Raise for an unknown option name; the hint has the nearest known one."""
-    known = [field.name for field in dataclasses.fields(QueueOptions)]
+    known = [one.name for one in dataclasses.fields(QueueOptions)]
     for name in options:
         if name not in known:
             raise InvalidArgument(
                 f"A queue has no option {name!r}; it has {', '.join(known)}.",
                 nearest(name, known, "pass {}= instead.", f"pass one of those, such as {known[0]}=."),
             )
-
-
-def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
-    if isinstance(value, bool):
-        return value and frozenset({"t", "time"})
-    hint = "pass a set of 't', 'time' and 'tx', or True, or False."
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise InvalidArgument(f"metadata is {value!r:.60}.", hint)
-    fields = frozenset(names)
-    unknown = fields - METADATA
-    if unknown:
-        raise InvalidArgument(f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.", hint)
-    return fields
-
-
-def _partitioner(value: object, key: object) -> object:
-    if value is None or callable(value):
-        return value
-    if not isinstance(value, str) or value not in partitioners.NAMES:
-        raise InvalidArgument(
-            f"partitioner is {value!r}; there are {', '.join(map(repr, partitioners.NAMES))}.",
-            nearest(value, partitioners.NAMES, "pass {!r}.", "pass one, or a function (message, n) -> partition."),
-        )
-    if value in partitioners.KEYED and key is None:
-        raise InvalidArgument(f"partitioner={value!r} places messages by their key.", "pass key='…' with it.")
-    return value
 
 
 def _measured(value: str, units: Mapping[str, float], what: str, hint: str) -> float:
@@ -354,3 +403,38 @@ def bytes_of(value: int | str | None) -> int | None:
     if not isinstance(value, str):
         return value
     return int(_measured(value, _UNITS_BYTES, "a size", "write '500MB' or '2GiB', or '10d' for an age."))
+
+
+At = datetime | float | None
+Delay = str | timedelta | float | None
+
+
+def delayed(message: dict[str, Any], deliver_at: At = None, delay: Delay = None) -> dict[str, Any]:
+    """Return a copy of a message with a time before which no processor gets it, for any way to write a message.
+
+    ``deliver_at`` is an aware datetime, or seconds since the epoch. ``delay`` counts from now: seconds, a timedelta,
+    or a text such as ``"10m"`` (``s``, ``m``, ``h``, ``d``, ``w``). A time in the past delivers at once. The time is
+    the key ``q/deliver-at`` of the metadata of the message, and is not passed on to messages that are made of it.
+
+    Only processors of graphs wait. Tailers, and consumers of :mod:`cues.txn` and :mod:`cues.groups`, read the message
+    at once. Raises :class:`InvalidArgument` unless one of both times is given, and is one.
+    """
+    if not isinstance(message, dict):
+        raise not_a_dict(message)
+    meta = message.get(names.META, {})
+    if not isinstance(meta, dict):
+        return message  # refused where it is written
+    return {**message, names.META: {**meta, names.DELIVER_AT: clock.to_datetime(_time_ns(deliver_at, delay))}}
+
+
+def _time_ns(deliver_at: At, delay: Delay) -> int:
+    if (deliver_at is None) == (delay is None):
+        given = "both" if delay is not None else "none"
+        raise InvalidArgument(
+            f"A delayed message has deliver_at= or delay=, and {given} of them is given.",
+            "give one: delay='10m', or deliver_at=datetime.now(timezone.utc) + timedelta(days=1).",
+        )
+    if deliver_at is not None:
+        return clock.instant_ns(deliver_at, "deliver_at")
+    seconds = duration_of(delay, "delay", zero=True)  # type: ignore[arg-type]
+    return clock.instant_ns(clock.now_ns() / 1e9 + seconds, "The time after the delay")

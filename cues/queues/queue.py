@@ -33,20 +33,18 @@ from typing import Any, Literal, overload
 from cues import faults
 from cues.base import clock, names, shown
 from cues.base.checks import is_number
-from cues.base.names import ProcessorId
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.native import mypyc_attr
-from cues.queues import spans, tables
+from cues.producers import spans
+from cues.queues import tables
 from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation
-from cues.queues.cursor import Piece, Place
-from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
-from cues.queues.merged import MergedTailer
+from cues.queues.cursor import IndexOf, Piece
+from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
-from cues.queues.processor_rows import key_of
 from cues.queues.retention import PlannedPurge, planned, refuse_unread
-from cues.queues.tailer import Tailer
+from cues.queues.tailer import MergedTailer, Tailer
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
 from cues.schemas import schema_of
@@ -123,7 +121,7 @@ class Queue(BaseQueue):
     def tailer(self, name: str | None = None, *, meta: bool = False, isolation: Isolation = "uncommitted") -> Tailer:
         """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.
 
-        It reads all partitions, merged by append time (:class:`cues.queues.merged.MergedTailer`). With ``meta``
+        It reads all partitions, merged by append time (:class:`cues.queues.tailer.MergedTailer`). With ``meta``
         every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
         ``isolation="committed"``, messages that a :class:`cues.txn.Publisher` wrote uncommitted are returned only
         after they are acknowledged, in the order of the acknowledgements (:mod:`cues.queues.committed`). The position
@@ -224,8 +222,8 @@ class Queue(BaseQueue):
     def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.
 
-        The message at ``before`` stays. Readers see the purge at once. Space is freed in commits of at most 1,000
-        record batches. Positions on purged messages continue at the first message that is left. An index after the
+        The message at ``before`` stays. Readers see the purge at once. Space is freed in commits of about
+        4 MB. Positions on purged messages continue at the first message that is left. An index after the
         next one to be written raises. For several partitions ``before`` must be a time, and all are purged in one
         transaction.
 
@@ -234,9 +232,9 @@ class Queue(BaseQueue):
         """
         if unread not in ("drop", "refuse"):
             raise InvalidArgument(f"unread={unread!r}.", "pass 'drop' or 'refuse'.")
-        return purge_to(self, self._place_of(before), unread == "refuse")
+        return purge_to(self, self._index_of(before), unread == "refuse")
 
-    def _place_of(self, before: int | datetime) -> Place:
+    def _index_of(self, before: int | datetime) -> IndexOf:
         """The index on a log before which a purge drops messages."""
         if isinstance(before, datetime):
             ns = clock.to_ns(before)
@@ -253,10 +251,10 @@ class Queue(BaseQueue):
         """Return what :meth:`purge` would drop now from each partition: messages, bytes, and readers that lose some."""
         self.core.check_open()
         self.core.refuse_try_log("trims")
-        place, logs = self._place_of(before), [view.core.log for view in views_of(self)]
+        index_of, logs = self._index_of(before), [view.core.log for view in views_of(self)]
         with self.store.core.view() as txn:
             rows = [(log, log.row(txn)) for log in logs]
-            return [planned(txn, log, row, place(txn, log, row)) for log, row in rows]
+            return [planned(txn, log, row, index_of(txn, log, row)) for log, row in rows]
 
     def delete(self) -> int:
         """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
@@ -264,12 +262,12 @@ class Queue(BaseQueue):
 
     def _sweep(self, log: Log, dropped: int) -> None:
         """Free the space of dropped messages, in smaller commits if the map has no room for larger ones."""
-        most = DELETE_BATCHES_MAX
+        most = DELETE_ENTRIES_MAX
         while True:
             try:
-                if self.store.core.commit(self._sweep_some, log, most) < most:
+                if not self.store.core.commit(self._sweep_some, log, most):
                     return
-                most = min(DELETE_BATCHES_MAX, 2 * most)
+                most = min(DELETE_ENTRIES_MAX, 2 * most)
             except StoreFull as error:
                 most //= 8
                 if not most:
@@ -283,11 +281,11 @@ class Queue(BaseQueue):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
                     self.store.core.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
-    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place, refuse: bool) -> int:
+    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], index_of: IndexOf, refuse: bool) -> int:
         dropped = 0
         for log in logs:
             row = log.row(txn)
-            index = place(txn, log, row)
+            index = index_of(txn, log, row)
             if refuse:
                 refuse_unread(planned(txn, log, row, index))
             if index > row.first:
@@ -297,13 +295,13 @@ class Queue(BaseQueue):
             self.store.core.note_purge()
         return dropped
 
-    def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
+    def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> bool:
         row = log.row(txn)
-        deleted, front = log.delete_before(txn, row, row.first, most)
+        more, front = log.delete_before(txn, row, row.first, most)
         spans.forget(txn, log.id, front)
         self.store.core.note_purge()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
-        return deleted
+        return more
 
 
 def source_of(
@@ -331,13 +329,13 @@ def source_of(
     return source
 
 
-def purge_to(queue: Queue, place: Place, refuse: bool = False) -> int:
-    """Drop the messages before the index that ``place`` returns for each log; return their number."""
+def purge_to(queue: Queue, index_of: IndexOf, refuse: bool = False) -> int:
+    """Drop the messages before the index that ``index_of`` returns for each log; return their number."""
     queue.core.check_open()
     queue.core.refuse_try_log("trims")
     logs = [view.core.log.records for view in views_of(queue)]
     try:
-        dropped = queue.store.core.commit(queue._move_fronts, logs, place, refuse)
+        dropped = queue.store.core.commit(queue._move_fronts, logs, index_of, refuse)
     except StoreFull as error:
         error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
         raise
@@ -392,15 +390,6 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
     if options:
         _change(queue, options)
     return queue
-
-
-def open_named(store: BaseStore, name: str) -> Queue:
-    """Open a queue by its name, or the try log of a processor by the id of the processor.
-
-    The name of a try log is the key of its processor, which is another one after a rename.
-    """
-    with store.core.view() as txn:
-        return open_queue(store, key_of(txn, ProcessorId(name)) if "." in name else name)
 
 
 def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Queue:

@@ -3,14 +3,13 @@
 1. Each part of the policy (age, count, bytes, read by every known reader) gives the index before which it
    keeps nothing. The highest of these indices counts.
 2. Messages that a step took and has not committed are kept, whatever the policy.
-3. Whole record batches are deleted, at most 1,000 in a commit. A count lets some more messages stay (:func:`spare`):
+3. Whole record batches are deleted, of 1,000 entries in a commit, or of twice as many as the commit appended, so that
+   the queue does not grow where each commit appends large tables. A count lets some more messages stay (:func:`spare`):
    deleting one at each append would take twice as long as the append.
 
-Known readers are the processors that ever read the queue, in this store and in others (forwarding/low_water.py),
-consumers, whose marks are of the same kind (txn/registration.py), its named tailers and the consumer groups. Only the
-policy "read" waits for them. The others also delete messages that a reader has not read, and log a warning, once for
-each reader in each process. The policy "read" first forgets the groups that have expired: they had no member for the
-time that their members asked for.
+Known readers are those of all kinds (readers.py). Only the policy "read" waits for them. The others also delete
+messages that a reader has not read, and log a warning, once for each reader in each process. The policy "read" first
+forgets the readers that have expired: groups that had no member for the time that their members asked for.
 """
 
 from __future__ import annotations
@@ -23,17 +22,19 @@ from cues import codec
 from cues.base import clock, logs, names
 from cues.base.events import log as logger
 from cues.errors import QueueInUse
-from cues.queues import claims, group_rows, marks, spans
+from cues.producers import spans
+from cues.queues import readers as known
 from cues.queues.committed import counts_places
-from cues.queues.log import DELETE_BATCHES_MAX, Log
+from cues.queues.log import DELETE_ENTRIES_MAX, Log
 from cues.queues.options import Retention
-from cues.queues.processor_rows import readers_of, unpack_reader
 from cues.records import sealed
 from cues.records.log_row import LogRow
-from cues.storage.transaction import StoreTransaction, named_rows
+from cues.storage.transaction import StoreTransaction
 
 _NOTES = 8
 """The number of notes in the time of one age: a message is deleted at most an eighth of the age too late."""
+_SPARE_MAX = 1000
+"""The most messages that stay beyond a count."""
 _WRONG_NS = 7 * 86_400 * 10**9
 """A clock that jumps by this much between two messages is doubted. So is a last append that is this far ahead of the
 clock."""
@@ -48,7 +49,7 @@ class PositionHolder(NamedTuple):
 
     name: str
     next: int
-    pending: bool
+    under_way: bool
     """It took messages from ``next`` on and has not committed."""
 
 
@@ -80,16 +81,16 @@ def planned(txn: StoreTransaction, log: Log, row: LogRow, index: int) -> Planned
     """A purge of the messages below an index."""
     index = max(row.first, index)
     size = log.size_bytes(txn) * (index - row.first) // max(1, row.next - row.first)
-    known = readers(txn, log)
-    behind = [reader for reader in known if max(reader.next, row.first) < index]
-    return PlannedPurge(log.id, row.first, index, size, behind, frozenset(reader.name for reader in known))
+    holders = readers(txn, log)
+    behind = [reader for reader in holders if max(reader.next, row.first) < index]
+    return PlannedPurge(log.id, row.first, index, size, behind, frozenset(reader.name for reader in holders))
 
 
 def refuse_unread(plan: PlannedPurge) -> None:
     """Raise :class:`QueueInUse` if a reader has not read what the purge deletes."""
     if plan.behind:
         readers = ", ".join(
-            f"{reader.name} is at {reader.next}" + " and has a step under way" * reader.pending
+            f"{reader.name} is at {reader.next}" + " and has a step under way" * reader.under_way
             for reader in sorted(plan.behind, key=lambda reader: (reader.next, reader.name))
         )
         raise QueueInUse(
@@ -99,24 +100,24 @@ def refuse_unread(plan: PlannedPurge) -> None:
         )
 
 
-def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
-    """Delete the messages that the policy does not keep."""
+def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) -> None:
+    """Delete the messages that the policy does not keep, after ``appended`` entries were appended."""
     row = log.row(txn)
     goal = wanted(txn, log, row, policy)
     if goal <= row.first:
         return
     behind = [reader for reader in readers(txn, log) if reader.next < goal]
     for reader in behind:
-        if reader.pending:
+        if reader.under_way:
             _say(log, reader.name, "waits for a step of %s, which has not committed")
             goal = min(goal, reader.next)
     for reader in behind:  # not with the policy "read" alone, which stops at the slowest reader
         at = max(reader.next, row.first)
-        if not reader.pending and at < goal:
+        if not reader.under_way and at < goal:
             where = f"it is at {at}, and the policy keeps those from {goal} on"
             _say(log, reader.name, f"deletes messages that %s has not read: {where}")
     if goal > row.first:
-        _, front = log.delete_before(txn, row, goal)
+        _, front = log.delete_before(txn, row, goal, max(DELETE_ENTRIES_MAX, 2 * appended))
         log.move_front(txn, row, max(front, row.first))
         spans.forget(txn, log.id, front)
 
@@ -136,24 +137,21 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
             goal = max(goal, row.first + (row.next - row.first) * excess // held)
     if policy.read:
         _forget_expired(txn, log)
-        known = readers(txn, log)
-        if known:
-            goal = max(goal, min(reader.next for reader in known))
+        holders = readers(txn, log)
+        if holders:
+            goal = max(goal, min(reader.next for reader in holders))
     return goal
 
 
 def spare(count: int) -> int:
     """Return how many messages more than ``count`` may stay, so that several are deleted in one go."""
-    return min(count // 64, DELETE_BATCHES_MAX)
+    return min(count // 64, _SPARE_MAX)
 
 
 def _forget_expired(txn: StoreTransaction, log: Log) -> None:
-    """Delete the groups that read the log and have expired."""
-    for group in [group for group, _ in claims.of_log(txn, log.id) if group_rows.expired(txn, log.store, group)]:
-        group_rows.delete(txn, group)
-        text = "the group %s is forgotten: it had no member for its expire_s, and retention of %s waited for it"
-        say = partial(logger.warning, text, group, log.id, group=group, **logs.of_log(log.id))
-        log.store.core.afterwards.append(say)
+    for reader in list(known.of_log(txn, log)):
+        if reader.kind.expired(txn, log.store, reader):
+            reader.kind.forget(txn, log, reader)
 
 
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
@@ -198,17 +196,10 @@ def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) 
 
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
     """Return the readers with a position on the log in this store, or in another store, with a mark here."""
-    holders = [
-        PositionHolder(name, needed_from(txn, log, *position), pending)
-        for name, position, pending in readers_of(txn, log.id)
+    return [
+        PositionHolder(one.name, needed_from(txn, log, one.identity, one.next), one.under_way)
+        for one in known.of_log(txn, log)
     ]
-    holders += [PositionHolder(who.name, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
-    tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))
-    for name, value in tailers:
-        holders.append(PositionHolder(name, needed_from(txn, log, *unpack_reader(value, log.id, name)[:2]), False))
-    for group, claim in claims.of_log(txn, log.id):
-        holders.append(PositionHolder(f"group {group}", needed_from(txn, log, claim.identity, claim.next), False))
-    return holders
 
 
 def needed_from(txn: StoreTransaction, log: Log, identity: bytes, position: int) -> int:

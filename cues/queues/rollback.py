@@ -23,7 +23,7 @@ from cues import codec, faults
 from cues.base import clock, logs
 from cues.base.events import log
 from cues.errors import CuesError, Fenced
-from cues.queues import producers, spans
+from cues.producers import clocks, spans
 from cues.queues.base import BaseQueue
 from cues.records import batch
 from cues.records.identity import Flags
@@ -42,7 +42,7 @@ def roll_back(txn: StoreTransaction, queue: BaseQueue, producer: int, fences: bo
 
     ``fences``: the producer may be alive; it then gets :class:`Fenced`.
     """
-    written = producers.read(txn, queue.core.log.id, producer)
+    written = clocks.read(txn, queue.core.log.id, producer)
     if written is None or not written.begin:
         return False
     stamps = Stamps(producer, _ACK, ticks(written.acked, 1))

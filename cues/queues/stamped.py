@@ -1,6 +1,6 @@
 """Appending messages that were stamped elsewhere, once, even if the append is repeated.
 
-    1. read      the summary of each producer of the log (producers.py)
+    1. read      the summary of each producer of the log (producers/clocks.py)
     2. decide    which messages the log has already, or does not need
     3. commit    the rest, if the summaries did not change since 1; otherwise start again at 1
 
@@ -22,9 +22,10 @@ from typing import Any
 from cues import codec, faults
 from cues.base import names
 from cues.errors import CuesError, InvalidArgument
-from cues.queues import backpressure, producers
+from cues.producers import clocks
+from cues.producers.clocks import Written
+from cues.queues import backpressure
 from cues.queues.base import BaseQueue
-from cues.queues.producers import Written
 from cues.records import batch
 from cues.records import stamps as stamping
 from cues.records.batch import Page
@@ -164,7 +165,7 @@ def _read(store: BaseStore, encoded: Sequence[_EncodedPairs]) -> dict[tuple[str,
     """Return the summaries of the producers of these messages, by log and producer."""
     keys = {(bound.queue.core.log.id, identity[0]) for bound in encoded for identity in bound.identities if identity}
     with store.core.view() as txn:
-        return {key: producers.read(txn, *key) for key in keys}
+        return {key: clocks.read(txn, *key) for key in keys}
 
 
 # 2. Decide.
@@ -199,7 +200,7 @@ def _advance(known: dict[tuple[str, int], Written | None], log: str, identity: I
     written = known[log, producer]
     if written is not None and written.repeats(clock, flags, before):
         return False
-    known[log, producer] = producers.advanced(written, flags, (clock,), 1)  # any index: it is not used
+    known[log, producer] = clocks.advanced(written, flags, (clock,), 1)  # any index: it is not used
     return True
 
 
@@ -209,7 +210,7 @@ def _advance(known: dict[tuple[str, int], Written | None], log: str, identity: I
 def _write(
     txn: StoreTransaction, pages: list[tuple[BaseQueue, list[Page]]], read: dict[tuple[str, int], Written | None]
 ) -> bool:
-    if any(producers.read(txn, *key) != written for key, written in read.items()):
+    if any(clocks.read(txn, *key) != written for key, written in read.items()):
         return False  # messages of the same producers were appended meanwhile: decide again
     for queue, of_queue in pages:
         queue.core.append_pages(txn, of_queue)

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues.base import clock
 from cues.errors import InvalidArgument, NotInstalled, SchemaError
-from cues.queues import schema as declared
 from cues.records import columns
+from cues.records import schema as declared
 
 if TYPE_CHECKING:
     from cues.queues.cursor import Piece
@@ -499,7 +499,7 @@ def _without_null(pa: Any, kind: Any) -> Any:
 
 
 def _type(pa: Any, kind: Any) -> Any:
-    """The Arrow type of a type in JSON (:func:`cues.queues.schema.parse`)."""
+    """The Arrow type of a type in JSON (:func:`cues.records.schema.parse`)."""
     if isinstance(kind, str):
         if kind.startswith("decimal"):
             return pa.decimal128(*map(int, kind[8:-1].split(",")))

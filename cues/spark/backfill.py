@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from cues.engine.threads import Worker
 from cues.errors import GraphError
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import ProcessorRow
 from cues.overrides import override
 from cues.queues.base import views_of
 from cues.queues.log import Log
-from cues.queues.processor_rows import ProcessorRow
 from cues.records.log_row import LogRow
 from cues.spark.driver import SparkEngine
 from cues.spark.stretches import StretchStepper

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 from cues import codec
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
+from cues.queues.base import Placer
 from cues.queues.options import QueueOptions
-from cues.queues.placement import Placer
 from cues.queues.store import Store
 from cues.records.provenance import Provenance
 from cues.spark import staging

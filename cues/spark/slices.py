@@ -1,6 +1,6 @@
 """A queue with several partitions as one sequence: its cuts, and the order of its record batches.
 
-The order is that of :mod:`cues.queues.merged`: by append time, then by partition, then by
+The order is that of :mod:`cues.queues.tailer`: by append time, then by partition, then by
 index. A place in it is an index for each partition. So the tasks of a read, and the
 batches of a stream, are consecutive stretches of time, each with about the number of messages that was asked for.
 

@@ -37,10 +37,9 @@ from cues.forwarding import external_writers
 from cues.forwarding.external_writers import SourceRow
 from cues.overrides import override
 from cues.queues import backpressure
-from cues.queues.base import views_of
+from cues.queues.base import Placer, views_of
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import PARTITIONS_MAX, Missing
-from cues.queues.placement import Placer
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records import batch

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cues import faults
 from cues.base import events, names
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, boot
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot
 from cues.queues.queue import create_queue
+from cues.records.positions import NO_SEAL, Position
 from cues.steps.calls import Calls
 from cues.steps.copies import TRY_LOG, Copies
 from cues.steps.runner import Runner

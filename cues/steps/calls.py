@@ -33,13 +33,25 @@ class Calls:
     """The step is closed after so many failures (``max_errors=``); None: there is no limit."""
 
     def run(self, taken: Taken, bounded: bool = False) -> Results:
-        """Call the function for what a step took."""
+        """Call the function for the messages that a step took, and return the results of the calls.
+
+        A failure of a call, after its retries, is a result and is not raised. Exceptions of which no message is the
+        cause leave this method (:class:`Interrupted` if the graph was aborted, :class:`Fenced` if a target has another
+        owner). Then the changes of the calls to the state and to tailers and appenders of the function are dropped
+        already, and the caller takes the messages again.
+
+        The method writes nothing to the store and moves no position: the commit of the step does both. Effects of the
+        function outside of the store are made here, and a step that is repeated makes them again.
+
+        ``bounded``: the step may be closed when its time is over, and the next step takes the rest
+        (``Results.closed``). The thread of the stepper calls the method, and calls it again only after its return.
+        """
         raise NotImplementedError
 
     @property
     def abandoned(self) -> int:
-        """The number of calls that took longer than ``timeout_s``. They may still be running."""
+        """The number of calls that took longer than ``timeout_s``. They may still be running. Any thread may ask."""
         return 0
 
     def close(self) -> None:
-        """End threads and event loop."""
+        """End threads and event loop; after the last :meth:`run`, or from another thread while a call hangs."""

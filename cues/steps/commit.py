@@ -103,7 +103,7 @@ class Committer:
 
     # 4. Commit.
 
-    def commit(self, taken: Taken, results: Results) -> None:
+    def commit_results(self, taken: Taken, results: Results) -> None:
         """Commit the results of a step. Raises :class:`ProcessorStopped` after a failure that stops the processor."""
         taken, parts, stop = self._builder.parts(taken, results)
         failures = self.failures
@@ -147,13 +147,14 @@ class Committer:
         self.failures.write(txn)
 
     def commit_parts(self, parts: list[Part], row: bytes) -> None:
-        """Commit the parts of a step with the row that has its positions."""
+        """Commit the parts of a step with the row that has its positions: here, and on the way to other stores."""
         if self._abroad is None:
-            self._commit_parts(parts, row)
+            self._commit_at_home(parts, row)
         else:
-            self._abroad.commit(parts, lambda: self._commit_parts(parts, row))
+            self._abroad.commit(parts, lambda: self._commit_at_home(parts, row))
 
-    def _commit_parts(self, parts: list[Part], row: bytes) -> None:
+    def _commit_at_home(self, parts: list[Part], row: bytes) -> None:
+        """Commit in the home store, in one transaction."""
         if faults.active:
             faults.point("commit.before")
         count = len(parts)

@@ -23,13 +23,15 @@ from cues.steps.hashes import Hasher
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
-    from cues.queues.processor_rows import ProcessorRow
+    from cues.graphs.processor_rows import ProcessorRow
     from cues.steps.part import Part
     from cues.steps.ports import Ports
     from cues.steps.taking import Taken
     from cues.storage.transaction import StoreTransaction
 
 TRY_LOG: Final = QueueOptions(metadata=False)
+_EVERY: Final = 1 << 62
+"""A commit deletes all that its step took, however many entries: the memory of a step bounds them."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -66,7 +68,7 @@ class Copies:
             log_row = input.log.row(txn)
             index = next((end for part in reversed(parts) if (end := _end(part, input.tailer))), log_row.first)
             if index > log_row.first:
-                _, front = input.log.delete_before(txn, log_row, index)
+                _, front = input.log.delete_before(txn, log_row, index, _EVERY)
                 input.log.move_front(txn, log_row, front)
         self._settle(txn, parts, ports)
         faults.point(f"{self.kind}.inside")

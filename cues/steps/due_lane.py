@@ -77,7 +77,7 @@ class DueLane(SideLane):
                 due.looks = False
                 due.rest(stepper)
         if outcome == "blocked":
-            self.unit.hold()  # so that the thread sleeps until there is room
+            self.unit.note_wait()  # so that the thread sleeps until there is room
         return outcome
 
     def move(self, stepper: Stepper) -> int:

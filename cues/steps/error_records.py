@@ -34,9 +34,9 @@ from cues.base.closing import Closing
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CuesError, QueueNotFound
 from cues.forwarding import other_stores
+from cues.graphs.processor_rows import all_keys, key_of
 from cues.overrides import override
 from cues.queues.base import views_of
-from cues.queues.processor_rows import all_keys, key_of
 from cues.queues.queue import open_queue
 from cues.records import sealed
 

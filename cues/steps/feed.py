@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs.processor import position_count, wants_process
+from cues.graphs.processor_rows import has_state, source_of, with_source
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.partitioners import is_watermark
-from cues.queues.processor_rows import has_state, source_of, with_source
 from cues.queues.tables import is_table
 from cues.records import batch as batches
 from cues.records import columns
@@ -47,7 +47,7 @@ from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.stepper import Outcome, Stepper
 
 if TYPE_CHECKING:
-    from cues.queues.processor_rows import ProcessorRow
+    from cues.graphs.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
     from cues.records.batch import Page
     from cues.schemas import Schema

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cues.base import events, names
 from cues.base.names import ProcessorId
 from cues.errors import WriterStuck
-from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow, moved, position_at
+from cues.graphs.processor_rows import ProcessorRow, moved, position_at
+from cues.records.positions import NO_SEAL, Position
 from cues.steps.calls import Interrupted, Pause
 from cues.steps.ownership import fenced
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues.errors import InvalidArgument
 from cues.overrides import override
-from cues.queues.processor_rows import NO_SEAL, Position
 from cues.queues.tailer import Tailer
+from cues.records.positions import NO_SEAL, Position
 from cues.steps.failure import StoreTrouble
 from cues.steps.outgoing import Packer
 

@@ -18,9 +18,9 @@ from cues import codec
 from cues.base import names
 from cues.errors import CodecError, CuesError
 from cues.native import mypyc_attr
+from cues.queues.base import PartitionShare, shares_of
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, Router, is_watermark
-from cues.queues.placement import PartitionShare, shares_of
 from cues.records import batch as batches
 from cues.records import columns
 from cues.records import stamps as stamping

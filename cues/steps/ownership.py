@@ -28,21 +28,12 @@ from cues import faults
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, QueueNotFound, TopologyChanged
-from cues.forwarding import low_water, other_stores
-from cues.queues import marks
+from cues.forwarding import low_water, marks, other_stores
+from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, all_keys, boot, read_row, read_topology
 from cues.queues.committed import differ, log_at
 from cues.queues.log import Log
-from cues.queues.processor_rows import (
-    NO_SEAL,
-    Position,
-    ProcessorInputs,
-    ProcessorRow,
-    all_keys,
-    boot,
-    read_row,
-    read_topology,
-)
 from cues.records import sealed
+from cues.records.positions import NO_SEAL, Position
 from cues.storage import leases, locks
 from cues.storage.leases import Lease
 

@@ -31,7 +31,7 @@ from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.graphs.error_rate import ErrorRate
 from cues.graphs.pause import ProcessorPause
-from cues.queues.processor_rows import all_keys, read_topology
+from cues.graphs.processor_rows import all_keys, read_topology
 from cues.records import sealed
 from cues.steps.error_records import whoami
 from cues.steps.results import pauses as pauses_at

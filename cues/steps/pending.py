@@ -50,7 +50,8 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CuesError, Diverged, Fenced, StoreNotFound
 from cues.forwarding import other_stores
 from cues.overrides import override
-from cues.queues import producers, rollback, stamped
+from cues.producers import clocks
+from cues.queues import rollback, stamped
 from cues.queues.base import view_of, views_of
 from cues.queues.queue import open_queue
 from cues.records import sealed
@@ -64,7 +65,7 @@ from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
-    from cues.queues.processor_rows import ProcessorRow
+    from cues.graphs.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
     from cues.queues.store import Store
     from cues.steps.fence import Fence, Patience
@@ -167,7 +168,7 @@ class Settling:
     def roll_back(self, log: Queue, producer: int) -> None:
         """Drop the pending messages of a producer in a log, if there are any."""
         with log.store.core.view() as txn:
-            written = producers.read(txn, log.core.log.id, producer)
+            written = clocks.read(txn, log.core.log.id, producer)
         if written is not None and written.begin:
             log.store.core.commit(rollback.roll_back, log, producer)
             log.store.core.ring(log.core.log.mask)
@@ -191,7 +192,7 @@ class Settling:
 
     def _compare(self, log: Queue, due: Due) -> None:
         with log.store.core.view() as txn:
-            written = producers.read(txn, log.core.log.id, due.producer)
+            written = clocks.read(txn, log.core.log.id, due.producer)
         where = f"queue {log.id!r} of {log.store.path}"
         if written is None or written.last < due.last:
             raise self._diverged(f"{where} lacks committed messages")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cues.base import events
 from cues.errors import Diverged, QueueNotFound
 from cues.queues.log import Log
-from cues.queues.processor_rows import NO_SEAL, Position
+from cues.records.positions import NO_SEAL, Position
 from cues.steps import tries
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from cues import faults
 from cues.base import names
 from cues.errors import CuesError
 from cues.graphs.processor import Node, RedriveNode
+from cues.graphs.processor_rows import read_topology
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.records import batch as batches
 from cues.steps.beside import claim_beside
@@ -154,6 +154,7 @@ def _queues_of(record: ErrorRecord) -> dict[str, str]:
 
 
 def _make_queues(home: Store, records: Iterable[ErrorRecord]) -> None:
+    """Make the queues that are missing for the copies of these records, and for the try logs of their redrivers."""
     wanted: dict[str, QueueOptions] = {}
     for record in records:
         id = names.timer_id(record.unit_key) if record.of_timer else names.redriver_id(record.unit_key)
@@ -196,7 +197,10 @@ def _write_requests(
     logs: Mapping[str, Log],
     by: str,
 ) -> tuple[int, list[ErrorRecord]]:
-    """Write the requests that nobody made before; return the doorbells to ring, and the records."""
+    """Write the requests that nobody made before, inside a commit of the home store.
+
+    Return the mask of the doorbells to ring after the commit, and the records that are requested now.
+    """
     mask = 0
     new: list[ErrorRecord] = []
     for record, copies in built:

@@ -11,7 +11,7 @@ from cues.native import mypyc_attr
 from cues.steps.failure import Failure
 
 if TYPE_CHECKING:
-    from cues.queues.placement import PartitionShare
+    from cues.queues.base import PartitionShare
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # or pickle could not make one without arguments

@@ -33,10 +33,10 @@ from cues import faults
 from cues.base import clock, events, names
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import ProcessorRow
 from cues.native import mypyc_attr
 from cues.queues.backpressure import Gate
 from cues.queues.options import QueueOptions, seconds_of
-from cues.queues.processor_rows import ProcessorRow
 from cues.queues.tailer import pending_read
 from cues.steps import tracing
 from cues.steps.abroad import Abroad, ForkQueues
@@ -48,6 +48,7 @@ from cues.steps.failure import Failure, Verdict, short, stopped_at
 from cues.steps.fence import Fence, Patience
 from cues.steps.halving import halves
 from cues.steps.hashes import Hasher
+from cues.steps.imperative import Imperative
 from cues.steps.invocation import prepare
 from cues.steps.lanes import Lane
 from cues.steps.lanes import Outcome as Outcome
@@ -88,6 +89,24 @@ class Setting:
     """Makes the calls of a processor, from the arguments of :class:`Runner`."""
 
 
+@dataclass
+class Common:
+    """The objects that all steppers of a unit share: the first one, and those beside it (beside.py)."""
+
+    stepper: Any
+    """The first stepper, which makes the objects."""
+    counters: events.Counters
+    state: StateTable
+    pause: UnitPause
+    imperative: Imperative | None = None
+    """None until the first stepper has its queues; so are the others."""
+    fence: Fence | None = None
+    abroad: Abroad | None = None
+    """None also if no queue is in another store."""
+    bucket: Bucket | None = None
+    """None also without ``rate=``."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Stepper:
     """One processor that this process owns. Used by one thread at a time."""
@@ -111,28 +130,33 @@ class Stepper:
         the stepper; None from one that has nothing to do here. ``give_up``: continue if other stores contradict the
         home store (``--accept-topology``). ``copies``: of a stepper beside that of a unit, which shares the state, the
         counters and the appenders of the unit (beside.py)."""
-        unit: Stepper | None = None if copies is None else copies.unit
+        if copies is None:
+            common = Common(self, events.Counters(), _table(store, node), UnitPause(node))
+        else:
+            common = copies.unit.common
         self.store = store
         self.node = node
         self.setting = setting
         self.emit = setting.emit
         self.marks = marks or {}
         self._copies: Copies | None = copies
-        # Shared by all steppers of the unit.
-        self.unit: Stepper = self if unit is None else unit
+        self.common: Common = common
+        self.unit: Stepper = common.stepper
         """The stepper of the unit, which is another one for redriven messages and for timers."""
-        self.counters: events.Counters = events.Counters() if unit is None else unit.counters
-        self.state: StateTable = _table(store, node) if unit is None else unit.state
-        self.pause: UnitPause = UnitPause(node) if unit is None else unit.pause
+        self.counters: events.Counters = common.counters
+        self.state: StateTable = common.state
+        self.pause: UnitPause = common.pause
         # The queues and the row.
-        self.ports: Ports = Ports(store, node, setting.queues, None if unit is None else unit.ports.imperative)
+        self.ports: Ports = Ports(store, node, setting.queues, common.imperative)
         self.inputs = self.ports.inputs
         self.outputs = self.ports.outputs
         self.errors = self.ports.errors
         self.patience = Patience(node.id, setting.pause, self.emit)
         own = None if copies is None else names.redriver_key(copies.own)
-        self.fence: Fence = Fence(node, row, self.ports, self.pause, own, None if unit is None else unit.fence)
-        self.abroad: Abroad | None = self._way_abroad(give_up) if unit is None else unit.abroad
+        self.fence: Fence = Fence(node, row, self.ports, self.pause, own, common.fence)
+        if copies is None:
+            self._share(give_up)
+        self.abroad: Abroad | None = common.abroad
         self.forks: Mapping[bytes, Queue] = {} if self.abroad is None else self.abroad.forks
         """The fork queues, by the id of their other store."""
         # The objects of the protocol, from 4 to 1.
@@ -146,7 +170,7 @@ class Stepper:
         self.runner: Calls | None = self._calls()
         for input in self.inputs if self.runner is not None and self.runner.rows_max else ():
             input.by_columns = True
-        self.bucket: Bucket | None = self._allowed() if unit is None else unit.bucket
+        self.bucket: Bucket | None = common.bucket
         """The calls that ``rate=`` allows, also for redriven messages and timers."""
         self.taker = self.takes(node, self.inputs, self.runner, self.bucket, setting.may_linger, self.emit)
         self.recovery = Recovery(self.ports, self.fence, self.state, self.committer.try_log, self.emit, self.abroad)
@@ -183,6 +207,13 @@ class Stepper:
         """Make what a stepper of another kind has besides."""
 
     # --- its objects ---
+
+    def _share(self, give_up: bool) -> None:
+        """Make the objects that steppers beside this one will share."""
+        common = self.common
+        common.imperative, common.fence = self.ports.imperative, self.fence
+        common.abroad = self._way_abroad(give_up)
+        common.bucket = self._allowed()
 
     def _way_abroad(self, give_up: bool) -> Abroad | None:
         """Return the way on which messages reach other stores; None if no queue is in one."""
@@ -222,7 +253,7 @@ class Stepper:
         calls_per_s = self.node.options.calls_per_s
         if calls_per_s is None:
             return None
-        return Bucket(calls_per_s, self._units, self.committer.try_log.core.row().time_ns)
+        return Bucket(calls_per_s, self._units, self.store.queue(self.node.key).core.row().time_ns)
 
     def _units(self) -> int:
         """Return the number of units of the processor now."""
@@ -445,7 +476,7 @@ class Stepper:
             if self.bucket is not None and results.closed is not None:  # the rest is not called in this step
                 self.bucket.take(results.closed - taken.count)
             # 4. Commit.
-            committer.commit(taken, results)
+            committer.commit_results(taken, results)
         except BaseException:
             committer.drop()
             raise
@@ -486,7 +517,7 @@ class Stepper:
         refused = held.refused(taken)
         if refused is None:
             held.keep(taken)
-        self.committer.commit(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
+        self.committer.commit_results(taken, Results({}, {} if refused is None else {0: Failure(refused, 1)}))
 
     def _limited(self) -> bool:
         """Return whether ``rate=`` allows no call now. Note whether anything waits for it."""
@@ -502,12 +533,12 @@ class Stepper:
         """Take nothing, because an output has no room."""
         self.store.core.check_file()
         self.check_fence()
-        self.hold()
+        self.note_wait()
         return "blocked"
 
-    def hold(self) -> None:
+    def note_wait(self) -> None:
         """Note that it waits for the readers of its outputs: its thread sleeps until there is room."""
-        self.counters.waited_s += self.gate.hold(self._warn)
+        self.counters.waited_s += self.gate.note_wait(self._warn)
 
     @property
     def lingers_s(self) -> float | None:

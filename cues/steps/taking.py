@@ -25,9 +25,9 @@ from cues.storage.store_core import LastLook
 
 if TYPE_CHECKING:
     from cues.queues.log import Log, Raw
-    from cues.queues.processor_rows import Position
     from cues.queues.queue import Queue
     from cues.records.batch import Batch
+    from cues.records.positions import Position
     from cues.storage.transaction import StoreTransaction
 
 

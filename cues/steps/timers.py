@@ -34,7 +34,7 @@ from cues.steps.error_records import ErrorRows
 from cues.steps.hashes import Hasher, Range
 
 if TYPE_CHECKING:
-    from cues.queues.processor_rows import ProcessorRow
+    from cues.graphs.processor_rows import ProcessorRow
     from cues.steps.taking import Taken
 
 

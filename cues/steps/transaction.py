@@ -44,10 +44,9 @@ from cues.overrides import override
 from cues.queues.base import OptionsChanged, read_as
 from cues.queues.committed import Isolation
 from cues.queues.cursor import Cursor, write_positions
-from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
-from cues.queues.tailer import Tailer
-from cues.queues.transaction import Transaction
+from cues.queues.store import Transaction
+from cues.queues.tailer import MergedTailer, Tailer
 from cues.records.provenance import Provenance, concat
 from cues.steps.collected import BuiltWrites, CollectedWrites, own_queue
 from cues.steps.hashes import Hasher, Range

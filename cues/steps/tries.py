@@ -21,9 +21,13 @@ from typing import Any, Final, NamedTuple
 
 from cues import codec
 from cues.base import names
+from cues.base.names import ProcessorId
+from cues.graphs.processor_rows import key_of
 from cues.native import mypyc_attr
+from cues.queues.queue import Queue, open_queue
 from cues.records import batch as batches
 from cues.records.batch import Batch, Page
+from cues.storage.base_store import BaseStore
 
 KEEP_MESSAGES: Final = 1024
 """Least number of messages in a try log: two for each step, so the last 256 steps with room for retries."""
@@ -202,3 +206,12 @@ def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:
             elif kind in (names.ATTEMPT, names.NIL_ATTEMPT, names.ERROR_ATTEMPT):
                 found_attempt = Attempt(kind, message[names.HASH], message.get(names.MESSAGE_INDEX, {}))
     return found_snapshot, found_attempt
+
+
+def open_named(store: BaseStore, name: str) -> Queue:
+    """Open a queue by its name, or the try log of a processor by the id of the processor.
+
+    The name of a try log is the key of its processor, which is another one after a rename.
+    """
+    with store.core.view() as txn:
+        return open_queue(store, key_of(txn, ProcessorId(name)) if "." in name else name)

@@ -78,15 +78,11 @@ class WriterLock:
         self.mutex = threading.RLock()
         self.inside = False
         """Whether a thread is inside of a call. With the mutex, it is the thread that holds it."""
-        try:
-            self._take(locks.REGISTER)  # held by a process that deletes or replaces the whole store
-            self.lock_file.try_lock(locks.OPENED + self._pid)
-        finally:
-            try:
-                self._give_back()
-            except BaseException:
-                self._give_back()
-                raise
+        self._and_give_back(self._open)
+
+    def _open(self) -> None:
+        self._take(locks.REGISTER)  # held by a process that deletes or replaces the whole store
+        self.lock_file.try_lock(locks.OPENED + self._pid)
 
     def transact(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
         """Run ``work(txn, …)`` in a write transaction with room for ``pages`` and commit it.
@@ -156,14 +152,7 @@ class WriterLock:
             if self._held:
                 self._give_back()
             if not self._joined:
-                try:
-                    return self._look_as_guest(look)
-                finally:
-                    try:
-                        self._give_back()
-                    except BaseException:
-                        self._give_back()
-                        raise
+                return self._and_give_back(self._look_as_guest, look)
         return self.transact(0, look)
 
     @contextlib.contextmanager
@@ -206,6 +195,17 @@ class WriterLock:
         self._held.add(offset)
         self._await(lambda: self.lock_file.try_lock(offset), lambda: self.lock_file.holder(offset))
 
+    def _and_give_back(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Run ``work``, and give back every lock that it took. :meth:`transact` does the same without this call."""
+        try:
+            return work(*args)
+        finally:
+            try:
+                self._give_back()
+            except BaseException:
+                self._give_back()  # again: a Ctrl-C interrupted it
+                raise
+
     def _give_back(self) -> None:
         """Give back every lock that was taken; may be called again if a signal handler raised in it."""
         for offset in tuple(self._held):
@@ -214,6 +214,9 @@ class WriterLock:
 
     def leave(self, when_alone: Callable[[], None]) -> None:
         """Stop being a writer of this store. If no other process is one, run ``when_alone`` before any becomes one."""
+        self._and_give_back(self._leave, when_alone)
+
+    def _leave(self, when_alone: Callable[[], None]) -> None:
         try:
             self._take(locks.REGISTER)
             if self._alone():
@@ -222,11 +225,6 @@ class WriterLock:
             return
         finally:
             self._held |= {locks.WRITERS + self._pid, locks.OPENED + self._pid}
-            try:
-                self._give_back()
-            except BaseException:
-                self._give_back()
-                raise
 
     def _join(self) -> None:
         """Become a writer; after an error the caller gives the locks back."""

@@ -41,8 +41,8 @@ from cues.base import names
 from cues.base.names import ProcessorKey
 from cues.base.texts import quoted
 from cues.errors import StoreDamaged, StoreError
+from cues.graphs.processor_rows import all_keys
 from cues.queues.log import KEY
-from cues.queues.processor_rows import all_keys
 from cues.records import batch
 from cues.records.log_row import LogRow, unpack_row
 from cues.storage import timeline

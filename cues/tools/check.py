@@ -37,17 +37,20 @@ from cues.base.names import ProcessorId
 from cues.errors import CodecError, CuesError, NotInstalled, StoreDamaged, StoreError
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
-from cues.queues import claims, processor_rows, producers
+from cues.graphs import processor_rows
+from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow
+from cues.groups import claims
+from cues.producers import clocks
 from cues.queues.base import unpack_record
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import KEY, Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, unpack_reader
 from cues.queues.store import Store
 from cues.records import batch, provenance, sealed
 from cues.records.batch import Batch
 from cues.records.columns import StoredSchema
 from cues.records.log_row import LogRow, unpack_row
+from cues.records.positions import NO_SEAL, unpack_reader
 from cues.steps import state
 from cues.storage import transaction
 from cues.storage.transaction import StoreTransaction
@@ -320,7 +323,7 @@ class _Walker:
                 yield f"{who} cannot be read (its checksum fails)."
             elif not has_queue:
                 yield f"{who} is there, but the queue is not."
-            elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
+            elif row is not None and (begin := clocks.Written.unpack(raw).begin) >= row.next:
                 yield f"{who} has pending messages from {begin} on, but the queue ends before {row.next}."
 
     def _schemas(self) -> Iterator[str]:

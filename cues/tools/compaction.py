@@ -33,11 +33,11 @@ from cues.base import names
 from cues.base.checks import nearest
 from cues.base.texts import quoted
 from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
+from cues.forwarding.marks import CONSUMER
 from cues.forwarding.other_stores import ProducerRow
+from cues.graphs.processor_rows import ProcessorInputs
 from cues.queues.base import unpack_record
 from cues.queues.log import Log, read_row
-from cues.queues.marks import CONSUMER
-from cues.queues.processor_rows import ProcessorInputs
 from cues.queues.store import Store
 from cues.storage import timeline, transaction
 from cues.storage.datafile import carry_on, sync_directory

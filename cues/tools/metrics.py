@@ -36,15 +36,15 @@ from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
-from cues.forwarding import other_stores
+from cues.forwarding import marks, other_stores
 from cues.forwarding.forwarder import Forwarder
+from cues.graphs import processor_rows
+from cues.graphs.processor_rows import ProcessorRow
 from cues.groups.operate import list_groups
-from cues.queues import marks, processor_rows
 from cues.queues.base import views_of
 from cues.queues.committed import log_at
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.queues.processor_rows import ProcessorRow
 from cues.queues.store import Store
 from cues.records.batch import HEAD
 from cues.records.log_row import LogRow

@@ -39,10 +39,10 @@ from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
+from cues.graphs.processor_rows import read_topology
 from cues.queues.base import unpack_record, views_of
 from cues.queues.log import KEY, Log, read_row
 from cues.queues.options import QueueOptions, changed
-from cues.queues.processor_rows import read_topology
 from cues.queues.queue import create_queue
 from cues.queues.store import Store
 from cues.records import sealed

@@ -24,9 +24,9 @@ import xxhash
 from cues import codec
 from cues.base import names
 from cues.engine.replays import ReplayNote
+from cues.graphs import processor_rows
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
-from cues.queues import processor_rows
 from cues.queues.base import unpack_record
 from cues.queues.committed import CommittedLog
 from cues.queues.log import Log, read_row

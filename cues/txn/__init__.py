@@ -5,8 +5,8 @@ several stores: producers with ids, messages that are pending until they are ack
 the committed ones. docs/transactions.md says when a program needs them.
 
     records.identity    producers, clocks and flags, which make the UUID of a message
-    queues.sequencer    the selection of committed messages
-    queues.reader       readers of a log: every message, or the committed ones
+    producers.sequencer the selection of committed messages
+    txn.reader          readers of a log: every message, or the committed ones
     txn.mapping         the choice of a partition for a message
     txn.framing         messages in files and streams
     txn.journals        the import and export of such files
@@ -25,18 +25,18 @@ from cues.base.lazy import loader
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
+    from cues.producers.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
     from cues.queues.base import journal_of
-    from cues.queues.messages import DICT, MessageType, dicts
     from cues.queues.partitioners import fnv1a32
-    from cues.queues.reader import ReadCommitted, ReadUncommitted
-    from cues.queues.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
     from cues.queues.stamped import append_stamped
     from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.barrier import wait_read_through
     from cues.txn.consumer import Abort, App, Consumer, Defer
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.mapping import modulo_mapping, random_mapping, rendezvous_mapping
+    from cues.txn.messages import DICT, MessageType, dicts
     from cues.txn.publisher import Publisher
+    from cues.txn.reader import ReadCommitted, ReadUncommitted
     from cues.txn.sources import MessageSource, ReadFrom
     from cues.txn.writer import Append
 
@@ -63,12 +63,12 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "queues.partitioners": "fnv1a32",
             "queues.base": "journal_of",
             "txn.mapping": "modulo_mapping random_mapping rendezvous_mapping",
-            "queues.messages": "DICT MessageType dicts",
+            "txn.messages": "DICT MessageType dicts",
             "txn.publisher": "Publisher",
             "txn.sources": "MessageSource ReadFrom",
             "txn.writer": "Append",
-            "queues.reader": "ReadCommitted ReadUncommitted",
+            "txn.reader": "ReadCommitted ReadUncommitted",
             "queues.stamped": "append_stamped",
-            "queues.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
+            "producers.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
         },
     )

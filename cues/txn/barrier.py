@@ -21,11 +21,10 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from cues.errors import InvalidArgument, QueueNotFound, StoreNotFound, WaitTimeout
-from cues.queues import producers
-from cues.queues.base import journal_of, view_of
-from cues.queues.placement import Place
+from cues.producers import clocks
+from cues.producers.sequencer import AckIntent, Checkpoint
+from cues.queues.base import PartitionIndex, journal_of, view_of
 from cues.queues.queue import Queue
-from cues.queues.sequencer import AckIntent, Checkpoint
 from cues.records.identity import split
 from cues.txn.publisher import find_queue, read_intent
 
@@ -41,14 +40,14 @@ class ReadableCheckpoint(Protocol):
 
 
 def wait_read_through(
-    checkpoint: ReadableCheckpoint, indices: Mapping[Queue, int | Place], timeout: float | None = None
+    checkpoint: ReadableCheckpoint, indices: Mapping[Queue, int | PartitionIndex], timeout: float | None = None
 ) -> None:
     """Wait until a consumer has read through the message at an index of each queue, committed and acknowledged.
 
     ``checkpoint`` is an object on the consumer's checkpoint: the consumer's own, or one with the same arguments in any
     process. It is not restored. ``indices`` are results of :meth:`Appender.write` or :meth:`Append.wait`; the index of
-    a queue with several partitions is a :class:`cues.queues.placement.Place`. A pending message counts as read when its
-    transaction is acknowledged and consumed.
+    a queue with several partitions is a :class:`cues.queues.base.PartitionIndex`. A pending message counts as read when
+    its transaction is acknowledged and consumed.
 
     Raises :class:`WaitTimeout` after ``timeout`` seconds, with the position of the consumer on each queue that it has
     not read through; and the errors of reading the checkpoint.
@@ -85,7 +84,7 @@ def _journal(queue: Queue, index: Any) -> str:
         )
     if not queue.is_partitioned:
         return journal_of(queue)
-    if not isinstance(index, Place):
+    if not isinstance(index, PartitionIndex):
         raise InvalidArgument(
             f"wait_read_through: each of the {queue.partitions} partitions of {queue.id!r} has indices of its own,"
             f" and {index!r} has no partition.",
@@ -106,7 +105,7 @@ def _acknowledged(intent: AckIntent) -> bool:
         except StoreNotFound:
             return False
         with queue.store.core.view() as txn:
-            written = producers.read(txn, queue.core.log.id, producer)
+            written = clocks.read(txn, queue.core.log.id, producer)
     return written is not None and written.acked >= clock
 
 

@@ -56,16 +56,15 @@ from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.overrides import override
-from cues.queues.base import journal_of, views_of
-from cues.queues.messages import DICT, MessageType
-from cues.queues.placement import Place
+from cues.producers.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
+from cues.queues.base import PartitionIndex, journal_of, views_of
 from cues.queues.queue import Queue
-from cues.queues.reader import OnGap, ReadUncommitted
-from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
 from cues.records.identity import Clock
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
+from cues.txn.messages import DICT, MessageType
 from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher
+from cues.txn.reader import OnGap, ReadUncommitted
 from cues.txn.registration import Registration, needed_from
 from cues.txn.settings import HORIZON_S, MAX_S, ConsumerSettings
 from cues.txn.sources import GROWTH_S, POLL_S, MessageSource, ReadFrom, Sources
@@ -284,7 +283,7 @@ class Consumer(Closing):
         """
         self._stopping = True
 
-    def wait_read_through(self, indices: Mapping[Queue, int | Place], timeout: float | None = None) -> None:
+    def wait_read_through(self, indices: Mapping[Queue, int | PartitionIndex], timeout: float | None = None) -> None:
         """Wait, in another thread, until messages are consumed, committed and acknowledged.
 
         See :func:`cues.txn.wait_read_through`, which does the same from any process.

@@ -28,13 +28,13 @@ from typing import Any, BinaryIO, Final
 from cues import codec
 from cues.base import clock, names
 from cues.errors import CuesError, FramingError, InvalidArgument
+from cues.producers.sequencer import Envelope
 from cues.queues.queue import Queue
-from cues.queues.reader import ReadCommitted, ReadUncommitted
-from cues.queues.sequencer import Envelope
 from cues.queues.stamped import append_stamped, check_one_log
 from cues.records.batch import checksum
 from cues.records.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, as_uuid, build_uuid, split
 from cues.txn.framing import CSV, FIXED, JSON_LINES, Fixed, FrameReader, framing_for, register_framing
+from cues.txn.reader import ReadCommitted, ReadUncommitted
 
 MSGPACK_FIXED: Final = "application/x-msgpack-fixed"
 SUFFIXES: Final = {

@@ -15,12 +15,13 @@ from datetime import datetime
 from cues.base import clock, names
 from cues.base.checks import nearest
 from cues.errors import AlreadyRunning, InvalidArgument
-from cues.queues import consumer_rows, marks
-from cues.queues.consumer_rows import ConsumerRow
+from cues.forwarding import marks
 from cues.queues.log import Log
 from cues.queues.store import Store
 from cues.storage import locks, transaction
 from cues.storage.transaction import StoreTransaction
+from cues.txn import consumer_rows
+from cues.txn.consumer_rows import ConsumerRow
 from cues.txn.registration import drop_pending
 
 

@@ -46,18 +46,18 @@ from cues.base import clock
 from cues.base.checks import is_number
 from cues.errors import Closed, CuesError, Fenced, Forked, InvalidArgument, QueueNotFound, StoreNotFound
 from cues.overrides import override
+from cues.producers.sequencer import AckIntent
 from cues.queues import rollback, stamped
 from cues.queues.backpressure import await_room
 from cues.queues.base import journal_of
-from cues.queues.consumer_rows import PublisherRow
-from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
-from cues.queues.sequencer import AckIntent
 from cues.queues.store import Store
 from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
 from cues.storage import environment
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+from cues.txn.consumer_rows import PublisherRow
+from cues.txn.messages import DICT, MessageType
 from cues.txn.writer import CONTINUE, Append, StoreWriter
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0

@@ -2,7 +2,7 @@
 
 The checkpoint of a consumer may be anywhere. The stores must know it nevertheless:
 
-    low-water marks    retention deletes no message that the checkpoint needs (:mod:`cues.queues.marks`)
+    low-water marks    retention deletes no message that the checkpoint needs (:mod:`cues.forwarding.marks`)
     consumer row       shows the consumer, and names the other stores in which its messages may be pending
     publisher rows     name the consumer to which pending messages belong, and the fence of the instance
 
@@ -35,15 +35,16 @@ from cues import faults
 from cues.base import clock, logs, names
 from cues.base.names import ProcessorKey
 from cues.errors import CuesError, StoreNotFound, StoreReadOnly
-from cues.forwarding import other_stores
-from cues.queues import consumer_rows, marks, rollback
+from cues.forwarding import marks, other_stores
+from cues.forwarding.marks import CONSUMER, ForeignReader, Mark
+from cues.producers.sequencer import Checkpoint
+from cues.queues import rollback
 from cues.queues.base import view_of
-from cues.queues.consumer_rows import ConsumerRow, PublisherRow
-from cues.queues.marks import CONSUMER, ForeignReader, Mark
 from cues.queues.queue import Queue, open_queue
-from cues.queues.sequencer import Checkpoint
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+from cues.txn import consumer_rows
+from cues.txn.consumer_rows import ConsumerRow, PublisherRow
 from cues.txn.sources import ConsumerSource, ReadFrom
 
 NOTE_S: Final = 1.0

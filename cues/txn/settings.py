@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cues.errors import InvalidArgument
-from cues.queues.messages import DICT, MessageType
-from cues.queues.reader import OnGap
-from cues.queues.sequencer import RING
+from cues.producers.sequencer import RING
 from cues.records.identity import Clock
+from cues.txn.messages import DICT, MessageType
 from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, check_publishing, check_timeout
+from cues.txn.reader import OnGap
 from cues.txn.turns import LEASE_S
 
 MAX_S: Final = 1.0

@@ -18,15 +18,15 @@ from typing import Any, Final, Literal, Protocol
 from cues.base import clock
 from cues.base.checks import is_count
 from cues.errors import Diverged, InvalidArgument
+from cues.producers.sequencer import Envelope
 from cues.queues.base import check_index, journal_of, view_of, views_of
-from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
-from cues.queues.reader import OnGap, ReadUncommitted
-from cues.queues.sequencer import Envelope
 from cues.records.identity import ZERO_UUID
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 from cues.storage.wakeup import Doorbells
+from cues.txn.messages import DICT, MessageType
+from cues.txn.reader import OnGap, ReadUncommitted
 
 _LOOK_S: Final = 0.01
 """Seconds for which an empty source is not read while others have messages."""

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 from cues.base import clock
 from cues.errors import CuesError, Fenced
-from cues.queues.sequencer import Checkpoint
+from cues.producers.sequencer import Checkpoint
 from cues.storage import locks
 
 LEASE_S: Final = 10.0

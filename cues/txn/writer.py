@@ -22,8 +22,8 @@ from typing import Final, Protocol
 from cues import codec, faults
 from cues.base import clock
 from cues.errors import CuesError, WaitTimeout
-from cues.queues import consumer_rows, rollback, spans, stamped
-from cues.queues.consumer_rows import PublisherRow
+from cues.producers import spans
+from cues.queues import rollback, stamped
 from cues.queues.queue import Queue
 from cues.records import stamps
 from cues.records.batch import Page
@@ -31,6 +31,8 @@ from cues.records.identity import TICK, ZERO_UUID, Flags, ProducerID, assemble
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+from cues.txn import consumer_rows
+from cues.txn.consumer_rows import PublisherRow
 
 WAITING_BYTES_MAX: Final = 32 << 20
 """Published messages that wait to be appended to one store, in bytes. A call that publishes more waits as well.

@@ -43,7 +43,7 @@ from cues.base.texts import quoted
 from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions, changed, placing_to_dict, to_open
 from cues.queues.queue import refuse_replacing, refuse_shrinking
-from cues.queues.schema import INFER
+from cues.records.schema import INFER
 from cues.spark.cluster.files import folder_of, name_of, parsed, sealed_json
 from cues.spark.cluster.typed import NONE, TypedColumns
 

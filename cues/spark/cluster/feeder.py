@@ -34,11 +34,12 @@ from cues import codec
 from cues.base import clock, events, names
 from cues.base.names import ProcessorId
 from cues.errors import Diverged, Unsupported
+from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row
 from cues.queues.base import views_of
-from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row
 from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
 from cues.records.batch import Batch
+from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
 from cues.spark.cluster.data import Writer
 from cues.spark.cluster.files import folder_of, parsed

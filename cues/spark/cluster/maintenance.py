@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import codec
 from cues.base import clock, events
 from cues.errors import Diverged, InvalidArgument
-from cues.queues.schema import infer
+from cues.records.schema import infer
 from cues.spark.cluster.data import COLUMNS, Piece, Writer, pieces_of, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import folder_of

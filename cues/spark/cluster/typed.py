@@ -21,7 +21,7 @@ import pyarrow as pa
 from cues import codec
 from cues.errors import QueueOptionsError
 from cues.overrides import override
-from cues.queues.schema import parse, shown
+from cues.records.schema import parse, shown
 
 OWN: Final = frozenset(
     {"partition", "first", "index", "offset", "time", "hash", "value", "provenance", "meta"},
@@ -36,7 +36,7 @@ class TypedColumns:
     """The typed columns of one queue. It travels to executors."""
 
     fields: tuple[tuple[str, str], ...] = ()
-    """Names and types of the fields (:mod:`cues.queues.schema`), in the order of the columns."""
+    """Names and types of the fields (:mod:`cues.records.schema`), in the order of the columns."""
 
     def __bool__(self) -> bool:
         return bool(self.fields)

@@ -22,12 +22,12 @@ from typing import Final, Literal
 from cues.base import logs, names
 from cues.errors import CuesError, Gap, InvalidArgument, SequenceError
 from cues.overrides import override
+from cues.producers.sequencer import RING, Checkpoint, Envelope, Outcome, Sequencer
 from cues.queues.base import BaseQueue, check_index, journal_of
-from cues.queues.messages import DICT, MessageType
-from cues.queues.sequencer import RING, Checkpoint, Envelope, Outcome, Sequencer
 from cues.queues.stamped import check_one_log
 from cues.records.batch import Batch
 from cues.storage import wakeup
+from cues.txn.messages import DICT, MessageType
 
 AHEAD_MESSAGES: Final = 4096
 AHEAD_BYTES_MAX: Final = 256 << 10

@@ -4,8 +4,8 @@
     \\0publisher\\0<producer>    in each store where a publisher has pending messages: its consumer, fence and name
 
 A consumer's position is in its checkpoint, which is perhaps in a database. So it also keeps low-water marks in the
-stores that it reads (:mod:`cues.queues.marks`), for which retention waits, as a processor of another store does. The
-row tells ``cues status`` whose marks these are, and a successor in which stores messages may be pending.
+stores that it reads (:mod:`cues.forwarding.marks`), for which retention waits, as a processor of another store
+does. The row tells ``cues status`` whose marks these are, and a successor in which stores messages may be pending.
 
 A consumer that runs, and a publisher with pending messages, each hold a lock of the store under their id. So a look
 tells whether the process lives, and changes nothing.
@@ -20,8 +20,8 @@ from typing import NamedTuple
 from cues import codec
 from cues.base import names
 from cues.errors import StoreReadOnly
-from cues.queues import spans
-from cues.queues.spans import Open
+from cues.producers import spans
+from cues.producers.spans import Open
 from cues.records import sealed
 from cues.storage import locks, transaction
 from cues.storage.base_store import BaseStore

@@ -5,7 +5,7 @@
 The row is written in the transaction of the append, so it always agrees with the log. An append of messages
 that were stamped elsewhere (a repeated import, an acknowledgement that is sent again) reads the row and leaves
 out messages that the log has. The same transaction writes the rows by which readers of committed messages find them
-(:mod:`cues.queues.spans`).
+(:mod:`cues.producers.spans`).
 
 Not guaranteed: that rows are deleted. Every producer that ever wrote to the log leaves a row of 80 bytes, so
 that a purged message is not accepted again as a new one.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from cues.base import names
-from cues.queues import spans
-from cues.queues.spans import Open, Span
+from cues.producers import spans
+from cues.producers.spans import Open, Span
 from cues.records import batch, sealed
 from cues.records import stamps as stamping
 from cues.records.batch import Page

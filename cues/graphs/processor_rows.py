@@ -12,35 +12,15 @@ import xxhash
 from cues import codec
 from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.texts import quoted
+from cues.queues.log import Log
+from cues.queues.readers import Kind, Reader, register
 from cues.records import sealed
+from cues.records.positions import POSITION, Position
 from cues.storage.transaction import StoreTransaction, named_rows
 
 _HEAD: Final = struct.Struct(">8sQQQ8sBB")
-POSITION: Final = struct.Struct(">8sQ8s")
-"""The fields of a :class:`Position`."""
 _PENDING_AT: Final = struct.calcsize(">8sQQQ8s")
-NO_SEAL: Final = bytes(8)
-
-
-class Position(NamedTuple):
-    """The position of a reader on a queue."""
-
-    identity: bytes
-    next: int
-    seal: bytes
-    """Checksum of the batch that holds the message before ``next``; zeros when there was none."""
-
-
-def pack_reader(identity: bytes, next: int, seal: bytes) -> bytes:
-    """Return the row of a named tailer at this position."""
-    return sealed.seal(POSITION.pack(identity, next, seal))
-
-
-def unpack_reader(raw: bytes, queue: str, name: str) -> Position:
-    """Decode the row of a named tailer; one of an earlier version has no seal. Raises :class:`StoreDamaged`."""
-    if len(raw) != POSITION.size:
-        raw = sealed.unseal(raw, f"position of the named tailer {name!r} of queue {queue}")
-    return Position._make(POSITION.unpack(raw))
 
 
 class ProcessorRow(NamedTuple):
@@ -200,14 +180,21 @@ def forget(txn: StoreTransaction, processor: ProcessorId) -> None:
             txn.delete(names.subscription_key(queue, processor))
 
 
-def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[ProcessorId, tuple[bytes, int], bool]]:
-    """Return the processors that read a log: id, identity and position, and whether a step is under way from there."""
-    readers: list[tuple[ProcessorId, tuple[bytes, int], bool]] = []
-    for name, _ in named_rows(txn, names.subscriptions_prefix(log_id)):
+def _of_log(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
+    for name, _ in named_rows(txn, names.subscriptions_prefix(log.id)):
         processor = ProcessorId(name)
         row = read_row(txn, processor)
         topology = read_topology(txn, processor)
         if row is not None and topology is not None:
-            positions = zip(topology.queues, row.positions)
-            readers += [(processor, (at.identity, at.next), row.pending) for queue, at in positions if queue == log_id]
-    return readers
+            for queue, at in zip(topology.queues, row.positions):
+                if queue == log.id:
+                    yield Reader(PROCESSORS, log.store.id, processor, at.identity, at.next, row.pending)
+
+
+def _hint(reader: Reader, log: str, store: str) -> str:
+    return f"cues seek {quoted(store)}#{quoted(reader.name)} --to end"
+
+
+PROCESSORS: Final = Kind("processor", _of_log, _hint)
+"""The processors of graphs whose positions are in the store of the log."""
+register(PROCESSORS)

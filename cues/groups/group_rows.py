@@ -3,9 +3,6 @@
     \\0group\\0<group>              generation, planned, changes, used, expire, checksum
     \\0member\\0<group>\\0<name>     msgpack of the member's row, checksum
 
-Groups are implemented in cues/groups. The rows are read here too, because the retention of a queue waits for groups,
-and forgets those that have expired.
-
 A member lives while it holds the lock of its name and its lease has not expired. The lease is a file, which each call
 of a living member writes. So the time of its last write is the time at which a killed member was last alive.
 """
@@ -19,7 +16,7 @@ from typing import Final, NamedTuple
 from cues import codec
 from cues.base import clock, names
 from cues.errors import StoreReadOnly
-from cues.queues.processor_rows import boot
+from cues.graphs.processor_rows import boot
 from cues.records import sealed
 from cues.storage import leases, locks, transaction
 from cues.storage.base_store import BaseStore

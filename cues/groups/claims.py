@@ -17,15 +17,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
-from cues.base import names
+from cues.base import logs, names
+from cues.base.events import log as logger
+from cues.base.texts import quoted
 from cues.errors import Diverged, InvalidArgument
-from cues.queues import spans
+from cues.groups import group_rows
+from cues.producers import spans
 from cues.queues.committed import Isolation, identity_of
 from cues.queues.log import Log, read_row
-from cues.queues.processor_rows import NO_SEAL
+from cues.queues.readers import Kind, Reader, register
 from cues.records import sealed
+from cues.records.positions import NO_SEAL
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction, named_rows
@@ -154,3 +159,33 @@ def check_checkpoint(checkpoint: object) -> bytes:
             "write it to a queue or a file, and keep its name as the checkpoint.",
         )
     return checkpoint
+
+
+def _readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
+    for group, claim in of_log(txn, log.id):
+        yield Reader(GROUPS, log.store.id, f"group {group}", claim.identity, claim.next, False)
+
+
+def _group(reader: Reader) -> str:
+    return reader.name.removeprefix("group ")
+
+
+def _hint(reader: Reader, log: str, store: str) -> str:
+    return f"cues forget {quoted(store)}#group:{quoted(_group(reader))}"
+
+
+def _expired(txn: StoreTransaction, store: BaseStore, reader: Reader) -> bool:
+    return group_rows.expired(txn, store, _group(reader))
+
+
+def _forget(txn: StoreTransaction, log: Log, reader: Reader) -> None:
+    group = _group(reader)
+    group_rows.delete(txn, group)
+    text = "the group %s is forgotten: it had no member for its expire_s, and retention of %s waited for it"
+    say = partial(logger.warning, text, group, log.id, group=group, **logs.of_log(log.id))
+    log.store.core.afterwards.append(say)
+
+
+GROUPS: Final = Kind("group", _readers, _hint, _expired, _forget)
+"""Consumer groups. The name of a reader is the word ``group``, and the name of the group."""
+register(GROUPS)

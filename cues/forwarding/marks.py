@@ -8,12 +8,15 @@ partition where it has none.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cues.base import names
 from cues.base.names import ProcessorKey
+from cues.base.texts import quoted
 from cues.queues.log import Log
+from cues.queues.readers import Kind, Reader, register
 from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
 
@@ -83,3 +86,17 @@ def _rows(txn: StoreTransaction, log_id: str) -> dict[str, Mark]:
 def _reader(name: str, mark: Mark) -> ForeignReader:
     home, _, key = name.partition("/")
     return ForeignReader(bytes.fromhex(home), ProcessorKey(key), mark.epoch)
+
+
+def _readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
+    for who, mark in of_log(txn, log):
+        yield Reader(FOREIGN, who.home, who.name, b"", mark.next, mark.pending)
+
+
+def _hint(reader: Reader, log: str, store: str) -> str:
+    return f"cues compact {quoted(store)} --forget {quoted(f'{reader.home.hex()}/{reader.name}')}"
+
+
+FOREIGN: Final = Kind("other", _readers, _hint)
+"""Readers whose positions are in another store, or in a checkpoint."""
+register(FOREIGN)
