@@ -255,7 +255,7 @@ with made.start(store=sys.argv[1], engine="spark", backfill=sys.argv[3] == "True
     [
         ("several", "commit.before:2", True),
         ("error queue", "commit.inside:3", True),
-        ("error queue", "commit.inside:7", False),
+        ("error queue", "commit.inside:4", False),
         ("join", "commit.after:6", False),
         ("batches that are halved", "commit.inside:9", False),
     ],
