@@ -167,6 +167,7 @@ def test_process_check_refuses_what_cannot_be_written(store: cues.Store) -> None
     assert len(said) == 1 and "reserved" in said[0]
 
 
+@pytest.mark.interpreted  # the compiled core has the constant inside
 def test_a_generator_is_a_few_tables_ahead(store: cues.Store, monkeypatch: Any) -> None:
     """While the queue has no room, the generator waits; nothing is lost when there is room again."""
     monkeypatch.setattr(feed, "ROWS_AHEAD_MAX", 100)

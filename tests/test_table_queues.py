@@ -394,6 +394,7 @@ def noise(rows: int) -> pa.Table:
     return pa.table({"n": pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(os.urandom(8 * rows))])})
 
 
+@pytest.mark.interpreted  # it replaces a method of the core
 def test_a_purge_of_tables_deletes_few_entries_a_commit(store: cues.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of columns has about a thousand pieces. All writers wait for each commit."""
     queue = store.queue("q")
