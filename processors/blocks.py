@@ -31,7 +31,9 @@ from cues.processors import columns, files, places
 BLOCK_BYTES: Final = 4 << 20
 """Bytes that are read at once. A block is a record of columns on the queue, or a few."""
 ROWS_MIN: Final = 500
-"""A smaller block of text is read row by row: columns would cost more."""
+"""A smaller block of CSV is read row by row, if its cells are text: columns would cost more."""
+LINES: Final = 500
+"""The most messages of JSON lines or text under one position."""
 SAMPLE_BYTES: Final = 1 << 20
 """Bytes of the sample in which types are found."""
 INFER: Final = "infer"
@@ -91,7 +93,7 @@ class Columns:
         self._shape, self._names, self._parse = shape, list(names), parse
         self._delimiter = shape.delimiter.encode(shape.encoding)
         self.typed = schema is not None or keep is not None
-        """Whether rows are not those of text that ``parse`` makes."""
+        """True if rows differ from those that ``parse`` makes: other types than text, or fewer columns."""
         text = self.pa.string()
         types = {} if schema is None else {field.name: field.type for field in schema}
         self._types = {name: types.get(name, text) for name in self._names}
@@ -183,10 +185,10 @@ class Columns:
 
     def _count_simple(self, data: bytes) -> int | None:
         """Return the number of records if each quote begins or ends a field, as programs write them; None if not."""
-        try:
-            import numpy
-        except ImportError:
+        if not places.has("numpy"):
             return None
+        import numpy
+
         first = self._names[0].encode(self._shape.encoding)
         if len(self._delimiter) > 1 or data.startswith((first, b'"' + first)):
             return None  # the header again?
@@ -374,10 +376,10 @@ class Lines:
         last = lines.pop()
         if last:  # without a line end
             lines.append(last)
-        for at in range(0, len(lines), ROWS_MIN):
-            some = lines[at : at + ROWS_MIN]
+        for at in range(0, len(lines), LINES):
+            some = lines[at : at + LINES]
             text = b"\n".join(some)
-            if not last or at + ROWS_MIN < len(lines):
+            if not last or at + LINES < len(lines):
                 text += b"\n"
             read = functools.partial(self.rows, io.BytesIO(text), offset, line, True)
             rows = self._messages(some) if offset else None  # the first line may begin with a mark

@@ -11,7 +11,6 @@ A UUID becomes text. Aware datetimes keep their instant: with their offset if al
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 from collections.abc import Callable
@@ -402,12 +401,6 @@ def values_of(column: Any, name: str, path: str) -> list[Any]:
     return values
 
 
-@functools.lru_cache(1)
-def _has_numpy() -> bool:
-    """Whether numpy is there, which pyarrow does not bring: it makes numbers of Python faster."""
-    return importlib.util.find_spec("numpy") is not None
-
-
 @functools.lru_cache(1_000)
 def _say_cut(file: str, name: str, kind: str) -> None:
     _log.warning("%s: the column %r is %s; its nanoseconds are cut to microseconds", file, name, kind)
@@ -415,7 +408,7 @@ def _say_cut(file: str, name: str, kind: str) -> None:
 
 def _values(file: str, name: str, column: Any) -> list[Any]:
     pa, kind = places.arrow(), _in_microseconds(column.type)
-    if not column.null_count and (pa.types.is_integer(kind) or pa.types.is_float64(kind)) and _has_numpy():
+    if not column.null_count and (pa.types.is_integer(kind) or pa.types.is_float64(kind)) and places.has("numpy"):
         return list(column.to_numpy(zero_copy_only=False).tolist())
     try:
         if kind.equals(column.type):

@@ -158,12 +158,10 @@ class Files:
             raise InvalidArgument(
                 "schema='infer' needs files that do not grow.", "give the types: schema={'n': 'int64'}."
             )
-        if self.is_typed and format in ("text", "jsonl"):
-            raise InvalidArgument(f"The format {format!r} has neither schema= nor columns=.", "leave them out.")
         if self.columns is not None and not self.columns:
             raise InvalidArgument("columns= names no column.", "leave it out, to read all.")
-        if self.schema is not None and format in ("parquet", "arrow"):
-            raise InvalidArgument(f"The format {format!r} has its own schema.", "leave schema= out.")
+        if format is not None:
+            self._fits(format)
         if follow and format in ("parquet", "arrow"):
             raise InvalidArgument(f"A file of the format {format!r} cannot be followed.", "use watch=True.")
 
@@ -429,8 +427,19 @@ class Files:
             row[self.at] = f"{last}:{record.first_line}"
         return row
 
+    def _fits(self, format: str) -> str:
+        """Return the format, or refuse it with options that it has not."""
+        if self.is_typed and format in ("text", "jsonl"):
+            raise InvalidArgument(f"The format {format!r} has neither schema= nor columns=.", "leave them out.")
+        if self.schema is not None and format in ("parquet", "arrow"):
+            raise InvalidArgument(f"The format {format!r} has its own schema.", "leave schema= out.")
+        return format
+
     def format_of(self, name: str) -> str:
-        """Return the format of a file. Raises :class:`cues.errors.InvalidArgument` if the name does not tell."""
+        """Return the format of a file.
+
+        Raises :class:`cues.errors.InvalidArgument` if the name does not tell, or if the options are for another format.
+        """
         if self.format is not None:
             return self.format
         ending = os.path.splitext(places.plain_name(name))[1]
@@ -438,7 +447,7 @@ class Files:
             raise InvalidArgument(
                 f"The name {name} does not tell the format of the file.", f"give format=: {', '.join(FORMATS)}."
             )
-        return _ENDINGS[ending]
+        return self._fits(_ENDINGS[ending])
 
     @override
     def __repr__(self) -> str:

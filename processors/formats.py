@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, time
 from decimal import Decimal
@@ -86,7 +87,7 @@ def make(name: str, compression: str | None, columns: Sequence[str] | None, sche
     return _CSV(compression, columns, delimiter) if name == "csv" else _Lines(name, compression)
 
 
-class _Plain:
+class _Plain(ABC):
     """Formats of lines."""
 
     def __init__(self, name: str, compression: str | None) -> None:
@@ -94,11 +95,12 @@ class _Plain:
         self.is_plain = compression is None
         self._name, self._compression = name, compression
 
+    @abstractmethod
     def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
-        raise NotImplementedError
+        """See :class:`Format`."""
 
     def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
-        return self.add(begun, layout, _dicts(table))
+        return self.add(begun, layout, columns.dicts(table, "a message"))
 
     def finish(self, source: IO[bytes], target: IO[bytes], layout: Any) -> None:
         with places.compressing(target, self._compression) as out:
@@ -168,7 +170,7 @@ class _CSV(_Plain):
                 quoted = compute.replace_substring(texts, '"', '""')
                 texts = compute.if_else(special, compute.binary_join_element_wise('"', quoted, '"', ""), texts)
         elif types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_temporal(kind):
-            (values,) = zip(*(row.values() for row in _dicts(pa.table({name: column})))) if len(column) else ((),)
+            values = columns.values_of(column, "a message", name)
             cells = [None if value is None else str(_cell(name, value)) for value in values]
             texts = pa.chunked_array([pa.array(map(self._quoted_or_none, cells), pa.string())])
         else:
@@ -238,7 +240,7 @@ class _Table:
             self._check_names(schema, found.column_names)
             arrays = [self._column(field, found) for field in schema]
         except pa.ArrowException:  # a value that does not fit: the rows say which
-            return self.add(begun, layout, _dicts(table))
+            return self.add(begun, layout, columns.dicts(table, "a message"))
         return self._added(begun, before, wide, schema, arrays)
 
     def _column(self, field: Any, table: Any) -> Any:
@@ -407,17 +409,6 @@ def _joined(texts: Any) -> bytes:
         return b""
     ends = memoryview(offsets).cast("i")
     return bytes(memoryview(data)[ends[texts.offset] : ends[texts.offset + len(texts)]])
-
-
-def _dicts(table: Any) -> list[Row]:
-    """The rows of a table. Raises ValueError for a value that Python does not hold."""
-    rows: list[Row] = []
-    for batch in table.to_batches():
-        for row in columns.rows_of(batch, "a message"):
-            if isinstance(row, ValueError):
-                raise row
-            rows.append(row)
-    return rows
 
 
 def _json(row: Row) -> str:

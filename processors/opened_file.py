@@ -168,7 +168,7 @@ class Opened:
         if self._source.is_typed:
             return True
         known = codecs.lookup(self._source.shape.encoding).name in _BY_BLOCKS
-        return known and (self._format != "csv" or (blocks.may_be_columns(self.names) and places.has_arrow()))
+        return known and (self._format != "csv" or (blocks.may_be_columns(self.names) and places.has("pyarrow")))
 
     def _blocks(self, complete: bool) -> Iterator[Piece]:
         """Yield the records of a text file as they are in blocks."""

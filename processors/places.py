@@ -10,8 +10,10 @@ Names of files are paths, or URLs without their scheme. Files whose name begins 
 from __future__ import annotations
 
 import bz2
+import functools
 import glob
 import gzip
+import importlib.util
 import io
 import lzma
 import os
@@ -164,13 +166,10 @@ def arrow() -> Any:
     return pyarrow
 
 
-def has_arrow() -> bool:
-    """Return whether pyarrow is installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        return False
-    return True
+@functools.lru_cache
+def has(package: str) -> bool:
+    """Return whether a package is installed."""
+    return importlib.util.find_spec(package) is not None
 
 
 def compression_of(name: str) -> str | None:

@@ -262,7 +262,7 @@ class Writer(databases.Connection):
 
     def _as_table(self, rows: list[tuple[Any, ...]]) -> Any:
         """Return rows as a table of Arrow for DuckDB; None if a column has a type that Arrow has not."""
-        if self.dialect != "duckdb" or not places.has_arrow():
+        if self.dialect != "duckdb" or not places.has("pyarrow"):
             return None
         kinds = {name: sql_values.arrow_type(self._kind(name)) for name in self._table.names}
         if any(kind is None for kind in kinds.values()):

@@ -148,7 +148,7 @@ class Rows:
 
     def in_columns(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield the same rows, in tables with the position after the last row where values have types of Arrow."""
-        return self._items(position, process, by_columns=places.has_arrow())
+        return self._items(position, process, by_columns=places.has("pyarrow"))
 
     def _items(self, position: Position | None, process: Any, by_columns: bool) -> Iterator[tuple[Position, Any]]:
         described, key = self._parts(position)

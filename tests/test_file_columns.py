@@ -114,7 +114,7 @@ WRONG_JSON = [
 def test_lines_by_blocks_are_lines_by_rows(seed: int, format: str, tmp_path: Path, monkeypatch: Any) -> None:
     dice = random.Random(seed)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", dice.choice([50, 1_000]))
-    monkeypatch.setattr(blocks, "ROWS_MIN", dice.choice([1, 3, 500]))
+    monkeypatch.setattr(blocks, "LINES", dice.choice([1, 3, 500]))
     wrong = dice.choice([0, 0.02, 0.2])
     lines = [dice.choice(WRONG_JSON if dice.random() < wrong else JSON) for _ in range(dice.choice([0, 1, 40]))]
     end = dice.choice(["\n", "\r\n"])
@@ -173,6 +173,15 @@ def test_types_are_inferred_once_and_kept(tmp_path: Path, store: cues.Store) -> 
     assert messages[600:] == [{"n": 8, "half": 1.0, "new": "07"}]
     (error,) = store.queue("errors").tailer()
     assert "seven" in str(error)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_options_that_the_format_of_a_name_has_not(name: str, tmp_path: Path) -> None:
+    """They were ignored, where the same options were refused with ``format=``."""
+    options: dict[str, Any] = {"columns": ["n"]} if name == "t.jsonl" else {"schema": {"n": "int8"}}
+    (tmp_path / name).write_text("")
+    with pytest.raises(InvalidArgument, match="format"):
+        list(Files(tmp_path / name, **options)(None))
 
 
 def test_columns_and_types_that_a_file_has_not(tmp_path: Path, store: cues.Store) -> None:

@@ -177,6 +177,26 @@ def test_the_driver_does_a_range_that_executors_give_up_and_the_next_is_theirs(t
         assert worker.stepper.inputs[0].index == 12
 
 
+def test_messages_between_two_looks_are_for_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver looked twice: first for a range, then for a usual step, which took what had come between them."""
+    sent: list[int] = []
+    real = stretches.StretchTaker.left
+
+    def left(self: stretches.StretchTaker, input: Any, end: int | None) -> int:
+        found = real(self, input, end)
+        if found == 0 and len(sent) < 5:
+            sent.append(len(sent))
+            input.queue.appender().write({"n": sent[-1]})
+        return found
+
+    monkeypatch.setattr(stretches.StretchTaker, "left", left)
+    monkeypatch.setattr(stretches.StretchTaker, "take_usual", lambda self: pytest.fail("the driver takes messages"))
+    made = Graph("g", [Stream(spark_graphs.mended, "in", "out")], durability="process")
+    filled(tmp_path / "store", 3)
+    with started(made, tmp_path / "store") as running:
+        until(lambda: len(running.messages("out")) == 8)
+
+
 def test_a_paused_processor_takes_no_range(tmp_path: Path) -> None:
     """A range was taken although the processor was paused."""
     made = Graph("g", [Stream(spark_graphs.mended, "in", "out")], durability="process")
@@ -255,7 +275,7 @@ with made.start(store=sys.argv[1], engine="spark", backfill=sys.argv[3] == "True
     [
         ("several", "commit.before:2", True),
         ("error queue", "commit.inside:3", True),
-        ("error queue", "commit.inside:4", False),
+        ("error queue", "commit.inside:7", False),
         ("join", "commit.after:6", False),
         ("batches that are halved", "commit.inside:9", False),
     ],

@@ -393,7 +393,7 @@ def values(column: Any, name: str) -> list[Any]:
 
 @lru_cache(1)
 def _has_numpy() -> bool:
-    """Whether numpy is there, which pyarrow does not bring: it makes values of Python faster."""
+    """Return whether numpy is installed. pyarrow does not need it, but reads values faster with it."""
     return importlib.util.find_spec("numpy") is not None
 
 

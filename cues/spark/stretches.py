@@ -107,10 +107,15 @@ class StretchTaker(Taker):
 
     @override
     def take(self, room: int) -> Taken | None:
-        """A long range that executors process; or the messages of a usual step."""
+        """A long range that executors process; or the messages of a usual step, if they are the driver's.
+
+        A range is looked for once. A second look would find messages that came meanwhile, and give them to the driver.
+        """
         self._room = room
-        taken = self._range(room) if self.on_executors and self.repeats is None else None
-        return self.take_usual() if taken is None else taken
+        given_up = any(input.index < self.given_up.get(input.tailer, 0) for input in self.inputs)
+        if not self.on_executors or self.repeats is not None or given_up:
+            return self.take_usual()
+        return self._range(room)
 
     def take_usual(self) -> Taken | None:
         """The messages of a usual step."""
@@ -133,7 +138,7 @@ class StretchTaker(Taker):
             place = next((turn for turn in turns if self.left(self.inputs[turn], None) > 0), 0)
             self.served, chosen = place + 1, [self.inputs[place]]
         count = min(most, *(self.left(input, None) for input in chosen))
-        if count <= 0 or any(input.index < self.given_up.get(input.tailer, 0) for input in chosen):
+        if count <= 0:
             return None
         if self._linger_ns and not self._count(chosen, min(size, most)):
             return None
