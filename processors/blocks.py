@@ -98,6 +98,7 @@ class Columns:
         types = {} if schema is None else {field.name: field.type for field in schema}
         self._types = {name: types.get(name, text) for name in self._names}
         self._chosen = [name for name in self._names if keep is None or name in keep]
+        self._is_plain = may_be_columns(self._chosen)
         self._header = shape.delimiter.join(self._names).encode(shape.encoding)
         self._is_utf8 = codecs.lookup(shape.encoding).name == "utf-8"
 
@@ -223,7 +224,7 @@ class Columns:
         if block is not None:
             yield from self.worth(block)
         else:
-            ends = self.ends(data, True) if self.typed else []
+            ends = self.ends(data, True) if self.typed and self._is_plain else []
             if len(ends) > 1:
                 middle = ends[len(ends) // 2 - 1]
                 yield from self.pieces(data[:middle], offset, line)
@@ -239,7 +240,12 @@ class Columns:
             yield block
 
     def block(self, data: bytes, offset: int, line: int) -> Block | None:
-        """Return the records of whole lines as one block; None if they must be read in smaller parts."""
+        """Return the records of whole lines as one block; None if they must be read in smaller parts.
+
+        A reserved column is read row by row, because ``parse`` looks at its values.
+        """
+        if not self._is_plain:
+            return None
         try:
             table, lines = self.table(data)
         except ValueError:

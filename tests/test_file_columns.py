@@ -175,6 +175,16 @@ def test_types_are_inferred_once_and_kept(tmp_path: Path, store: cues.Store) -> 
     assert "seven" in str(error)
 
 
+@pytest.mark.parametrize("options", [{}, {"schema": {"n": "int64"}}, {"schema": "infer"}, {"columns": ["q/type", "n"]}])
+def test_a_file_does_not_make_messages_of_a_kind_of_cues(options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("n,q/type\n" + "1,mine\n" * 600 + "2,q.type.error\n" + "3,mine\n")
+    for way in (Files(tmp_path / "t.csv", **options), Files(tmp_path / "t.csv", **options).in_columns):
+        items = [item for _, item in expanded(way(None)) if item is not None]
+        assert len(items) == 602
+        (refused,) = [item for item in items if isinstance(item, str)]
+        assert "line 602" in refused and "q.type.error" in refused
+
+
 @pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
 def test_options_that_the_format_of_a_name_has_not(name: str, tmp_path: Path) -> None:
     """They were ignored, where the same options were refused with ``format=``."""
