@@ -1,11 +1,16 @@
-"""Pipelines of tables from files into files, killed with SIGKILL at any time: nothing is lost, doubled or reordered."""
+"""Pipelines of tables from files into files, killed with SIGKILL at any time: nothing is lost, doubled or reordered.
+
+A run kills itself soon after its graph is loaded, or soon after its first step. A step takes at least ``STEP_S``, so no
+run does many of the 60 steps, and a fast machine is killed as often as a slow one.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +21,13 @@ import seeds
 
 KILLS = 25
 ROWS = 30_000
+STEP_S = 0.02
 GRAPH = """
+import os
+import signal
+import threading
+import time
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import cues
@@ -27,12 +38,21 @@ from cues.processors.file_source import Files
 blocks.BLOCK_BYTES = 4_096
 blocks.ROWS_MIN = 1
 opened_file._BLOCK_ROWS = 200
+
+def kill_after(seconds):
+    if seconds is not None:
+        threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+kill_after(os.environ.pop("KILL_AFTER_LOAD", None))
 graph = cues.Graph("g", errors="errors")
 graph.add(cues.Source("rows", Files("in/*", schema="infer" if KIND == "csv" else None)))
 
 
 @graph.stream("rows", "out", batch="arrow", batch_size=500, id="double")
 def double(rows):
+    kill_after(os.environ.pop("KILL_AFTER_STEP", None))
+    time.sleep(STEP_S)
     return rows.filter(pc.not_equal(rows["n"], 7)).append_column("twice", pc.multiply(rows["n"], 2))
 
 
@@ -45,7 +65,7 @@ graph.add(FileSink("csv", "csv", roll_bytes=60_000, durability="process").sink("
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_killed_at_any_time(kind: str, tmp_path: Path) -> None:
     dice = random.Random(seeds.new())
-    (tmp_path / "graph.py").write_text(GRAPH.replace("KIND", repr(kind)))
+    (tmp_path / "graph.py").write_text(GRAPH.replace("KIND", repr(kind)).replace("STEP_S", repr(STEP_S)))
     (tmp_path / "in").mkdir()
     table = pa.table({"n": range(ROWS), "name": [f"x{n}" if n % 5 else 'a "b", c' for n in range(ROWS)]})
     for number, at in enumerate(range(0, ROWS, 7_000)):
@@ -58,19 +78,19 @@ def test_killed_at_any_time(kind: str, tmp_path: Path) -> None:
     command = [cues, "run", "graph.py", "--store", "store", "--durability", "process"]
     kills = 0
     while True:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            if kills < KILLS:
-                process.wait(0.5 + 0.6 * dice.random())
-            said = process.communicate(timeout=120)[1].decode()
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            kills += 1
-            time.sleep(0.01)
-            continue
-        assert process.returncode == 0, said
-        break
+        kill = {"KILL_AFTER_STEP" if kills % 2 else "KILL_AFTER_LOAD": str(6 * STEP_S * dice.random())}
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=os.environ | (kill if kills < KILLS else {}),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        said = process.communicate(timeout=120)[1]
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, said.decode()
+        kills += 1
     assert kills >= 5, "it ended before it was killed often enough"
     expected = [n for n in range(ROWS) if n != 7]
     found = [
