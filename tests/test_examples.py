@@ -20,6 +20,7 @@ from http_servers import Ledger, Reply, Seen, serving
 from kafka_broker import Broker
 from sets import slow_except
 
+import cues
 from cues.processors import http
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -123,6 +124,34 @@ def test_bank_reports_a_wrong_result(tmp_path: Path) -> None:
     (tmp_path / "bank.py").write_text(broken)
     printed = run(sys.executable, "bank.py", "--deaths", "6", cwd=tmp_path, code=1)
     assert "NO   the money is all there" in printed and "Something is wrong" in printed
+
+
+def test_delays(tmp_path: Path) -> None:
+    """Killed in each part of its work and run again: the file and the totals of ten lines of polars, all in columns."""
+    pl = pytest.importorskip("polars")
+    script = EXAMPLES / "delays.py"
+    code = [line for line in script.read_text().splitlines() if line.strip()]
+    assert len(code) <= 32
+
+    rows = pl.read_csv(EXAMPLES / "data/flights.csv.gz", null_values="NA", try_parse_dates=True)
+    rows = rows.select("time_hour", "carrier", "origin", "dest", "dep_delay", "arr_delay")
+    rows = rows.filter(pl.col("arr_delay").is_not_null()).with_columns(gained=pl.col("dep_delay") - pl.col("arr_delay"))
+    late, gained = pl.mean("arr_delay").alias("late"), pl.mean("gained")
+    totals = rows.group_by("carrier").agg(pl.len().alias("flights"), late, gained).sort("carrier")
+
+    for fault in ("commit.inside:2", "function.after:1", "commit.outputs:2", "files.appended:1", "files.committed:1"):
+        run(sys.executable, str(script), cwd=tmp_path, code=-signal.SIGKILL, env={"CUES_FAULT": fault})
+    printed = [run(sys.executable, str(script), cwd=tmp_path).split("\n", 1) for _ in range(2)]
+    assert printed[0] == printed[1], "a second run changes nothing"
+    assert printed[0][1].strip() == totals.write_csv(float_precision=1).strip()
+    (path,) = (tmp_path / "out").glob("*.parquet")
+    assert printed[0][0].endswith(path.name)
+    found = pl.read_parquet(path)
+    assert found.select(rows.columns).equals(rows)
+    with cues.open(tmp_path / "data") as store:
+        for name in ("rows", "flights", "totals"):
+            assert all(piece.batch.schema for piece in store.queue(name).pieces(None, None)), name
+        assert len(store.queue("errors")) == 0
 
 
 @pytest.mark.parametrize("kind", slow_except(["sqlite"], ["sqlite", "postgresql"]))
