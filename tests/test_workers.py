@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import pytest
 import seeds
+from sets import slow_except
 from small import queue_of, until
 from terminal import Command
 from terminal import cues as command
@@ -533,6 +534,59 @@ def test_a_message_that_kills_its_worker_goes_to_the_error_queue_and_holds_up_no
             assert [m["n"] for m in running.messages("out")] == good
         seen = [int(line) for line in (Path(str(graph.store)).parent / "seen").read_text().split()]
         assert sorted(set(seen)) == good
+
+
+@pytest.mark.parametrize("kind", slow_except(["function"], ["function", "aggregate"]))
+def test_a_row_that_kills_its_worker_goes_to_the_error_queue_and_holds_up_no_other(
+    write: Write, monkeypatch: pytest.MonkeyPatch, checked: Any, kind: str
+) -> None:
+    """Of a step of columns, whether the function takes tables, or the processor reduces columns with its function.
+
+    The step is not taken row by row from its beginning: in parts, up to the part that kills.
+    """
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(supervisor, "PARTS", 20)
+    rows, bad = 5_000, 2_499
+    declared = {
+        "function": """
+            @graph.stream("in", "out", batch="arrow")
+            def crash(rows):
+                for n in rows["n"].to_pylist():
+                    die(n)
+                return rows
+            """,
+        "aggregate": """
+            reduce = {"n": reducer(lambda: -1, lambda state, row: die(row["n"]), merge=max)}
+            graph.add(aggregates.aggregate("in", "out", by="all", reduce=reduce))
+            """,
+    }[kind]
+    graph = write(
+        f"""
+        from cues.processors import aggregates
+        from cues.processors.reducers import reducer
+
+        graph = cues.Graph("bad", store=HERE + "/store", durability="process", errors="errors")
+        graph.source("in")
+
+        def die(n):
+            if n == {bad}:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return n
+        """
+        + textwrap.indent(textwrap.dedent(declared), " " * 8)
+    )
+    pa = pytest.importorskip("pyarrow")
+    with cues.open(str(graph.store), durability="process") as store:
+        store.queue("in").appender().write_table(pa.table({"n": range(rows), "all": [True] * rows}))
+    with graph.start(workers=2) as running:
+        assert running.wait_idle(WAIT_S)
+        failed = running.messages("errors")
+        assert [m["n"] for one in failed for m in one["err.proc/messages"]["in"]] == [bad]
+        assert all("killed by SIGKILL" in one["err/cause"][0]["message"] for one in failed)
+        out = running.store.queue("out")
+        assert out.to_arrow(columns=["n"])["n"].to_pylist() == [n for n in range(rows) if n != bad]
+        steps = {piece.batch.head.hash for piece in out.pieces(None, None)}
+        assert len(steps) < (150 if kind == "function" else bad)
 
 
 def test_a_file_that_was_changed_is_refused_by_the_worker_that_starts_again(write: Write, tmp_path: Path) -> None:

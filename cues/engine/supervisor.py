@@ -4,8 +4,9 @@
     death     start the worker again, with its units, after a wait that doubles while no unit makes progress
     a unit that kills its worker
               1. count the deaths in a row in which the unit was in the same step (its positions did not move)
-              2. up to the end of that step the unit takes one message at a time: the messages before the one that
-                 kills are committed, and the next death shows which message it is
+              2. up to the end of that step the unit takes one message at a time (of a step of several thousand rows
+                 first a thousandth of them): the messages before the one that kills are committed, and the next
+                 deaths show which message it is
               3. after DEATHS_MAX deaths in the call of one message, that message has failed: it is sent to the
                  error queue, or the unit stops
               4. if several units of the worker were in a step, first give each a worker of its own; a unit that
@@ -58,6 +59,8 @@ BACKOFF_S: Final = 0.1
 BACKOFF_S_MAX: Final = 30.0
 DEATHS_MAX: Final = 5
 """After so many deaths in a row in the same step, the step is the cause."""
+PARTS: Final = 1_000
+"""The number of parts in which a larger step is taken after a death in it; of a smaller one each part is a message."""
 LOOK_S: Final = 0.5
 """Time between two looks for facts that no worker reports: workers that are stopped, and new partitions."""
 STOPPED_S: Final = LEASE_S + LEASE_BEAT_S
@@ -85,8 +88,8 @@ class WorkerSlot:
     called: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By unit: input and index of the call in which the last process died."""
     """The places of the units at the last death."""
-    careful: dict[str, dict[int, int]] = field(default_factory=dict)
-    """By unit and input: the end of the step in which a worker died."""
+    careful: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
+    """By unit and input: steps in which a worker died, the innermost last: their end, and the most to take."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     """By unit: the message that kills its worker."""
 
@@ -427,8 +430,10 @@ class Supervisor:
         self._record.workers[slot.name].last_failure = RecordedFailure.now(what + at)
         self._save()
         for unit, (chosen, start, count) in calls.items():
-            until = slot.careful.setdefault(unit, {})
-            until[chosen] = max(start + count, until.get(chosen, 0))
+            of_unit = slot.careful.setdefault(unit, {})
+            died = of_unit[chosen] = [step for step in of_unit.get(chosen, ()) if step[0] > start]
+            if count > 1 and (step := (start + count, max(1, count // PARTS))) not in died:
+                died.append(step)
         guilty = [unit for unit in slot.units if slot.strikes[unit] >= DEATHS_MAX]
         alone = len(guilty) == 1 and (len(slot.units) == 1 or suspects == set(guilty))
         if alone and guilty[0] in calls:

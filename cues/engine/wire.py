@@ -61,8 +61,8 @@ class AssignUnits:
     durability: str | None
     accept_topology: bool
     take_over: bool
-    careful: dict[str, dict[int, int]] = field(default_factory=dict)
-    """By unit and input: the index up to which a step takes one message, because of a death there."""
+    careful: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
+    """By unit and input: steps in which a worker died, the innermost last: their end, and the most to take."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     """By unit: the messages for which the function is not called any more."""
 

@@ -320,14 +320,14 @@ class Stepper:
 
     # --- after a death ---
 
-    def be_careful(self, careful: Mapping[int, int], verdict: Verdict | None) -> None:
-        """Continue after the process died in a step: take one message at a time, for each input up to an index.
+    def be_careful(self, careful: Mapping[int, list[tuple[int, int]]], verdict: Verdict | None) -> None:
+        """Continue after the process died in steps: take few messages at a time, for each input up to their ends.
 
-        The next death then shows which message causes it, and the messages before it are committed. ``verdict``
-        names a message that fails without another call. Each message of a message function has its own hash, so a
-        snapshot of several messages may be divided; that of a batch function may not.
+        The next deaths then show which message causes it, and the messages before it are committed. ``careful`` is that
+        of :class:`Taker`. ``verdict`` names a message that fails without another call. Each message of a message
+        function has its own hash, so a snapshot of several messages may be divided; that of a batch function may not.
         """
-        self.taker.careful = dict(careful)
+        self.taker.careful = {chosen: list(died) for chosen, died in careful.items()}
         self.verdict = verdict
         if careful and not self.node.options.batch:
             self.taker.repeats = None
@@ -343,7 +343,7 @@ class Stepper:
         if told is not None:
             self.watch = lambda chosen, start, count: told(chosen + before if count else 0, start, count)
         careful = main.taker.careful
-        mine = {chosen - before: index for chosen, index in careful.items() if 0 <= chosen - before < len(self.inputs)}
+        mine = {chosen - before: died for chosen, died in careful.items() if 0 <= chosen - before < len(self.inputs)}
         verdict = main.verdict
         if verdict is not None:
             verdict = replace(verdict, chosen=verdict.chosen - before)

@@ -57,8 +57,8 @@ class Taker:
         """The ends of the waits for more messages (``linger_s``), by the first tailer of the choice."""
         self.halving = [Halving() for _ in inputs]
         """For each input: the parts of a batch that failed."""
-        self.careful: dict[int, int] = {}
-        """For each input: before this index a step takes one message at a time."""
+        self.careful: dict[int, list[tuple[int, int]]] = {}
+        """For each input: steps in which the process died, the innermost last: their end, and the most to take."""
         self.repeats: tuple[tries.Snapshot, dict[str, int]] | None = None
         """The snapshot whose ranges the next step takes again, with their ends."""
 
@@ -108,9 +108,10 @@ class Taker:
             size = room
         for place, inputs in self._together or self._choices():
             halving = self.halving[place]
-            most = self._bounded(place, size) if halving.ends or self.careful else size
+            bound = self._bound(place, room) if halving.ends or self.careful else room
+            most = size if size < bound else bound
             if calls.rows_max:
-                most = self._of_one_form(inputs[0], most, room if most == size and bucket is None else most)
+                most = self._of_one_form(inputs[0], most, bound if bucket is None else most)
             count = self._count(inputs, most)
             if count:
                 self.served = place + 1
@@ -157,13 +158,16 @@ class Taker:
             input.fill(size)
         return input.alike(size)
 
-    def _bounded(self, place: int, size: int) -> int:
-        """Return the largest number of messages that a step may take from this choice of inputs."""
+    def _bound(self, place: int, room: int) -> int:
+        """Return the largest number of messages that a step may take from this choice of inputs, of columns too."""
         index = self.inputs[place].index
-        if index < self.careful.get(place, 0):
-            return 1
-        halving = self.halving[place]
-        return halving.bound(index, size) if halving.ends else size
+        died = self.careful.get(place, [])
+        while died and died[-1][0] <= index:
+            died.pop()
+        if died:
+            end, most = died[-1]
+            room = min(room, most, end - index)
+        return self.halving[place].bound(index, room)
 
     # --- taking again ---
 
