@@ -32,10 +32,8 @@ import math
 import sys
 import uuid
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import msgpack
 
@@ -80,6 +78,9 @@ def _default(value: Any) -> Any:
         return msgpack.ExtType(code, _inside(encode, value) if holds_others else encode(value))
     if type(value) is int:
         return _encode_int(value)
+    decimal = sys.modules.get("decimal")  # without it there is no such value
+    if decimal is not None and type(value) is decimal.Decimal:
+        return msgpack.ExtType(104, str(value).encode())
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         # Subclasses of arrays have data that is not in their bytes (a mask, a unit), so they are refused.
@@ -339,8 +340,20 @@ def _register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
     _decoders[code] = decode
 
 
+def _zone(zone: tzinfo | None) -> str | None:
+    """The name of a time zone of :mod:`zoneinfo`, which is loaded if there is one; None for another zone."""
+    zoneinfo = None if zone is None else sys.modules.get("zoneinfo")
+    return zone.key if zoneinfo is not None and isinstance(zone, zoneinfo.ZoneInfo) else None
+
+
+def _named_zone(name: str) -> tzinfo:
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(name)
+
+
 def _encode_datetime(value: datetime) -> bytes:
-    zone = value.tzinfo.key if isinstance(value.tzinfo, ZoneInfo) else None
+    zone = _zone(value.tzinfo)
     return _nested([value.isoformat(), zone, value.fold])
 
 
@@ -349,12 +362,12 @@ def _decode_datetime(data: bytes) -> datetime:
     value = datetime.fromisoformat(text)
     _expect(value.isoformat() == text and type(fold) is int and (zone is None or value.tzinfo is not None))
     if zone is not None:
-        value = value.replace(tzinfo=ZoneInfo(zone))
+        value = value.replace(tzinfo=_named_zone(zone))
     return value.replace(fold=fold)
 
 
 def _encode_time(value: time) -> bytes:
-    zone = value.tzinfo.key if isinstance(value.tzinfo, ZoneInfo) else None
+    zone = _zone(value.tzinfo)
     text = value.isoformat()
     return _nested([text, zone, value.fold]) if zone or value.fold else text.encode()
 
@@ -365,7 +378,7 @@ def _decode_time(data: bytes) -> time:
     text, zone, fold = unpack(data)
     value = time.fromisoformat(text)
     _expect(value.isoformat() == text and type(fold) is int and (zone is not None or fold == 1))
-    return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
+    return value.replace(tzinfo=_named_zone(zone) if zone else value.tzinfo, fold=fold)
 
 
 def _canonical(parse: Callable[[str], Any], write: Callable[[Any], str], data: bytes) -> Any:
@@ -374,6 +387,12 @@ def _canonical(parse: Callable[[str], Any], write: Callable[[Any], str], data: b
     value = parse(text)
     _expect(write(value) == text)
     return value
+
+
+def _decode_decimal(data: bytes) -> Any:
+    from decimal import Decimal
+
+    return _canonical(Decimal, str, data)
 
 
 def _decode_timedelta(data: bytes) -> timedelta:
@@ -445,12 +464,12 @@ _register(datetime, 100, _encode_datetime, _decode_datetime)
 _register(date, 101, lambda v: v.isoformat().encode(), lambda b: _canonical(date.fromisoformat, date.isoformat, b))
 _register(time, 102, _encode_time, _decode_time)
 _register(timedelta, 103, lambda v: _nested([v.days, v.seconds, v.microseconds]), _decode_timedelta)
-_register(Decimal, 104, lambda v: str(v).encode(), lambda b: _canonical(Decimal, str, b))
 _register(uuid.UUID, 105, lambda v: v.bytes, lambda b: uuid.UUID(bytes=b))
 _CONTAINERS: Final = (106, 107, 108)
 _register(tuple, 106, _encode_items, lambda b: tuple(_decode_items(b)))
 _register(set, 107, _encode_set, lambda b: _decode_set(set, b))
 _register(frozenset, 108, _encode_set, lambda b: _decode_set(frozenset, b))
+_decoders[104] = _decode_decimal
 _decoders[109] = _decode_int
 _decoders[110] = _decode_scalar
 _decoders[111] = _decode_ndarray

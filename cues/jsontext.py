@@ -22,11 +22,14 @@ from __future__ import annotations
 import base64
 import json
 import math
+import sys
 from collections.abc import Mapping
 from datetime import date, time, timedelta
-from decimal import Decimal
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 _TOO_DEEP = "it is nested too deep"
 
@@ -114,8 +117,13 @@ def text_of(value: date | time | Decimal | UUID) -> str:
     return value.isoformat()
 
 
+def _is_decimal(value: Any) -> bool:
+    decimal = sys.modules.get("decimal")  # without it there is no such value
+    return decimal is not None and isinstance(value, decimal.Decimal)
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, (date, time, Decimal, UUID)):
+    if isinstance(value, (date, time, UUID)) or _is_decimal(value):
         return text_of(value)
     if type(value).__module__ == "numpy" and value.dtype.kind in "biuf":
         return value.tolist()

@@ -53,7 +53,7 @@ from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
 from cues.steps.tries import open_named
 from cues.storage import timeline
-from cues.tools import metrics
+from cues.tools import standing
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph
@@ -240,7 +240,7 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
-    for processor in metrics.processors(store):
+    for processor in standing.processors(store):
         with store.core.view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         if row is None or topology is None:
@@ -551,7 +551,7 @@ def check_attempts(store: Store) -> list[str]:
     records are reported as wrong.
     """
     problems: list[str] = []
-    for processor in metrics.processors(store):
+    for processor in standing.processors(store):
         with store.core.view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         assert row is not None and topology is not None

@@ -10,7 +10,7 @@ from typing import Any
 import cues
 from cues import Graph, QueueOptions, Sink, Stream, faults, testing
 from cues.testing import messages
-from cues.tools import metrics
+from cues.tools import standing
 
 COUNT = 12
 MAP_BYTES = 4 << 20
@@ -103,7 +103,7 @@ def examine(place: str) -> dict[str, Any]:
     with cues.open(Path(place, "store")) as store, cues.open(Path(place, "abroad")) as abroad:
         assert store.check() == []
         assert abroad.check() == []
-        known = metrics.processors(store)
+        known = standing.processors(store)
         units = [unit for unit in known if unit.startswith(("shop.count", "shop.tally"))]
         states = [[testing.state(store, unit, key) for key in range(5)] for unit in units]
         assert len(known) == 4, known

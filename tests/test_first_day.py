@@ -25,7 +25,7 @@ from cues.errors import TopologyChanged
 from cues.graphs import draw
 from cues.steps.error_records import ErrorLogs
 from cues.steps.failure import failed_event, retry_event
-from cues.tools import metrics
+from cues.tools import metrics, standing
 
 
 def same(message: Any) -> Any:
@@ -365,4 +365,4 @@ def test_a_batch_that_failed_counts_as_its_messages(store: Store) -> None:
     assert 1 <= records < 5
     assert [one.errors for one in metrics.of_store(store).processors] == [5]
     with ErrorLogs(store) as logs:
-        assert metrics.failed_messages(logs.logs, records) == 5
+        assert standing.failed_messages(logs.logs, records) == 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -21,5 +20,7 @@ def is_number(value: Any) -> bool:
 
 def nearest(name: object, known: Iterable[str], form: str, otherwise: str) -> str:
     """Return ``form`` with the known name that is most like ``name``; ``otherwise`` where none is like it."""
+    import difflib
+
     near = difflib.get_close_matches(str(name), list(known), 1)
     return form.format(near[0]) if near else otherwise

@@ -7,7 +7,6 @@ the clock (:class:`cues.testing.Clock`).
 from __future__ import annotations
 
 import functools
-import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -71,5 +70,7 @@ def boot_id() -> str:
     linux = Path("/proc/sys/kernel/random/boot_id")
     if linux.exists():
         return linux.read_text().strip()
+    import subprocess
+
     output = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
     return output.stdout.strip()

@@ -1,5 +1,7 @@
 """Python's cyclic garbage collector, in processes that run nothing but a graph: ``cues run`` and its workers.
 
+    begin()         in the command line's own process: no looks while the code of a command is imported
+    imported()      freeze that code, and let the collector look again
     choose(2000)    before the graph file is imported: the count, which workers get with their graph
     settle()        after the start (in a worker, after the import): freeze what exists, and collect after 2000 new
                     containers instead of 700
@@ -24,6 +26,24 @@ chosen: int = 0
 """The threshold of the youngest generation; 0 leaves Python's settings."""
 _before: tuple[bool, tuple[int, ...], int] | None = None
 _settled: bool = False
+_begun: bool = False
+
+
+def begin() -> None:
+    """Switch the collector off until :func:`imported`: imports leave next to no garbage with cycles."""
+    global _begun
+    if gc.isenabled():
+        gc.disable()
+        _begun = True
+
+
+def imported() -> None:
+    """End what :func:`begin` did; without it do nothing."""
+    global _begun
+    if _begun:
+        gc.freeze()
+        gc.enable()
+        _begun = False
 
 
 def choose(count: int) -> None:
@@ -36,7 +56,7 @@ def settle() -> None:
     """Apply the count, unless the graph file has changed the settings itself."""
     global _settled
     if chosen and _before == _state():
-        gc.collect()
+        gc.collect(1)  # a look at the old objects, which were imported, takes as long as the start of a graph
         gc.freeze()
         gc.set_threshold(chosen, *gc.get_threshold()[1:])
         _settled = True

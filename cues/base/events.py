@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from cues.base import logs
+from cues.base.data import dataclass
 from cues.base.histogram import Histogram
 from cues.errors import WriterStuck
 from cues.overrides import override

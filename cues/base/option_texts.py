@@ -6,10 +6,10 @@ docstring of a function or class, so that ``help()`` lists every option; the tes
 
 from __future__ import annotations
 
+import functools
 import inspect
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -26,13 +26,28 @@ class OptionText(NamedTuple):
         return f'"{self.default}"' if isinstance(self.default, str) else repr(self.default)
 
 
+_WIDTH: Final = 92
+
+
+@functools.cache
+def _wrapped(text: str) -> list[str]:
+    """The lines of a text, indented. A table is in many docstrings, and an import of Cues makes them all."""
+    lines, line = [], "   "
+    for word in text.split():
+        if len(line) + len(word) >= _WIDTH:
+            lines.append(line)
+            line = "   "
+        line += f" {word}"
+    return [*lines, line]
+
+
 def describes(table: Mapping[str, OptionText], names: Iterable[str]) -> Callable[[T], T]:
     """Append the options ``names`` to the docstring of the decorated function or class."""
     lines = ["Options:", ""]
     for name in names:
         option = table[name]
         lines.append(f"{name}={option.shown}")
-        lines += textwrap.wrap(option.text, 92, initial_indent="    ", subsequent_indent="    ")
+        lines += _wrapped(option.text)
 
     def append(described: T) -> T:
         if described.__doc__:  # None under python -OO

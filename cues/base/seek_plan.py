@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 
 Place = str | int | datetime

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from datetime import UTC, datetime
+from typing import Final
+
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-#")
+"""The characters of words that a shell reads as they are."""
 
 
 def size(count: int) -> str:
@@ -19,8 +22,11 @@ def size(count: int) -> str:
 def quoted(word: object) -> str:
     """A word of a command as a shell reads it. A ``#`` inside of a word (``data/shop#orders``) needs no quotes."""
     text = str(word)
-    plain = text.replace("#", "")
-    return text if not text.startswith("#") and plain == shlex.quote(plain) else shlex.quote(text)
+    if text and text[0] != "#" and _PLAIN.issuperset(text):
+        return text
+    import shlex
+
+    return shlex.quote(text)
 
 
 def duration(seconds: float) -> str:

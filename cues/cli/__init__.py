@@ -13,14 +13,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cues.cli.printing import err
+from cues.base import collector
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     if os.name != "posix":
+        from cues.cli.printing import err
+
         err("Cues runs on Linux and macOS; on Windows it runs inside WSL (wsl --install).")
         sys.exit(2)
+    collector.begin()
     from cues.cli.app import run
 
     sys.exit(run(arguments))

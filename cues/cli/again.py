@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cues.base.texts import ago, quoted
 from cues.graphs.pause import ProcessorPause
-from cues.tools.measurement import LastError
+
+if TYPE_CHECKING:
+    from cues.tools.measurement import LastError
 
 
 def last_error(processor: str, last: LastError, text: str, store: str | None) -> str:

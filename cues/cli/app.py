@@ -7,21 +7,23 @@ store nor the engine. So the one-line helps are in this module.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import keyword
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
+from cues.base import collector
 from cues.cli import options, printing
 from cues.cli.printing import out
 from cues.errors import CuesError, NotInstalled, QueueFull
 from cues.overrides import override
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS: Final = {
     "run": "Run a graph until its sources have ended and its queues are drained.",
@@ -82,7 +84,9 @@ interrupted.
 
 def load(name: str) -> click.Command:
     inside = f"{name}_" if keyword.iskeyword(name) else name
-    return getattr(importlib.import_module(f"cues.cli.{inside}"), inside)  # type: ignore[no-any-return]
+    found: click.Command = getattr(importlib.import_module(f"cues.cli.{inside}"), inside)
+    collector.imported()
+    return found
 
 
 class Commands(options.WithHelp, click.Group):
@@ -104,6 +108,8 @@ class Commands(options.WithHelp, click.Group):
         if name not in COMMANDS:
             if name.startswith("-"):
                 raise click.NoSuchOption(name, ctx=ctx)
+            import difflib
+
             near = difflib.get_close_matches(name, COMMANDS, 1)
             hint = f"cues {near[0]}" if near else "cues --help"
             if name.partition("#")[0].partition(":")[0].endswith(".py"):
@@ -119,6 +125,8 @@ class Commands(options.WithHelp, click.Group):
         """The commands by the table above, so that none is loaded; after a dash the options of ``cues`` itself."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
         return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
     @override

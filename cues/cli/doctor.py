@@ -7,7 +7,7 @@ import os
 import click
 
 from cues.base.texts import count, quoted
-from cues.cli import candidates, options
+from cues.cli import options
 from cues.cli.options import command, store_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import colour, coloured, out
@@ -18,7 +18,7 @@ _COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=candidates.names)
+@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=options.candidates_of("names"))
 @store_option
 @output_options
 def doctor(target: str | None, store: str | None, output: CommandOutput) -> int:

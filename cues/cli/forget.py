@@ -7,15 +7,14 @@ from dataclasses import replace
 import click
 
 from cues.base.texts import count
-from cues.cli import candidates
-from cues.cli.options import WrongUsage, command, confirm, yes_option
+from cues.cli.options import WrongUsage, candidates_of, command, confirm, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.target import takes_store
 from cues.groups import operate
 from cues.operate import processors
 from cues.operate import target as targets
 from cues.queues.store import Store
-from cues.tools import metrics
+from cues.tools import standing
 from cues.txn.operate import forget as forget_consumer
 
 CONSUMER = "consumer:"
@@ -24,7 +23,7 @@ CONSUMER = "consumer:"
 
 @command()
 @takes_store("STORE#group:NAME | STORE#consumer:NAME | GRAPH | STORE")
-@click.argument("processor", metavar="[PROCESSOR]", required=False, shell_complete=candidates.processor_names)
+@click.argument("processor", metavar="[PROCESSOR]", required=False, shell_complete=candidates_of("processor_names"))
 @yes_option
 @output_options
 def forget(target: targets.Target, processor: str | None, yes: bool, output: CommandOutput) -> None:
@@ -71,7 +70,7 @@ def forget(target: targets.Target, processor: str | None, yes: bool, output: Com
 def _forget_processor(target: targets.Target, named: bool, yes: bool, output: CommandOutput) -> None:
     graph = target.file.graph if target.file is not None else None
     with target.open(readonly=False) as opened:
-        known = list(dict.fromkeys(unit.partition("/")[0] for unit in metrics.processors(opened)))
+        known = list(dict.fromkeys(unit.partition("/")[0] for unit in standing.processors(opened)))
         if not named and target.name not in {name for id in known for name in (id, id.partition(".")[2])}:
             raise WrongUsage(
                 f"cues forget deletes consumer groups, consumers and processors; {target.name!r} is none of them.",

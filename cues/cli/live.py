@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import threading
 import time
@@ -69,6 +68,8 @@ class Live:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show these lines instead of the last ones, as many as fit on the terminal."""
+        import shutil
+
         columns, rows = shutil.get_terminal_size()
         with self._lock:
             self._erase()

@@ -32,6 +32,9 @@ OUTPUT_LOST: Final = 5
 """The command succeeded, but its output could not be written."""
 INTERRUPTED: Final = 130
 
+WATCHER: Final = "_CUES_RELOAD"
+"""Tells a run that a watcher started it: the descriptor of their socket, and whether an earlier run has started."""
+
 CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -85,8 +88,13 @@ def option(*declarations: str, **settings: Any) -> Callable[[F], F]:
     settings.setdefault("show_envvar", True)
     for word in (*declarations, settings.get("metavar")):
         if word in CANDIDATES:
-            settings.setdefault("shell_complete", functools.partial(_candidates, CANDIDATES[word]))
+            settings.setdefault("shell_complete", candidates_of(CANDIDATES[word]))
     return click.option(*declarations, **settings)
+
+
+def candidates_of(kind: str) -> Callable[[click.Context, click.Parameter, str], Any]:
+    """The completion by a function of candidates.py, which is loaded for a Tab."""
+    return functools.partial(_candidates, kind)
 
 
 def _candidates(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Any:

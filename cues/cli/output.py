@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cues import jsontext
+from cues.base.data import dataclass
 from cues.base.texts import brief, duration, size
 from cues.cli.options import F, option
 from cues.cli.printing import DIM, Printable, colour, coloured, escaped, is_terminal, is_unicode, out
@@ -81,14 +80,18 @@ def table(
     cells = [[row[place] for place in kept] for row in shown]
     widths = [max(map(width, column)) for column in zip(titles, *cells)]
     on_terminal = colour() if colours is None else colours
-    edge = shutil.get_terminal_size().columns if is_terminal("stdout") or colours else 0
+    edge = sys.maxsize
+    if is_terminal("stdout") or colours:
+        import shutil
+
+        edge = shutil.get_terminal_size().columns or edge
     lines: list[Printable] = []
     for number, row in enumerate([titles, *cells]):
         parts = []
         for place, cell, columns_wide in zip(kept, row, widths):
             gap = " " * (columns_wide - width(cell))
             parts.append(gap + cell if columns[place].right else cell + gap)
-        line = cut("  ".join(parts).rstrip(), edge or sys.maxsize)
+        line = cut("  ".join(parts).rstrip(), edge)
         lines.append(coloured(DIM, line) if on_terminal and number == 0 else escaped(line))
     return lines
 

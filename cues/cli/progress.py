@@ -7,10 +7,10 @@ import logging
 import re
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cues.base import events
+from cues.base.data import dataclass
 from cues.base.texts import duration
 from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, table

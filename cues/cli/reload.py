@@ -46,8 +46,6 @@ DRAIN_S: Final = 5.0
 """Seconds for which a run whose code changed drains; then it ends after the steps under way."""
 _POLL_S: Final = 0.2
 """Seconds between two looks at the files."""
-_VARIABLE: Final = "_CUES_RELOAD"
-"""Tells a run that a watcher started it: the descriptor of their socket, and whether an earlier run has started."""
 
 Stamp = tuple[int, int, int] | None
 
@@ -139,7 +137,7 @@ _INSTALLED: Final = _installed()
 
 def watcher() -> Watcher | None:
     """The watcher that started this process; None in the process that the user started."""
-    value = os.environ.pop(_VARIABLE, None)
+    value = os.environ.pop(options.WATCHER, None)
     if value is None:
         return None
     descriptor, _, before = value.partition(":")
@@ -220,7 +218,7 @@ class _Run:
                 pass_fds=(theirs.fileno(),),
                 env={
                     **os.environ,
-                    _VARIABLE: f"{theirs.fileno()}:{int(started_before)}",
+                    options.WATCHER: f"{theirs.fileno()}:{int(started_before)}",
                     "PYTHONDONTWRITEBYTECODE": "1",
                 },
             )

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from cues.base.texts import quoted
-from cues.cli import candidates, options
+from cues.cli import options
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
 from cues.cli.printing import out
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=options.candidates_of("names"))
 @store_option
 @option("--into", required=True, metavar="STORE", help="The directory of the fresh store.")
 @option("--until", metavar="INDEX|TIME", help="Copy the messages before it only. The store is for comparison.")

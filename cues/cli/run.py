@@ -24,14 +24,11 @@ import click
 
 from cues.base import collector, events
 from cues.base.texts import quoted
-from cues.cli import candidates, options, page
-from cues.cli import reload as reloading
+from cues.cli import options, page
 from cues.cli.options import command, local, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import is_terminal
 from cues.cli.progress import Progress, progress_for
-from cues.cli.replicate import Replication
-from cues.cli.show import draw_plan
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine import record
 from cues.errors import CuesError, DiskLow, Fenced, ProcessorStopped
@@ -39,7 +36,6 @@ from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
 from cues.graphs.graphfile import shown
 from cues.graphs.running import Running
-from cues.operate import fresh as fresh_start
 from cues.operate.runs import RunRequest
 from cues.operate.target import store_of
 from cues.overrides import override
@@ -47,6 +43,7 @@ from cues.queues.options import size_of
 from cues.queues.store import Store
 
 if TYPE_CHECKING:
+    from cues.cli.reload import Watcher
     from cues.tools.exporter import MetricsServer
 
 ABORT_WAIT_S: Final = 2.0
@@ -54,7 +51,7 @@ ABORT_WAIT_S: Final = 2.0
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=options.candidates_of("names"))
 @store_option
 @option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
 @option(
@@ -208,8 +205,10 @@ def run(
     if ui is not None:
         page.need()
     least = size_of(min_free)
-    watcher = reloading.watcher()
+    watcher = _watcher()
     if reload and watcher is None:
+        from cues.cli import reload as reloading
+
         say = (lambda text: None) if quiet else progress_for(graph, quiet=quiet, verbose=False).say
         return reloading.watch(click.get_current_context().find_root().obj, graph, say)
     if watcher is not None:
@@ -220,6 +219,8 @@ def run(
     file = graphfile.load(graph)
     request.require()  # before --fresh deletes anything
     if dry_run:
+        from cues.cli.show import draw_plan
+
         draw_plan(file.graph.plan(), request.places(file.graph.plan()), "text", output)
         return 0
     server = _metrics_server(metrics)  # before --fresh deletes anything: the port may be in use
@@ -228,6 +229,8 @@ def run(
     plan = file.graph.plan()
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
     if fresh:
+        from cues.operate import fresh as fresh_start
+
         is_open = isinstance(file.graph.store, Store) and not chosen
         with fresh_start.shared_part(queues, file.graph.id) as shared:
             ask = functools.partial(options.confirm, question="Delete it?", yes=yes)
@@ -275,6 +278,8 @@ def run(
             record.note_queues(str(path), file.graph.id, None)
         copy = None
         if replicate is not None:
+            from cues.cli.replicate import Replication
+
             try:
                 copy = Replication(running.store.directory, str(local(replicate)), max_lag, progress.say)
             except BaseException:
@@ -305,6 +310,15 @@ def run(
         # A user's function does not return. Nothing is lost: its step did not commit.
         os._exit(options.finish(code))
     return code
+
+
+def _watcher() -> Watcher | None:
+    """The watcher of ``--reload`` that started this process; None in a process that the user started."""
+    if options.WATCHER not in os.environ:
+        return None
+    from cues.cli.reload import watcher
+
+    return watcher()
 
 
 def _metrics_server(address: str | None) -> MetricsServer | None:
@@ -405,7 +419,7 @@ class _Signals:
     gets SIGTERM from its watcher for each Ctrl-C.
     """
 
-    def __init__(self, watcher: reloading.Watcher | None = None) -> None:
+    def __init__(self, watcher: Watcher | None = None) -> None:
         self._numbers = (signal.SIGTERM,) if watcher is not None else (signal.SIGINT, signal.SIGTERM)
         # SimpleQueue.put may be called from a signal handler; Event.set and Condition may not.
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()

@@ -22,19 +22,15 @@ The tables of other commands are not checked, because that would import their mo
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
-import shlex
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from cues.cli import trust
+from cues.base.data import dataclass
 from cues.cli.options import WrongUsage
 
 NAME: Final = "cues.toml"
@@ -166,6 +162,8 @@ class SettingsFile:
         )
 
     def _unknown(self, keys: tuple[str, ...], known: str, names: Any, form: str = "{}") -> WrongUsage:
+        import difflib
+
         near = difflib.get_close_matches(keys[-1], list(names), 1, 0.5)
         hint = f"write {form.format(near[0])}." if near else "remove it, or see cues config."
         return self._error(keys, f"{form.format(keys[-1])} is not a setting: {known}.", hint)
@@ -231,8 +229,12 @@ def find(directory: Path | None) -> SettingsFile | None:
 
 
 def _check_trust(path: Path) -> None:
+    from cues.cli import trust
+
     why = trust.problem(path)
     if why is not None:
+        import shlex
+
         raise WrongUsage(
             f"The settings in {_shown(path)} are not used, because {why}.",
             "if they are yours: chown the file and its directory, and take the right to write from others; or set"
@@ -250,11 +252,17 @@ def _upwards(start: Path) -> Iterator[Path]:
 
 
 def _is_root(mark: Path) -> bool:
-    return mark.exists() and trust.is_own(mark)
+    if not mark.exists():
+        return False
+    from cues.cli import trust
+
+    return trust.is_own(mark)
 
 
 def _parsed(path: Path, prefix: tuple[str, ...]) -> SettingsFile | None:
     """Parse a file; None if it is a pyproject.toml without settings."""
+    import tomllib
+
     try:
         text = path.read_text(encoding="utf-8")
         tables: Any = tomllib.loads(text)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from cues.cli import candidates
-from cues.cli.options import WrongUsage, command, option
+from cues.cli.options import WrongUsage, candidates_of, command, option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import out
 from cues.graphs import draw, graphfile
@@ -17,7 +16,7 @@ from cues.operate.runs import RunRequest
 
 
 @command()
-@click.argument("graph", metavar="GRAPH", shell_complete=candidates.names)
+@click.argument("graph", metavar="GRAPH", shell_complete=candidates_of("names"))
 @option("--format", type=click.Choice(("text", "mermaid")), default="text", show_default=True, help="How to draw it.")
 @option(
     "--engine",

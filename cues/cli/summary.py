@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cues.base import events
+from cues.base.data import dataclass
 from cues.base.texts import count, duration, quoted
 from cues.cli.again import errors_of, paused
 from cues.cli.output import CommandOutput, TableColumn
@@ -19,7 +19,6 @@ from cues.errors import CuesError
 from cues.graphs.graphfile import shown
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.running import Running
-from cues.operate import fresh
 from cues.operate.runs import end_of, positions_of, queues_of
 from cues.queues.backpressure import WARN_S
 from cues.queues.store import Store
@@ -220,6 +219,8 @@ class Summary:
                     return f"{graph}: its queues are empty, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source yielded a message; nothing to do."
             anew = "--fresh"
+            from cues.operate import fresh
+
             with contextlib.suppress(CuesError):  # an unreachable target is reported by the run that needs it
                 if targets := fresh.filled(self._running.plan, Path(self._running.store.directory)):
                     anew = f"Without {_and(list(targets))}, {anew}"

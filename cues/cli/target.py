@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from cues.base.texts import quoted
-from cues.cli import candidates
-from cues.cli.options import F, store_option
+from cues.cli.options import F, candidates_of, store_option
 from cues.operate.place import Place, place_of
 from cues.operate.target import resolve
 
@@ -43,7 +42,7 @@ def _argument(metavar: str, run: Callable[[Any, Place, dict[str, Any]], Any]) ->
                 return run(fn, place, given)
 
         required = not metavar.startswith("[")
-        argument = click.argument("target", metavar=metavar, required=required, shell_complete=candidates.names)
+        argument = click.argument("target", metavar=metavar, required=required, shell_complete=candidates_of("names"))
         return argument(store_option(call))  # type: ignore[return-value]
 
     return decorate

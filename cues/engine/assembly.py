@@ -19,11 +19,11 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from cues.base import events
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine import identities
 from cues.engine.growth import Emit, Growth, divide, tell_of_growth

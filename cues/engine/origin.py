@@ -19,13 +19,13 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import xxhash
 
+from cues.base.data import dataclass
 from cues.errors import GraphError
 from cues.graphs import graphfile
 from cues.graphs.graph import Graph

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from cues.base.names import ProcessorId
-from cues.engine.redriving import opened
 from cues.engine.status import processor_of
 from cues.errors import InvalidArgument
 from cues.graphs.graph import Graph
@@ -58,6 +57,8 @@ def resume(place: Place, *, processor: str | None = None) -> list[ProcessorPause
     ``place``: a graph, an open store, or the path of one. ``processor``: its name, with or without the graph and the
     partition; None: all that are paused. Raises :class:`InvalidArgument` if the store has no processor of that name.
     """
+    from cues.engine.redriving import opened
+
     with opened(place, readonly=False) as (store, graph):
         return resume_units(store, None if graph is None else graph.id, processor)
 
@@ -69,6 +70,8 @@ def pause(place: Place, *, processor: str | None = None, reason: str = "") -> li
     later runs. Redrives are made. Sources cannot be paused. ``processor``: as for :func:`resume`; None: all streams
     and sinks. Raises :class:`InvalidArgument` for a source, or if the store has no processor of that name.
     """
+    from cues.engine.redriving import opened
+
     with opened(place, readonly=False) as (store, graph):
         return pause_units(store, None if graph is None else graph.id, processor, reason)
 

@@ -15,12 +15,13 @@ import contextlib
 import json
 import os
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.engine.status import processor_of
 from cues.storage import door
 

@@ -14,10 +14,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.status import processor_of
 from cues.engine.threads import adopt

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Final, Literal
 
 from cues import codec
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
 from cues.base.texts import quoted
 from cues.errors import Diverged

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from cues.base import events, names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
 from cues.engine import replays
 from cues.engine.growth import Emit

@@ -34,10 +34,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from cues.base import events, logs
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.engine import wire
 from cues.engine.assignment import Assignment

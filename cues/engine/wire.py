@@ -26,10 +26,11 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from cues.base import events
+from cues.base.data import dataclass
 from cues.engine.origin import Origin
 from cues.errors import CuesError
 from cues.graphs.running import UnitStatus

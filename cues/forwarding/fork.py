@@ -12,10 +12,10 @@ The checksum covers the time of the commit, so no two steps have the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import StoreDamaged
 from cues.queues.log import Log, Raw

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from cues import faults
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import Diverged
 from cues.forwarding import fork

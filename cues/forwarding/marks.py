@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
 from cues.base.texts import quoted
 from cues.queues.log import Log

@@ -12,18 +12,17 @@ folder that import it get the same module.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import xxhash
 
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import CuesError, GraphError
 from cues.graphs.graph import Graph
@@ -71,6 +70,8 @@ def load(target: str) -> GraphFile:
         loaded = getattr(module, name)
     except AttributeError:
         named = [n for n, value in vars(module).items() if isinstance(value, Graph) or _is_own_function(module, value)]
+        import difflib
+
         near = difflib.get_close_matches(name, named, 1)
         raise GraphError(
             f"{path} has no {name!r}; it has {', '.join(named) or 'no graph and no function'}.",
@@ -184,6 +185,8 @@ def _run(path: Path, name: str) -> str:
 def _no_file(path: Path) -> FileFailed:
     folder = path.parent
     candidates = sorted(p.name for p in folder.glob("*.py")) if folder.is_dir() else []
+    import difflib
+
     near = difflib.get_close_matches(path.name, candidates, 1)
     return FileFailed(
         f"There is no file {path}.",

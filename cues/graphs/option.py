@@ -10,8 +10,10 @@ The texts of refusals are formats: ``"{where} has {name}={value!r}."``. :data:`F
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from cues.base.data import dataclass
 
 T = TypeVar("T")
 Ready = Literal["all", "reading", "source", "stream", "free", "sink"]

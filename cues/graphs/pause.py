@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from cues import codec
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.records import sealed
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.errors import GraphError
 from cues.graphs import typed
 from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings
@@ -15,7 +15,9 @@ from cues.graphs.options import INHERIT, exclusion_of
 from cues.graphs.processor import Mode, Node, Port
 from cues.graphs.topology import Topology
 from cues.queues.options import QueueOptions
-from cues.schemas import Schema
+
+if TYPE_CHECKING:
+    from cues.schemas import Schema
 
 REST: Final = "*"
 """In a graph's queue options: all queues that it does not name."""
@@ -61,6 +63,8 @@ class Plan:
             if queue in known or self.queues[queue].path is not None:
                 continue
             others = [other for other in sorted(known) if _letters(other) != _letters(queue)]
+            import difflib
+
             near = difflib.get_close_matches(queue, others, 1, 0.75)
             if near:
                 misspelt[queue] = near[0]

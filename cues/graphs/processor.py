@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cues import codec
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
 from cues.graphs.options import INHERIT, TABLES, Function, Kind, Options
 from cues.overrides import override
-from cues.schemas import Schema
+
+if TYPE_CHECKING:
+    from cues.schemas import Schema
 
 
 @dataclass(frozen=True)

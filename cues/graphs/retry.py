@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
-
 from cues.base.checks import is_count, is_number
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 
 
@@ -43,4 +41,8 @@ class Retry:
         wait_s = min(self.max_s, self.backoff_s * 2.0 ** min(failures - 1, 60))
         asked_s = getattr(error, "retry_after_s", 0.0)
         least_s = float(asked_s) if isinstance(asked_s, (int, float)) else 0.0
-        return float(max(wait_s * (1 - self.jitter * random.random()), least_s))
+        if self.jitter:
+            import random
+
+            wait_s *= 1 - self.jitter * random.random()
+        return float(max(wait_s, least_s))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cues.base import events
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.base.shown import Shown
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument, Unsupported
 from cues.graphs.processor import Node
 

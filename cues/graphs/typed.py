@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cues import schemas
 from cues.errors import InvalidArgument
 from cues.graphs.options import TABLES, Function, Options
-from cues.graphs.processor import function_name
+from cues.graphs.processor import function_name, parameters_of
 from cues.records import schema as columns
-from cues.schemas import Schema
+
+if TYPE_CHECKING:
+    from cues.schemas import Schema
 
 
 def check(options: Options, fn: Function | None, bindings: Iterable[str], is_join: bool) -> None:
@@ -41,14 +42,21 @@ def schemas_of(options: Options, fn: Function | None, bindings: Iterable[str], i
     """Return the schemas of the messages that a function takes, by binding; ``""`` is for every binding."""
     given = options.schema
     bindings = list(bindings)
+    if given is None and (fn is None or not bindings or not _is_annotated(fn)):
+        return {}
+    from cues import schemas
+
     if isinstance(given, Mapping) and given and set(given) <= set(bindings):
         return {binding: schemas.schema_of(one, fn) for binding, one in given.items()}
     if given is not None:
         return {"": schemas.schema_of(given, fn)}
-    if fn is None or not bindings:
-        return {}
+    assert fn is not None
     kinds = schemas.annotated(fn, bindings if is_join else [], bool(options.batch))
     return {binding: schemas.schema_of(kind, fn) for binding, kind in kinds.items()}
+
+
+def _is_annotated(fn: Function) -> bool:
+    return any(parameter.annotation is not parameter.empty for parameter in parameters_of(fn) or ())
 
 
 def table_schema(options: Options) -> columns.Schema | None:
@@ -63,6 +71,10 @@ def table_schema(options: Options) -> columns.Schema | None:
 
 def to_plain(given: Any) -> Any:
     """Return ``schema=`` as plain data: classes as ``"module:qualname"``."""
+    if given is None:
+        return None
+    from cues import schemas
+
     if isinstance(given, schemas.Parsed):
         return {"parsed": function_name(given.type)}
     if isinstance(given, type):
@@ -76,8 +88,12 @@ def from_plain(plain: Any, load: Callable[[str], Any]) -> Any:
     """Return ``schema=`` from a result of :func:`to_plain`; ``load`` returns what ``"module:qualname"`` names."""
     if isinstance(plain, str) and ":" in plain:
         return load(plain)
-    if isinstance(plain, Mapping) and set(plain) == {"parsed"} and isinstance(plain["parsed"], str):
+    if not isinstance(plain, Mapping):
+        return plain
+    from cues import schemas
+
+    if set(plain) == {"parsed"} and isinstance(plain["parsed"], str):
         return schemas.parsed(load(plain["parsed"]))
-    if isinstance(plain, Mapping) and not schemas.is_json_schema(plain):
+    if not schemas.is_json_schema(plain):
         return {name: from_plain(value, load) for name, value in plain.items()}
     return plain

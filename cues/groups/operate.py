@@ -13,11 +13,11 @@ until somebody calls :func:`forget`, or until its ``expire_s`` is over.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 
 from cues.base import clock, names
 from cues.base.checks import nearest
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 from cues.groups import claims, group_rows
 from cues.groups.claims import Claim

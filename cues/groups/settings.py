@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from cues.base.checks import is_number
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 from cues.groups.places import Start, check_start
 from cues.groups.sticky import Partition

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from cues.base.data import dataclass
 from cues.operate.refused import Refused
 from cues.operate.target import Target
 from cues.queues.retention import PlannedPurge

@@ -32,7 +32,8 @@ from cues.spark.cluster.files import Files, open_files
 from cues.spark.cluster.inspection import ProcessorRecord
 from cues.steps.error_records import ErrorRecord
 from cues.tools import metrics
-from cues.tools.measurement import Measurement, ProcessorMetrics, QueueMetrics, TailerMetrics
+from cues.tools.measurement import Measurement, ProcessorMetrics, QueueMetrics
+from cues.tools.standing import TailerMetrics
 
 FEEDER: Final = "feeder"
 """The kind of a processor that copies the queue of a source into the directory."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.engine.status import processor_of
 from cues.steps.error_records import ErrorRecord
 

@@ -12,10 +12,10 @@ import functools
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import count, size
 from cues.engine import record
@@ -26,7 +26,7 @@ from cues.graphs.plan import Plan
 from cues.graphs.processor_rows import all_keys
 from cues.queues.store import Store
 from cues.storage import door, locks
-from cues.tools import metrics
+from cues.tools import metrics, standing
 
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
@@ -157,7 +157,7 @@ def _describe(path: Path) -> str:
         with Store(path, readonly=True) as store:
             queues = metrics.of_queues(store)
             messages = sum(queue.messages for queue in queues)
-            known = len(metrics.processors(store))
+            known = len(standing.processors(store))
             disk = size(store.info()["disk"])
         return (
             f"{count(len(queues), 'queue')}, {count(messages, 'message')},"

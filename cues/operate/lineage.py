@@ -18,10 +18,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError
@@ -32,7 +33,7 @@ from cues.queues.log import Log
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records.batch import Batch
-from cues.tools import metrics
+from cues.tools import standing
 
 RECORDS_MAX: Final = 512
 DESCENDANTS_MAX: Final = 50
@@ -106,13 +107,13 @@ def readings(
 
 def units_of(store: Store, processor: str) -> list[ProcessorId]:
     """The units of a processor that have run on a store."""
-    return [unit for unit in metrics.processors(store) if processor_of(unit) == processor_of(processor)]
+    return [unit for unit in standing.processors(store) if processor_of(unit) == processor_of(processor)]
 
 
 def _position(store: Store, processor: str, log: str) -> tuple[ProcessorId | None, int | None]:
     """The unit of a processor that reads a log, and the index that it takes next."""
     for unit in units_of(store, processor):
-        for tailer in metrics.tailers(store, unit):
+        for tailer in standing.tailers(store, unit):
             if tailer.queue == log:
                 return unit, tailer.position
     return None, None

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.base.texts import quoted
@@ -40,8 +40,8 @@ from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import PAGE_BYTES, pages_of
 from cues.storage.transaction import StoreTransaction
-from cues.tools import metrics
-from cues.tools.measurement import TailerMetrics
+from cues.tools import metrics, standing
+from cues.tools.standing import TailerMetrics
 
 Form = tuple[str, str]
 FORM: Final = ("to", "tailer={!r}")
@@ -50,7 +50,7 @@ FORM: Final = ("to", "tailer={!r}")
 
 def units_of(store: Store, processor: str) -> list[ProcessorId]:
     """Return the units of a processor, or the one unit that is named. Raises :class:`InvalidArgument`."""
-    known = metrics.processors(store)
+    known = standing.processors(store)
     units = [id for id in known if id == processor or processor_of(id) == processor]
     if not units:
         raise InvalidArgument(
@@ -88,16 +88,16 @@ def plan_unit(
     store: Store, unit: ProcessorId, to: Place, tailer: str | None, again: bool, plan: Plan | None, form: Form = FORM
 ) -> SeekPlan:
     """Return the effects of a seek of one unit. ``form`` is how errors name the arguments."""
-    standing = {each.tailer: each for each in metrics.tailers(store, unit)}
-    if not standing:
+    known = {each.tailer: each for each in standing.tailers(store, unit)}
+    if not known:
         raise InvalidArgument(
             f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh."
         )
     with other_stores.Others(store) as others:
         opened = {other.path: other for id in other_stores.places(store) if (other := others.get(id)) is not None}
         inputs = tuple(
-            SeekInput(id, standing[id].queue, standing[id].position, _index(store, opened, standing[id], to, form[0]))
-            for id in tailers_to_move(unit, to, tailer, list(standing), form)
+            SeekInput(id, known[id].queue, known[id].position, _index(store, opened, known[id], to, form[0]))
+            for id in tailers_to_move(unit, to, tailer, list(known), form)
         )
     outputs = _outputs(store, unit, again, plan) if any(input.again for input in inputs) else ()
     return SeekPlan(unit, inputs, outputs, *_state_size(store, unit))
@@ -245,7 +245,7 @@ def plan_forget(store: Store, processor: str, graph: Graph | None = None) -> For
                 queue=f"{forward.processor}.fork.",
             )
     sizes = [_state_size(store, unit) for unit in units]
-    unread = sum(tailer.lag or 0 for unit in units for tailer in metrics.tailers(store, unit))
+    unread = sum(tailer.lag or 0 for unit in units for tailer in standing.tailers(store, unit))
     return ForgetPlan(processor, tuple(units), unread, sum(n for n, _ in sizes), sum(size for _, size in sizes))
 
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.errors import BatchDamaged
 from cues.jsontext import iso
 from cues.operate import positions

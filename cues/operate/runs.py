@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cues.base.data import dataclass
 from cues.base.events import Counters
 from cues.base.names import ProcessorId
 from cues.engine import record
@@ -25,7 +25,7 @@ from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
-from cues.tools import metrics
+from cues.tools import standing
 
 _STATES: Final = ("ended", "running", "paused", "stopped")
 
@@ -156,13 +156,13 @@ class StoreQueues:
 
     def lag(self, unit: ProcessorId) -> int:
         """The number of messages that a unit has not taken."""
-        return sum(tailer.lag or 0 for tailer in metrics.tailers(self._running.store, unit))
+        return sum(tailer.lag or 0 for tailer in standing.tailers(self._running.store, unit))
 
     def failed_on(self, queue: str, records: int) -> int:
         """The number of messages in the last ``records`` records of an error queue."""
         if self._running.store.closed or queue not in self._running.queues:
             return records
-        return metrics.failed_messages(self._logs(queue), records)
+        return standing.failed_messages(self._logs(queue), records)
 
     def unresolved(self, queue: str, most: int) -> int:
         """The number of unresolved records of an error queue, ``most`` of which are not taken by a processor."""
@@ -218,8 +218,8 @@ def positions_of(store: Store) -> dict[str, int]:
     """The positions of processors, by tailer id."""
     return {
         f"{processor_of(processor)}.{tailer.queue}": tailer.position  # a tailer id may have a former name
-        for processor in metrics.processors(store)
-        for tailer in metrics.tailers(store, processor)
+        for processor in standing.processors(store)
+        for tailer in standing.tailers(store, processor)
     }
 
 

@@ -7,11 +7,12 @@ all of them, one after another; an index belongs to one partition.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.base.seek_plan import SeekPlan
 from cues.engine.status import processor_of
@@ -24,7 +25,7 @@ from cues.operate.refused import Refused
 from cues.operate.target import Target
 from cues.queues.log import Log
 from cues.queues.store import Store
-from cues.tools import metrics
+from cues.tools import standing
 
 FORM: Final = ("--to", "--tailer {}")
 """The options of a command, for errors."""
@@ -68,7 +69,7 @@ def planned(opened: Store, target: Target, request: SeekRequest, graph: Graph | 
     group = targets.group_of(target, [group.group for group in groups.list_groups(opened)])
     if group is not None:
         return _of_group(opened, group, request)
-    units = units_of(target, metrics.processors(opened), request.to)
+    units = units_of(target, standing.processors(opened), request.to)
     plan = graph.plan() if graph is not None else None
     plans = [
         processors.plan_unit(opened, unit, request.to, request.tailer, request.again, plan, FORM) for unit in units

@@ -7,10 +7,11 @@ steps (:func:`shape_of_store`): a processor that has written nothing yet has non
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.engine.status import processor_of
 from cues.graphs import draw
@@ -20,7 +21,7 @@ from cues.graphs.processor import function_name
 from cues.graphs.processor_rows import read_topology
 from cues.queues.store import Store
 from cues.steps.tries import open_named
-from cues.tools import metrics
+from cues.tools import standing
 
 _STEPS: Final = 64
 """Messages at the end of a try log in which the outputs of a processor are looked for."""
@@ -98,7 +99,7 @@ def merged(units: Iterable[ProcessorShape]) -> Shape:
 
 def shape_of_store(store: Store) -> Shape:
     """The shape of all graphs that have run on a store, from their positions and last steps."""
-    return merged(filter(None, (_unit(store, unit) for unit in metrics.processors(store))))
+    return merged(filter(None, (_unit(store, unit) for unit in standing.processors(store))))
 
 
 def _unit(store: Store, unit: ProcessorId) -> ProcessorShape | None:

@@ -43,7 +43,7 @@ from cues.steps.tries import open_named
 from cues.storage import environment, exclusive, free_space
 from cues.storage.environment import file_key
 from cues.tools import check as checks
-from cues.tools import follower, metrics
+from cues.tools import follower, metrics, standing
 from cues.tools.measurement import Measurement, QueueMetrics
 
 
@@ -216,7 +216,7 @@ class StorePlace:
 
     def processors(self) -> list[ProcessorId]:
         """The units of processors that have run."""
-        return metrics.processors(self.store)
+        return standing.processors(self.store)
 
     def steps(self, unit: ProcessorId, most: int | None) -> list[dict[str, Any]]:
         """The last steps of a unit, oldest first; None: all that are kept."""

@@ -11,14 +11,13 @@ s3://bucket/dir   a directory of cues run --queues, which is also a path on a mo
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.base.texts import quoted
 from cues.errors import QueueNotFound, StoreNotFound
@@ -97,6 +96,8 @@ class Target:
         if not stores and self.path.parent.is_dir():
             beside = [p.parent.name for p in self.path.parent.glob("*/data.mdb")]
             beside += [p.name for p in self.path.parent.glob("*.py")]
+            import difflib
+
             stores = [self.path.parent / name for name in difflib.get_close_matches(self.path.name, beside, 3)]
         if self.path.is_file():
             message = f"{shown(self.path)} is a file; a store is a directory"
@@ -143,6 +144,8 @@ def _split(target: str) -> tuple[str, str]:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """The known name that is most similar to ``name``, or the first one."""
+    import difflib
+
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return near[0] if near else next(iter(known), "")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cues import faults
 from cues.base.closing import Closing
@@ -14,9 +14,11 @@ from cues.queues.base import BaseQueue, OptionsChanged, PartitionIndex, Partitio
 from cues.queues.options import At, Delay, QueueOptions, delayed
 from cues.queues.partitioners import is_watermark
 from cues.records import batch, columns
-from cues.schemas import Schema
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
+
+if TYPE_CHECKING:
+    from cues.schemas import Schema
 
 Q = TypeVar("Q", bound=BaseQueue)
 Built = list[tuple[Q, list[batch.Page], PartitionShare]]

@@ -29,12 +29,13 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from cues.base import clock, logs
+from cues.base.data import dataclass
 from cues.errors import QueueFull
 from cues.overrides import override
 from cues.queues import readers

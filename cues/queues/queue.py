@@ -47,7 +47,6 @@ from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import MergedTailer, Tailer
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
-from cues.schemas import schema_of
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
@@ -116,7 +115,11 @@ class Queue(BaseQueue):
         self.core.refuse_try_log("writes")
         if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise InvalidArgument(f"appender(timeout={timeout!r}).", "pass seconds, 0 or more, or None.")
-        return Appender(self, timeout) if schema is None else TypedAppender(self, timeout, schema_of(schema))
+        if schema is None:
+            return Appender(self, timeout)
+        from cues.schemas import schema_of
+
+        return TypedAppender(self, timeout, schema_of(schema))
 
     def tailer(self, name: str | None = None, *, meta: bool = False, isolation: Isolation = "uncommitted") -> Tailer:
         """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.

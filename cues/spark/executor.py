@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 import xxhash
 
+from cues.base.data import dataclass
 from cues.errors import CuesError, GraphError, ProcessorStopped
 from cues.graphs.processor import Node
 from cues.spark.session import in_short

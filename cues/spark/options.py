@@ -13,12 +13,12 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
 
 from cues.base import clock, names
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 from cues.queues.committed import ISOLATIONS, Isolation
 from cues.spark.cluster.files import ID, is_object_store

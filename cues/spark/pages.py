@@ -17,10 +17,11 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from cues import codec
+from cues.base.data import dataclass
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
 from cues.queues.base import Placer

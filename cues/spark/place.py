@@ -17,12 +17,12 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import xxhash
 
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import CuesError, Diverged, Unsupported
 from cues.overrides import override

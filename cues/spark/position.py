@@ -24,9 +24,9 @@ This module decides, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from cues.base.data import dataclass
 from cues.forwarding.external_writers import Position
 
 Verdict = Literal["append", "replayed", "refuse"]

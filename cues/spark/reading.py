@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
@@ -37,6 +36,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
 from cues.forwarding import external_writers

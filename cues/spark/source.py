@@ -9,9 +9,10 @@ not into the driver's store. A row is a message, a dict of its columns. A row of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from cues.base.data import dataclass
 from cues.errors import Unsupported
 
 

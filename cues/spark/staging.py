@@ -21,7 +21,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.records.batch import Page
 from cues.storage import door, locks
 

@@ -19,18 +19,17 @@ Not guaranteed: that an unresolved message is kept. An error queue has the reten
 
 from __future__ import annotations
 
-import getpass
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from cues import codec
 from cues.base import clock, names
 from cues.base.closing import Closing
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CuesError, QueueNotFound
 from cues.forwarding import other_stores
@@ -201,6 +200,8 @@ def redriven_key(queue: str, index: int) -> bytes:
 
 def whoami() -> str:
     """The user and the process, for a resolution."""
+    import getpass
+
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user without a name

@@ -14,11 +14,11 @@ import logging
 import reprlib
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from cues import codec
 from cues.base import events, names
+from cues.base.data import dataclass
 from cues.errors import (
     CheckpointError,
     CodecError,

@@ -19,7 +19,6 @@ from cues.errors import ReturnError
 from cues.graphs.processor import Node
 from cues.queues.tables import Returned, is_table
 from cues.records import batch as batches
-from cues.schemas import message_of
 from cues.steps.failure import Failure
 from cues.steps.imperative import Imperative
 from cues.steps.outgoing import Packer
@@ -27,6 +26,15 @@ from cues.steps.results import Output, Results, TableOutput
 
 if TYPE_CHECKING:
     from cues.records.provenance import Provenance
+
+
+def message_of(value: Any) -> dict[str, Any] | None:
+    """Return the message for a dict or an object of a class with fields; None for any other value."""
+    if isinstance(value, dict):
+        return value
+    from cues import schemas
+
+    return schemas.message_of(value)
 
 
 Kept = Any

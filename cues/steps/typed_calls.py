@@ -14,13 +14,15 @@ engine. It is not tried again: it would be refused again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cues.errors import SchemaError
 from cues.graphs import typed
 from cues.graphs.options import TABLES, Function
 from cues.graphs.processor import Node
-from cues.schemas import Schema
+
+if TYPE_CHECKING:
+    from cues.schemas import Schema
 
 
 class TypedFunction:

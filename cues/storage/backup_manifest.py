@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from cues.base.data import dataclass
 from cues.errors import StoreDamaged, StoreVersion
 from cues.storage.retirement import MANIFEST
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -338,6 +337,8 @@ class Allocation:
                 allocated = wanted
             elif allocated < least:
                 if not self._allocate(used, least):
+                    import shutil
+
                     free = shutil.disk_usage(self._path).free
                     raise StoreFull(
                         f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import os
 import struct
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -198,9 +197,10 @@ def process_state(pid: int) -> str:
             text = Path(f"/proc/{pid}/stat").read_text()
             letter = text.rpartition(")")[2].split()[0]
         else:
-            letter = subprocess.run(
-                ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True
-            ).stdout.strip()[:1]
-    except (OSError, IndexError, subprocess.CalledProcessError):
+            import subprocess
+
+            command = ["ps", "-o", "state=", "-p", str(pid)]
+            letter = subprocess.run(command, capture_output=True, text=True).stdout.strip()[0]
+    except (OSError, IndexError):
         return "gone"
     return _STATES.get(letter, "unknown")

@@ -41,7 +41,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -49,6 +49,7 @@ import xxhash
 
 from cues import codec, faults
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreError, StoreFull, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.store import Store

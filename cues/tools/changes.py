@@ -31,13 +31,14 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
 from cues import codec
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
 from cues.base.texts import quoted
 from cues.errors import StoreDamaged, StoreError

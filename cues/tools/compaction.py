@@ -24,13 +24,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cues import faults
 from cues.base import names
 from cues.base.checks import nearest
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
 from cues.forwarding.marks import CONSUMER

@@ -25,18 +25,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.errors import CuesError, JavaNotFound
 from cues.native import implementation
 from cues.queues.store import Store
 from cues.spark import java
 from cues.storage import datafile, free_space, lmdb_map, locks
-from cues.tools import metrics
+from cues.tools import metrics, standing
 from cues.tools.measurement import Owner
 
 State = Literal["ok", "warning", "problem"]
@@ -553,7 +554,7 @@ def _opened(where: Place, store: Store) -> Iterator[Finding]:
     else:
         yield Finding("map", "ok", text, facts=facts)
     owners: dict[int, tuple[Owner, list[str]]] = {}
-    for processor in metrics.processors(store):
+    for processor in standing.processors(store):
         owner = metrics.owner(store, processor)
         if owner is not None:
             owners.setdefault(owner.pid, (owner, []))[1].append(processor)

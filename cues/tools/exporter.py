@@ -19,11 +19,12 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base import names
 from cues.base.closing import Closing
+from cues.base.data import dataclass
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
 from cues.engine.status import processor_of

@@ -7,9 +7,9 @@ and a row of the table in docs/how-to/metrics.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from cues.base.data import dataclass
 from cues.tools.measurement import ProcessorFigures
 
 

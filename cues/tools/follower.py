@@ -41,7 +41,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,7 @@ import xxhash
 from cues import codec, faults
 from cues.base import clock
 from cues.base.closing import Closing
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import AlreadyRunning, StoreDamaged, StoreError, StoreForeign, StoreNotFound
 from cues.forwarding import other_stores

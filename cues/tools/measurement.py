@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from cues.base.data import dataclass
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
@@ -25,11 +25,12 @@ from cues.queues.backpressure import Note
 from cues.queues.options import QueueOptions
 from cues.steps.delays import Waiting
 from cues.storage import free_space
-from cues.tools.follower import FollowerSeen
+from cues.tools.standing import TailerMetrics
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics
 
 if TYPE_CHECKING:
     from cues.spark.cluster.lease import LeaseHolder
+    from cues.tools.follower import FollowerSeen
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,6 @@ class QueueMetrics:
         bounds += [float(kept.bytes) * parts] if kept.bytes is not None else []
         bounds += [float(kept.age) / 3600 * self.growth_bytes] if kept.age is not None else []  # type: ignore[arg-type]
         return max(float(self.bytes), min(bounds))
-
-
-@dataclass(frozen=True)
-class TailerMetrics:
-    """The position of a processor on one of its inputs."""
-
-    tailer: str
-    queue: str
-    position: int
-    """The index that is taken next."""
-    lag: int | None
-    """The number of messages that are not taken yet; None if the store of the queue cannot be opened."""
-    store: str = ""
-    """The path of the queue's store, if it is another store; its id if the path is unknown."""
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.data import dataclass
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
@@ -42,14 +42,13 @@ from cues.graphs import processor_rows
 from cues.graphs.processor_rows import ProcessorRow
 from cues.groups.operate import list_groups
 from cues.queues.base import views_of
-from cues.queues.committed import log_at
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
 from cues.records.batch import HEAD
 from cues.records.log_row import LogRow
 from cues.steps import ownership, pauses
-from cues.steps.error_records import ErrorLog, ErrorLogs, ErrorRecord
+from cues.steps.error_records import ErrorLogs, ErrorRecord
 from cues.steps.ownership import LEASE_S
 from cues.steps.state import StateTable
 from cues.storage import free_space, leases, locks
@@ -64,8 +63,8 @@ from cues.tools.measurement import (
     QueueMetrics,
     ReaderMetrics,
     SupervisorMetrics,
-    TailerMetrics,
 )
+from cues.tools.standing import ERRORS_MAX, processors, tailers
 from cues.txn.operate import list_consumers, list_transactions
 
 WINDOW_S: Final = 10.0
@@ -76,8 +75,6 @@ _SPAN_S_MIN: Final = 1.0
 """The shortest time for a rate: one message a millisecond ago is not a rate of a thousand a second."""
 _GROWTH_SPAN_S_MIN: Final = 60.0
 """The shortest time for growth: a first minute does not tell an hour, but less tells nothing."""
-ERRORS_MAX: Final = 1000
-"""Messages of an error queue that are read; if there are more, the counts are lower bounds."""
 
 
 def of_store(store: Store) -> Measurement:
@@ -182,12 +179,6 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
 # --- processors -----------------------------------------------------------------------------------
 
 
-def processors(store: Store) -> list[ProcessorId]:
-    """The ids of the processors that the store knows."""
-    with store.core.view() as txn:
-        return processor_rows.all_ids(txn)
-
-
 class _Figures:
     """The figures of the processes that run processors, each read once."""
 
@@ -214,30 +205,6 @@ def of_processors(
     failures = _failures(store)
     wanted = known if only is None else [ProcessorId(id) for id in only if id in known]
     return [_processor(store, id, failures.get(id, Failures()), figures) for id in wanted]
-
-
-def tailers(store: Store, processor: ProcessorId) -> list[TailerMetrics]:
-    """The positions of a processor; empty for a source and for an unknown processor."""
-    with store.core.view() as txn:
-        topology = processor_rows.read_topology(txn, processor)
-        row = processor_rows.read_row(txn, processor)
-    if topology is None or row is None:
-        return []
-    measured = []
-    with other_stores.Others(store) as others:
-        for tailer, queue, id, position in zip(topology.tailers, topology.queues, topology.stores, row.positions):
-            other = others.get(id)
-            at, lag = position.next, None
-            if other is not None:
-                log = log_at(Log(other, *names.log_parts(queue)), position.identity)
-                with other.core.view() as txn:  # read after the position, so the lag is never negative
-                    ends = log.row(txn)
-                    at = max(at, ends.first)
-                    lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
-                    at = log.index_of(txn, at)
-            where = "" if not id else other.path if other is not None else id.hex()
-            measured.append(TailerMetrics(tailer, queue, at, lag, where))
-    return measured
 
 
 def of_forwards(store: Store) -> list[ForwardMetrics]:
@@ -463,14 +430,3 @@ def failures_of(logs: Iterable[Iterable[ErrorRecord]]) -> dict[str, Failures]:
         if known.last is None or record.time > known.last.time:
             known.last = LastError(record.queue, record.index, record.time, record.type, record.text)
     return failures
-
-
-def failed_messages(logs: Iterable[ErrorLog], records: int) -> int:
-    """The number of messages in the last ``records`` unresolved error records; one that cannot be read counts as one.
-
-    Only the last :data:`ERRORS_MAX` records of each log are read. Each older one counts as one message.
-    """
-    inputs = [(r.time, r.count) for log in logs for r in itertools.islice(log.records(), ERRORS_MAX)]
-    inputs.sort(reverse=True)
-    newest = [count for _, count in inputs[:records]]
-    return sum(newest) + records - len(newest)

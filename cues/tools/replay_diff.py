@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 import xxhash
 
 from cues import codec
 from cues.base import names
+from cues.base.data import dataclass
 from cues.engine.replays import ReplayNote
 from cues.graphs import processor_rows
 from cues.graphs.plan import Plan, written

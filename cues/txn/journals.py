@@ -21,12 +21,12 @@ import io
 import os
 import uuid as uuids
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.data import dataclass
 from cues.errors import CuesError, FramingError, InvalidArgument
 from cues.producers.sequencer import Envelope
 from cues.queues.queue import Queue

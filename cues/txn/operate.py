@@ -9,11 +9,11 @@ The first two only read: they raise no fence and take no lock, and a store that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from cues.base import clock, names
 from cues.base.checks import nearest
+from cues.base.data import dataclass
 from cues.errors import AlreadyRunning, InvalidArgument
 from cues.forwarding import marks
 from cues.queues.log import Log

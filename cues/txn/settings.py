@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 from cues.producers.sequencer import RING
 from cues.records.identity import Clock

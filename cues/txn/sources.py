@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol
 
 from cues.base import clock
 from cues.base.checks import is_count
+from cues.base.data import dataclass
 from cues.errors import Diverged, InvalidArgument
 from cues.producers.sequencer import Envelope
 from cues.queues.base import check_index, journal_of, view_of, views_of

@@ -21,11 +21,12 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from dataclasses import dataclass, field
+from dataclasses import field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 
 TOKEN_CHARACTERS_MIN: Final = 16

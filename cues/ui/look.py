@@ -25,7 +25,7 @@ from cues.operate.shape import Shape
 from cues.operate.target import Target
 from cues.operate.where import Where
 from cues.steps.error_records import ErrorRecord
-from cues.tools import metrics
+from cues.tools import standing
 from cues.tools.figures import FIGURES
 from cues.ui import sample
 from cues.ui.shape import layout
@@ -250,9 +250,9 @@ class Look:
         complete = True
         with self._place.errors({shape.errors for shape in self.shape.processors if shape.errors}) as failed:
             for records in failed.logs():
-                some = list(islice(records(settled), metrics.ERRORS_MAX + 1))
-                complete = complete and len(some) <= metrics.ERRORS_MAX
-                mine = (each for each in some[: metrics.ERRORS_MAX] if processor in ("", processor_of(each.processor)))
+                some = list(islice(records(settled), standing.ERRORS_MAX + 1))
+                complete = complete and len(some) <= standing.ERRORS_MAX
+                mine = (each for each in some[: standing.ERRORS_MAX] if processor in ("", processor_of(each.processor)))
                 rows += map(_error_row, mine)
         rows.sort(key=lambda row: row["time"], reverse=True)
         return {"processor": processor, "errors": rows[:count], "found": len(rows), "complete": complete}

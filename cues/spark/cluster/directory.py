@@ -33,12 +33,13 @@ import uuid
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from cues import faults
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions, changed, placing_to_dict, to_open

@@ -26,12 +26,13 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, events, names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.errors import Diverged, Unsupported
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row

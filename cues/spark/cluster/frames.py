@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
 
 from cues import codec
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.errors import TopologyChanged
 from cues.overrides import override
 from cues.queues.options import QueueOptions, changed

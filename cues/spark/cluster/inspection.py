@@ -18,7 +18,6 @@ import socket
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cues.base import clock, names
+from cues.base.data import dataclass
 from cues.errors import CodecError, CuesError, InvalidArgument, QueueNotFound
 from cues.queues.base import check_index, view_of
 from cues.queues.options import QueueOptions

@@ -13,11 +13,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues.base import clock
+from cues.base.data import dataclass
 from cues.errors import AlreadyRunning
 from cues.spark.cluster.files import folder_of, name_of
 from cues.spark.place import this_machine

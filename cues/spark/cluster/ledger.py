@@ -17,11 +17,12 @@ that has put a record also looks for later ones. The last records always stay.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.data import dataclass
 from cues.errors import Diverged, Fenced
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import folder_of, parsed, sealed_json

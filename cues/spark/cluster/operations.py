@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import AlreadyRunning, GraphError
 from cues.queues.options import QueueOptions

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from cues import codec
 from cues.base import names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
 from cues.errors import Diverged
 from cues.graphs.processor import Node

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from cues import codec
+from cues.base.data import dataclass
 from cues.errors import QueueOptionsError
 from cues.overrides import override
 from cues.records.schema import parse, shown
