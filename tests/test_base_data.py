@@ -35,6 +35,8 @@ def classes(decorate: Any) -> dict[str, Any]:
 
     @decorate(frozen=True)
     class Sub(Base):
+        """A subclass."""
+
         c: list[int] = field(default_factory=list, compare=False, repr=False)
         d: int = field(default=3)
 
@@ -44,6 +46,8 @@ def classes(decorate: Any) -> dict[str, Any]:
 
     @decorate
     class Mutable:
+        """A class with other methods."""
+
         a: int
         y: dict[str, int] = field(default_factory=dict)
 
@@ -55,6 +59,8 @@ def classes(decorate: Any) -> dict[str, Any]:
 
     @decorate(kw_only=True)
     class Abstract(ABC):
+        """A class with names only."""
+
         a: int
 
     return {"Base": Base, "Sub": Sub, "Plain": Plain, "Mutable": Mutable, "Abstract": Abstract}

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[cues.Store]:
 
 def test_a_process_that_only_appends_knows_readers_of_all_kinds() -> None:
     """It imports no group and no graph; their rows are in its store all the same, and retention waits for them."""
-    code = "import cues; cues.Store; from cues.queues import readers; print(*readers.kinds)"
+    code = "import cues; cues.Store; from cues.queues import readers; print(*[kind.name for kind in readers.kinds()])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(out.stdout.split()) == ["group", "other", "processor", "tailer"]
 

@@ -26,4 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collector.begin()
     from cues.cli.app import run
 
-    sys.exit(run(arguments))
+    code = run(arguments)
+    collector.end()
+    sys.exit(code)

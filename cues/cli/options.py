@@ -64,12 +64,15 @@ class CommandFailed(CuesError):
 class WithHelp(click.Command):
     """A command whose ``--help`` is printed as all output is."""
 
+    _help: click.Option | None = None
+
     @override
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        help_option = super().get_help_option(ctx)
-        if help_option is not None:
-            help_option.callback = _help
-        return help_option
+        if self._help is None and self.add_help_option and (names := self.get_help_option_names(ctx)):
+            # The help of click's own option is translated, and gettext looks for languages in the file system.
+            flag = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self._help = click.Option(names, callback=_help, help="Show this message and exit.", **flag)
+        return self._help
 
 
 def _help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -24,7 +24,7 @@ from typing import Final, Literal, TextIO
 
 from cues.overrides import override
 
-_SIGNS: Final = re.compile(
+_SIGNS: Final = (
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
@@ -52,7 +52,7 @@ def escaped(text: str) -> Printable:
     """The text without signs that a terminal obeys; a :class:`Printable` is returned as it is."""
     if isinstance(text, Printable):
         return text
-    return Printable(text if text.isprintable() else _SIGNS.sub(lambda found: json.dumps(found[0])[1:-1], text))
+    return Printable(text if text.isprintable() else re.sub(_SIGNS, lambda found: json.dumps(found[0])[1:-1], text))
 
 
 def coloured(code: str, text: str) -> Printable:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from cues.base import events
 from cues.base.data import dataclass
 from cues.base.texts import duration
-from cues.cli.live import Live
 from cues.cli.output import TableColumn, calling, table
 from cues.cli.printing import err, is_terminal
 from cues.engine.status import processor_of
@@ -26,7 +25,7 @@ _REPEAT_S: Final = 10.0
 """The shortest time between two prints of the count of a repeated message."""
 MESSAGES_MAX: Final = 1000
 """Different messages that are remembered; the oldest is forgotten first."""
-_PROCESSES: Final = re.compile(r"\b(worker-|process )\d+")
+_PROCESSES: Final = r"\b(worker-|process )\d+"
 """Numbers that differ between messages which say the same of several workers."""
 
 
@@ -104,7 +103,7 @@ class Progress:
         self._tell((level, text), _Repeats(f"{level}: {text}", level, {"type": "log", "level": level, "text": text}))
 
     def _tell(self, key: tuple[str, str], message: _Repeats) -> None:
-        key = (key[0], _PROCESSES.sub(r"\1", key[1]))
+        key = (key[0], re.sub(_PROCESSES, r"\1", key[1]))
         with self._guard:
             message = self.repeats.setdefault(key, message)
             if len(self.repeats) > MESSAGES_MAX:
@@ -183,6 +182,8 @@ class ProgressTable(Progress):
 
     def __init__(self, graph: str, verbose: bool) -> None:
         super().__init__(graph, verbose)
+        from cues.cli.live import Live
+
         self._live = Live()
         self._before: list[tuple[float, dict[str, int]]] = []
 

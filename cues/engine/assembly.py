@@ -20,9 +20,9 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cues.base import events
+from cues.base import events, lazy
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine import identities
@@ -31,8 +31,7 @@ from cues.engine.identities import keyed
 from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError
-from cues.forwarding import low_water, marks, other_stores
-from cues.forwarding.forwarder import Forwarder, Marked
+from cues.forwarding import marks, other_stores
 from cues.graphs import processor_rows
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
@@ -52,6 +51,12 @@ from cues.steps.redrive import RedriveLane
 from cues.steps.runner import Runner
 from cues.steps.stepper import Setting, Stepper
 from cues.storage.transaction import StoreTransaction
+
+if TYPE_CHECKING:
+    from cues.forwarding import low_water
+    from cues.forwarding.forwarder import Forwarder, Marked
+else:
+    low_water = lazy.module("cues.forwarding.low_water")
 
 LANES: Final = (RedriveLane, DueLane.of_timers, DueLane.of_messages, ExpiryLane.of)
 """The makers of the lanes of a stream or sink, in the order of their turns."""
@@ -275,6 +280,8 @@ def _forwarder(
     forked = {stepper.node.key for stepper in steppers if other.id in stepper.forks}
     read = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     written = {name: queue for name, queue in queues.items() if queue.store is other}
+    from cues.forwarding.forwarder import Forwarder
+
     forwarder = Forwarder(home, other, sorted(forked | left_over), read, written)
     forwarder.compare()
     return forwarder
@@ -306,6 +313,8 @@ def _marks(
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
+                from cues.forwarding.forwarder import Marked
+
                 log = read_as(view_of(queues[by_tailer[tailer]], node.partition), node.options.isolation)
                 mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
                 marked[node.id][tailer] = Marked(mark, node.id, place)

@@ -35,7 +35,6 @@ from cues.engine.running import GraphRun
 from cues.engine.status import sources_ended
 from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_stop
 from cues.errors import Closed, StoreError
-from cues.forwarding.forwarder import Forwarder
 from cues.graphs.processor_rows import read_row
 from cues.graphs.running import Shared, UnitStatus
 from cues.steps.error_records import waiting
@@ -46,6 +45,7 @@ from cues.steps.stepper import Stepper
 from cues.storage import leases
 
 if TYPE_CHECKING:
+    from cues.forwarding.forwarder import Forwarder
     from cues.graphs.graph import Graph
     from cues.graphs.plan import Plan
     from cues.graphs.processor import Node

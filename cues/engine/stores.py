@@ -23,7 +23,7 @@ from cues.engine import replays
 from cues.engine.growth import Emit
 from cues.engine.identities import keyed
 from cues.errors import Diverged
-from cues.forwarding import fork, other_stores
+from cues.forwarding import other_stores
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
@@ -265,6 +265,8 @@ def prepare_units(stores: Stores, units: Sequence[Node]) -> list[Node]:
             continue
         targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
         for other in targets - {home}:
+            from cues.forwarding import fork
+
             wanted[names.fork_id(node.key, other.id)] = fork.OPTIONS
     _have(home, wanted)
     return units

@@ -14,12 +14,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from cues.base import events
 from cues.engine.engine import Host
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, WriterStuck
-from cues.forwarding.forwarder import Forwarder
 from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.graphs.running import UnitStatus
 from cues.overrides import override
@@ -30,6 +29,9 @@ from cues.steps.failure import passes, stop_event, stopped_by, words
 from cues.steps.feed import SourceStepper
 from cues.steps.stepper import Stepper
 from cues.storage import wakeup
+
+if TYPE_CHECKING:
+    from cues.forwarding.forwarder import Forwarder
 
 QUIET_S: Final = 0.1
 """A generator that has yielded no message for this time counts as idle."""

@@ -13,7 +13,7 @@ _UNITS_S: Final = {
     **dict.fromkeys(("h", "hour"), 3600),
     **dict.fromkeys(("d", "day"), 86_400),
 }
-_RATE: Final = re.compile(r"([\d_]+)\s*/\s*(\d*)\s*([a-z]+)")
+_RATE: Final = r"([\d_]+)\s*/\s*(\d*)\s*([a-z]+)"
 
 
 class ErrorRate(NamedTuple):
@@ -25,7 +25,7 @@ class ErrorRate(NamedTuple):
     @staticmethod
     def parse(value: Any) -> ErrorRate:
         """Return the rate of a text such as ``"100/min"`` or ``"20/10s"``. Raises :class:`InvalidArgument`."""
-        match = _RATE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+        match = re.fullmatch(_RATE, value.strip().lower()) if isinstance(value, str) else None
         unit = _UNITS_S.get(match[3]) if match else None
         count, many = (int(match[1].strip("_") or 0), int(match[2] or 1)) if match else (0, 0)
         if unit is None or not count or not many:

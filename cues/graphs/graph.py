@@ -30,12 +30,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-from cues.base import names
+from cues.base import lazy, names
 from cues.base.checks import nearest
 from cues.base.option_texts import describes
 from cues.base.shown import Shown
 from cues.errors import GraphError, InvalidArgument
-from cues.graphs import compose, plan, typed
+from cues.graphs import plan, typed
 from cues.graphs.declaration import DECLARATIONS, AllOf, AnyOf, Frame, Processor, Sink, Source, Stream
 from cues.graphs.options import (
     BATCH_SIZE,
@@ -56,13 +56,16 @@ from cues.graphs.options import (
 from cues.graphs.plan import REST, Plan
 from cues.graphs.processor import function_name
 from cues.graphs.retry import Retry
-from cues.graphs.topology import Topology
 from cues.overrides import override
 from cues.queues.options import FUNCTIONS, QueueOptions, size_of
 
 if TYPE_CHECKING:
+    from cues.graphs import compose
     from cues.graphs.running import Running
+    from cues.graphs.topology import Topology
     from cues.queues.store import Store
+else:
+    compose = lazy.module("cues.graphs.compose")
 
 _MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised", "spark": "cues.spark.engine"}
 """The module that starts a graph."""

@@ -22,12 +22,13 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
 
 from cues.base import names
 from cues.base.checks import is_count, is_number
+from cues.base.data import dataclass
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.graphs.error_rate import ErrorRate

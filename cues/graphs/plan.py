@@ -13,10 +13,10 @@ from cues.graphs import typed
 from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings
 from cues.graphs.options import INHERIT, exclusion_of
 from cues.graphs.processor import Mode, Node, Port
-from cues.graphs.topology import Topology
 from cues.queues.options import QueueOptions
 
 if TYPE_CHECKING:
+    from cues.graphs.topology import Topology
     from cues.schemas import Schema
 
 REST: Final = "*"
@@ -97,6 +97,8 @@ class Plan:
         )
 
     def topology(self) -> Topology:
+        from cues.graphs.topology import Topology
+
         return Topology.of(self.nodes)
 
 

@@ -19,7 +19,6 @@ from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions, changed
 from cues.queues.partitioners import EVERY, Missing, Router, name_of
-from cues.queues.retention import let_go
 from cues.records import batch, sealed
 from cues.records.log_row import LogRow
 from cues.storage.base_store import BaseStore
@@ -241,6 +240,8 @@ class QueueCore:
         if version != self.version:
             self.follow_options(txn, self.log.row(txn))
         if self.options.retention is not None:
+            from cues.queues.retention import let_go
+
             let_go(txn, self.log.records, self.options.retention, entries)
 
     def check_open(self) -> None:

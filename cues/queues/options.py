@@ -6,12 +6,13 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict, Unpack
 
 from cues.base import clock, names
 from cues.base.checks import is_count, is_number, nearest
+from cues.base.data import dataclass
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.queues import partitioners

@@ -28,7 +28,7 @@ import heapq
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cues import faults
 from cues.base import clock, names, shown
@@ -37,19 +37,21 @@ from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, Store
 from cues.native import mypyc_attr
 from cues.producers import spans
 from cues.queues import tables
-from cues.queues.appender import Appender, TypedAppender
 from cues.queues.base import BaseQueue, QueueCore, check_index, read_as, read_record, unpack_record, views_of
 from cues.queues.committed import Isolation
 from cues.queues.cursor import IndexOf, Piece
 from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
-from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import MergedTailer, Tailer
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
 from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+
+if TYPE_CHECKING:
+    from cues.queues.appender import Appender, TypedAppender
+    from cues.queues.retention import PlannedPurge
 
 
 class Queue(BaseQueue):
@@ -115,6 +117,8 @@ class Queue(BaseQueue):
         self.core.refuse_try_log("writes")
         if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise InvalidArgument(f"appender(timeout={timeout!r}).", "pass seconds, 0 or more, or None.")
+        from cues.queues.appender import Appender, TypedAppender
+
         if schema is None:
             return Appender(self, timeout)
         from cues.schemas import schema_of
@@ -254,6 +258,8 @@ class Queue(BaseQueue):
         """Return what :meth:`purge` would drop now from each partition: messages, bytes, and readers that lose some."""
         self.core.check_open()
         self.core.refuse_try_log("trims")
+        from cues.queues.retention import planned
+
         index_of, logs = self._index_of(before), [view.core.log for view in views_of(self)]
         with self.store.core.view() as txn:
             rows = [(log, log.row(txn)) for log in logs]
@@ -290,6 +296,8 @@ class Queue(BaseQueue):
             row = log.row(txn)
             index = index_of(txn, log, row)
             if refuse:
+                from cues.queues.retention import planned, refuse_unread
+
                 refuse_unread(planned(txn, log, row, index))
             if index > row.first:
                 log.move_front(txn, row, index)

@@ -6,13 +6,13 @@ A reader is of a :class:`Kind`, and the package of the kind registers it here. T
     readers with a position in another store     forwarding/marks.py
     consumer groups                              groups/claims.py
 
-A program that only appends waits for readers of all kinds, whatever it imports and opens itself. So the kinds are
-registered when the class of stores is loaded (:data:`cues.queues.store.READER_KINDS`), not when a group or a graph is
-opened.
+A program that only appends waits for readers of all kinds, whatever it imports and opens itself. So the class of
+stores tells where the kinds are (:data:`cues.queues.store.READER_KINDS`), and the first question loads them.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -61,18 +61,35 @@ class Kind(NamedTuple):
     """Deletes the rows of a reader that has expired, and says so in the log."""
 
 
-kinds: dict[str, Kind] = {}
+_kinds: dict[str, Kind] = {}
 """The registered kinds, by name."""
+_sources: list[Callable[[], object]] = []
+"""Functions that register further kinds, and were not called yet."""
 
 
 def register(kind: Kind) -> None:
     """Add a kind to those that every writer of this process waits for."""
-    kinds[kind.name] = kind
+    _kinds[kind.name] = kind
+
+
+def register_later(source: Callable[[], object]) -> None:
+    """Call a function that registers kinds before the first question about them."""
+    _sources.append(source)
+
+
+def kinds() -> list[Kind]:
+    """Return all kinds. A source is removed after its kinds are registered, because other threads may ask meanwhile."""
+    while _sources:
+        source = _sources[0]
+        source()
+        with contextlib.suppress(ValueError):
+            _sources.remove(source)
+    return list(_kinds.values())
 
 
 def of_log(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
     """Iterate over the known readers of a log, of all kinds."""
-    for kind in kinds.values():
+    for kind in kinds():
         yield from kind.of_log(txn, log)
 
 

@@ -21,6 +21,7 @@ from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 from cues.queues.queue import Matching, Queue, open_queue
+from cues.queues.readers import register_later
 from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
@@ -166,11 +167,10 @@ class Store(BaseStore):
 
 
 READER_KINDS: Final = ("cues.graphs.processor_rows", "cues.forwarding.marks", "cues.groups.claims")
-"""The modules that register kinds of readers (readers.py). They are layers above this one, so they are loaded by name;
-here, because no program can append, and so delete messages, without this class."""
+"""The modules that register kinds of readers (readers.py). They are layers above this one, so they are loaded by name.
+Here, because no program can append, and so delete messages, without this class."""
 
-for _module in READER_KINDS:
-    importlib.import_module(_module)
+register_later(lambda: [importlib.import_module(module) for module in READER_KINDS])
 
 
 def open_or_make(path: str | os.PathLike[str], durability: str | None) -> Store:

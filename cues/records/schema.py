@@ -64,9 +64,9 @@ _ARROW: Final = {
     **{f"{size}{name}": name for name in ("string", "binary") for size in ("", "large_")},
 }
 _TYPES: Final = "boolean, byte, short, integer, long, float, double, decimal(p,s), string, binary, date, timestamp"
-_NO_NAME: Final = re.compile(r"[ ,;{}()\n\t=]|^$")
+_NO_NAME: Final = r"[ ,;{}()\n\t=]|^$"
 """Delta tables have no columns with such names."""
-_PARTS: Final = re.compile(r"[A-Za-z_]\w*|\d+|[<>,:()]")
+_PARTS: Final = r"[A-Za-z_]\w*|\d+|[<>,:()]"
 
 
 class _Unknown(Exception):
@@ -90,7 +90,7 @@ def schema_of(given: Any) -> Schema | str | None:
     schema = []
     known: dict[str, str] = {}
     for name, kind in fields.items():
-        if not isinstance(name, str) or _NO_NAME.search(name):
+        if not isinstance(name, str) or re.search(_NO_NAME, name):
             raise InvalidArgument(
                 f"The field {name!r} of the schema cannot be the name of a column.",
                 "leave it out of the schema; it stays in the message. A name has no space and none of ,;{}()=.",
@@ -180,8 +180,8 @@ def _of_arrow(kind: Any) -> str:
 
 def parse(text: str) -> Any:
     """A type in JSON, as the log of a Delta table has it. Raises :class:`_Unknown`."""
-    parts = iter(_PARTS.findall(text))
-    if "".join(_PARTS.findall(text)) != re.sub(r"\s", "", text):
+    parts = iter(re.findall(_PARTS, text))
+    if "".join(re.findall(_PARTS, text)) != re.sub(r"\s", "", text):
         raise _Unknown(repr(text))
     try:
         kind = _parse(parts)
@@ -265,7 +265,7 @@ def infer(messages: Sequence[Mapping[str, Any]]) -> Schema:
     schema = []
     lower = [name.lower() for name in seen]
     for name, kinds in seen.items():
-        if _NO_NAME.search(name) or lower.count(name.lower()) > 1:
+        if re.search(_NO_NAME, name) or lower.count(name.lower()) > 1:
             continue
         if kinds == {"long", "double"}:
             kinds = {"double"}

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cues.base import names
-from cues.forwarding import fork
 from cues.native import mypyc_attr
 from cues.overrides import override
 
@@ -73,5 +72,7 @@ class ForkQueues(Abroad):
         for other, fork_queue in self.forks.items():
             bound = [(queue.core.log.id, pages) for queue, pages in appends if queue.store.id == other]
             if bound:
+                from cues.forwarding import fork
+
                 home.append((fork_queue, fork.pack(bound, digest)))
         return home

@@ -19,7 +19,6 @@ committed position, and the hash of the step does not cover these reads.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -187,6 +186,8 @@ class ByBinding(dict[str, T]):
         self._what = what
 
     def __missing__(self, binding: object) -> T:
+        import difflib
+
         near = difflib.get_close_matches(str(binding), self, 1)
         raise InvalidArgument(
             f"{self._processor} has no {self._what} {binding!r}; it has {', '.join(map(repr, self)) or 'none'}.",

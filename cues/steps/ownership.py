@@ -28,7 +28,7 @@ from cues import faults
 from cues.base import names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, QueueNotFound, TopologyChanged
-from cues.forwarding import low_water, marks, other_stores
+from cues.forwarding import marks, other_stores
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, all_keys, boot, read_row, read_topology
 from cues.queues.committed import differ, log_at
 from cues.queues.log import Log
@@ -374,6 +374,8 @@ def seek(
             if where and targets[at].next < before.positions[at].next:
                 with other.core.view() as txn:
                     index = log.needed_from(txn, targets[at].next)
+                from cues.forwarding import low_water
+
                 # First, so that the messages there are kept: a mark that is too low costs only space.
                 reader = marks.ForeignReader(store.id, topology.key_of(processor), before.epoch + 1)
                 low_water.lower_mark(other, topology.queues[at], reader, index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
@@ -82,6 +81,8 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
     value = message.get(key)
     if value is None:
         there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
+        import difflib
+
         near = [] if key in message else difflib.get_close_matches(key, map(str, message), 1)
         raise InvalidArgument(
             f"The message has no {key!r}, the key= of {node.id}; {there}.",
