@@ -325,7 +325,7 @@ class Columns:
     def _type_of(self, pa: Any, column: Any) -> Any:
         from pyarrow import compute
 
-        texts = column.filter(compute.not_equal(column, pa.scalar("")))
+        texts = column.filter(compute.binary_length(column).cast(pa.bool_()))  # pa.scalar("") would import pandas
         if not len(texts):
             return pa.string()
         for kind in (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")):

@@ -11,9 +11,11 @@ A UUID becomes text. Aware datetimes keep their instant: with their offset if al
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -27,6 +29,34 @@ EXACT_MAX: Final = 1 << 53
 """The largest integer up to which a float has every one."""
 ANY_WIDE: Final = "*"
 """In place of the columns with integers beyond :data:`EXACT_MAX`: they are not known."""
+
+
+_NUMBERS: Final[dict[str, Any]] = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "double": "d",
+}
+"""The formats of numbers in the buffers of Arrow, as Python names them, by the name of their type."""
+
+
+def texts(given: Iterable[str]) -> Any:
+    """Return texts as an Arrow array. ``pa.array`` and ``pa.scalar`` would import pandas, if it is installed."""
+    pa = places.arrow()
+    raws = [text.encode() for text in given]
+    ends = array("i", itertools.accumulate(map(len, raws), initial=0))
+    return pa.Array.from_buffers(pa.string(), len(raws), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(raws))])
+
+
+@functools.cache
+def text(given: str) -> Any:
+    """Return a text as a scalar of Arrow, for pyarrow.compute."""
+    return texts((given,))[0]
 
 
 def _misfit(path: str, text: str) -> ValueError:
@@ -408,8 +438,10 @@ def _say_cut(file: str, name: str, kind: str) -> None:
 
 def _values(file: str, name: str, column: Any) -> list[Any]:
     pa, kind = places.arrow(), _in_microseconds(column.type)
-    if not column.null_count and (pa.types.is_integer(kind) or pa.types.is_float64(kind)) and places.has("numpy"):
-        return list(column.to_numpy(zero_copy_only=False).tolist())
+    if not column.null_count and str(kind) in _NUMBERS:  # without a conversion by pyarrow, which imports pandas
+        size = kind.bit_width // 8
+        data = memoryview(column.buffers()[1] or b"")[column.offset * size :][: len(column) * size]
+        return list(data.cast("B").cast(_NUMBERS[str(kind)]).tolist())
     try:
         if kind.equals(column.type):
             return list(column.to_pylist())

@@ -144,16 +144,17 @@ class _CSV(_Plain):
         cells = []
         for name in names:
             if name not in table.column_names:
-                cells.append(pa.scalar(""))
+                cells.append(columns.text(""))
                 continue
             texts = self._texts(name, table.column(name))
             if texts is None:  # of a type that only the rows as dicts can tell
                 return super().add_table(begun, layout, table)
             cells.append(texts)
         if len(names) == 1:  # an empty line is no row
-            cells = [pa.compute.if_else(pa.compute.equal(cells[0], ""), '""', cells[0])]
-        lines = pa.compute.binary_join_element_wise(*cells, self._delimiter)
-        ended = pa.compute.binary_join_element_wise(lines, "\n", "")
+            is_empty = pa.compute.equal(cells[0], columns.text(""))
+            cells = [pa.compute.if_else(is_empty, columns.text('""'), cells[0])]
+        lines = pa.compute.binary_join_element_wise(*cells, columns.text(self._delimiter))
+        ended = pa.compute.binary_join_element_wise(lines, columns.text("\n"), columns.text(""))
         return Added(begins, names, b"".join([self._line(names)] * begins + [_joined(chunk) for chunk in ended.chunks]))
 
     def _texts(self, name: str, column: Any) -> Any:
@@ -168,17 +169,17 @@ class _CSV(_Plain):
             special = compute.match_substring_regex(texts, f"[{re.escape(''.join(sorted(self._special)))}]")
             if compute.any(special).as_py():
                 quoted = compute.replace_substring(texts, '"', '""')
-                texts = compute.if_else(special, compute.binary_join_element_wise('"', quoted, '"', ""), texts)
+                mark = columns.text('"')
+                texts = compute.if_else(
+                    special, compute.binary_join_element_wise(mark, quoted, mark, columns.text("")), texts
+                )
         elif types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_temporal(kind):
             values = columns.values_of(column, "a message", name)
             cells = [None if value is None else str(_cell(name, value)) for value in values]
-            texts = pa.chunked_array([pa.array(map(self._quoted_or_none, cells), pa.string())])
+            return pa.chunked_array([columns.texts("" if cell is None else self._quoted(cell) for cell in cells)])
         else:
             return None
-        return texts.fill_null("")
-
-    def _quoted_or_none(self, cell: str | None) -> str | None:
-        return None if cell is None else self._quoted(cell)
+        return compute.coalesce(texts, columns.text(""))
 
     def _names(self, begun: bool, layout: Any, found: Iterable[str]) -> tuple[bool, list[str]]:
         """Return whether rows with these columns begin a file, and the columns of the file."""

@@ -7,6 +7,7 @@ A new import of a module that few runs need fails here. Import it in the functio
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,50 @@ def test_the_names_of_the_list_exist() -> None:
         if name.startswith("cues."):
             path = root.joinpath(*name.split("."))
             assert path.is_dir() or path.with_suffix(".py").is_file(), name
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+TABLES = """
+import atexit, json, os, sys
+import cues
+from cues.processors.file_sink import FileSink
+from cues.processors.file_source import Files
+
+queues = {"rows": cues.QueueOptions(partitions=2, key="id")} if os.environ["PARTITIONS"] else {}
+graph = cues.Graph("t", queues=queues)
+source, form = os.environ["SOURCE"], os.environ["FORM"]
+graph.add(cues.Source("rows", Files(source, schema="infer" if source.endswith("csv") else None)))
+
+@graph.stream("rows", "kept", batch="arrow")
+def keep(rows):
+    return rows.filter(rows["good"])
+
+graph.add(FileSink("out", form).sink("kept"))
+
+@atexit.register
+def tell():
+    with open("modules.json", "w") as file:
+        json.dump(sorted(sys.modules), file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "form", "partitions"),
+    [("in.csv", "parquet", ""), ("in.csv", "csv", "2"), ("in.parquet", "parquet", "2"), ("in.parquet", "jsonl", "")],
+)
+def test_a_run_of_tables_does_not_import_pandas(tmp_path: Path, source: str, form: str, partitions: str) -> None:
+    """pyarrow imports it, if it is installed, to convert values of Python. It takes longer than a thousand rows."""
+    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("pandas")
+    rows = [f"{n},{n / 4},{'true' if n % 2 else 'false'},name {n},2026-01-{n % 28 + 1:02}" for n in range(200)]
+    (tmp_path / "in.csv").write_text("\n".join(["id,price,good,name,day", *rows, ""]))
+    parquet.write_table(csv.read_csv(tmp_path / "in.csv"), tmp_path / "in.parquet")
+    (tmp_path / "graph.py").write_text(TABLES)
+    env = {**os.environ, "SOURCE": source, "FORM": form, "PARTITIONS": partitions}
+    command = [sys.executable, "-m", "cues", "run", "graph.py", "--json"]
+    run = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert json.loads(run.stdout)["queues"]["kept"]["messages"] == 100
+    assert len([path for path in (tmp_path / "out").iterdir() if path.suffix == f".{form}"]) == 1
+    loaded = json.loads((tmp_path / "modules.json").read_text())
+    assert "pyarrow" in loaded and "pandas" not in loaded

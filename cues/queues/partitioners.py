@@ -263,7 +263,7 @@ class Router:
             if at is not None:
                 error.__dict__["offset"] = keys.indices.index(pa.scalar(at, keys.indices.type)).as_py()
             raise
-        return pa.array(placed, pa.int32()).take(keys.indices)
+        return columns.integers(placed, pa.int32()).take(keys.indices)
 
     def _by_key(self, message: dict[str, Any]) -> int:
         key = self._key

@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cues.base import clock
 from cues.errors import InvalidArgument, NotInstalled, SchemaError
 from cues.records import columns
 from cues.records import schema as declared
+from cues.records.columns import integers
 
 if TYPE_CHECKING:
     from cues.queues.cursor import Piece
@@ -189,7 +189,7 @@ def chosen(messages: Rows | Sequence[dict[str, Any]], where: Any) -> tuple[list[
     """
     pa = _module("pyarrow", "arrow")
     table = joined(messages.pieces) if isinstance(messages, Rows) else _arrow_of("arrow", messages, None)
-    table = table.append_column(_OFFSET, pa.array(range(table.num_rows), pa.int64()))
+    table = table.append_column(_OFFSET, integers(range(table.num_rows)))
     rows = _chosen(pa, table, Selection(where=where))
     return rows.column(_OFFSET).to_pylist(), Chosen(rows.drop_columns(_OFFSET))
 
@@ -258,10 +258,10 @@ def _with_facts(pa: Any, table: Any, pieces: Sequence[Piece]) -> Any:
     columns: tuple[list[Any], list[Any], list[Any]] = [], [], []
     for piece in pieces:
         count = piece.high - piece.low
-        columns[0].append(pa.repeat(pa.scalar(piece.log.partition, pa.int64()), count))
+        columns[0].append(pa.repeat(integers([piece.log.partition])[0], count))
         first = piece.batch.index(piece.low)
-        columns[1].append(pa.array(range(first, first + count), pa.int64()))
-        time = pa.scalar(clock.to_datetime(piece.batch.head.time_ns), pa.timestamp("us", "UTC"))
+        columns[1].append(integers(range(first, first + count)))
+        time = integers([piece.batch.head.time_ns // 1000], pa.timestamp("us", "UTC"))[0]
         columns[2].append(pa.repeat(time, count))
     for place, ((name, kind), arrays) in enumerate(zip(_fact_types(pa).items(), columns)):
         table = table.add_column(place, name, pa.chunked_array(arrays, kind))

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import importlib.util
 import struct
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final
 
@@ -37,6 +38,18 @@ _DICTIONARY_BYTES_MAX: Final = 64 << 10
 _UNCOMPRESSED: Final = 2_048
 """Smaller records are not compressed: each buffer would grow by a length, and still take one page."""
 COMPRESSIONS: Final = ("lz4", "zstd")
+_NUMBERS: Final[dict[str, Any]] = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "double": "d",
+}
+"""The formats of numbers in the buffers of Arrow, as Python names them, by the name of their type."""
 
 _HEAD: Final = struct.Struct(">8sI")
 _END_BYTES: Final = 8
@@ -195,10 +208,9 @@ def _check_values(column: Any, path: str) -> None:
                 "replace such values by null, or cast the column to int64.",
             )
         if step > 1:
-            rests = pa.compute.subtract(
-                numbers, pa.compute.multiply(pa.compute.divide(numbers, pa.scalar(step, bits)), pa.scalar(step, bits))
-            )
-            if pa.compute.any(pa.compute.not_equal(rests, pa.scalar(0, bits))).as_py():
+            zero, days = integers((0, step), bits)
+            rests = pa.compute.subtract(numbers, pa.compute.multiply(pa.compute.divide(numbers, days), days))
+            if pa.compute.any(pa.compute.not_equal(rests, zero)).as_py():
                 raise InvalidArgument(
                     f"The column {path!r} is {kind} and has a value that is not a whole day.",
                     "cast the column to timestamp('ms').",
@@ -261,7 +273,7 @@ def cut(table: Any, limit_bytes: int) -> Iterator[Any]:
 def taken(table: Any, offsets: list[int]) -> Any:
     """Return the rows at these offsets. pyarrow's ``take`` does not know all types (views of texts, as polars has)."""
     pa = arrow()
-    indices, columns = pa.array(offsets, pa.int64()), []
+    indices, columns = integers(offsets), []
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     for column in table.columns:
         try:
@@ -382,13 +394,32 @@ def values(column: Any, name: str) -> list[Any]:
     """
     kind, has_nulls = column.type, column.null_count > 0
     types = arrow().types
-    if not has_nulls and (types.is_integer(kind) or types.is_float64(kind)) and _has_numpy():
-        return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    if not has_nulls and str(kind) in _NUMBERS:
+        return _numbers(column)
     if _has_nanoseconds(kind):
         return _cut(column, name) if not kind.num_fields else _nested(column, name)
     if not has_nulls and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None and _has_numpy():
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _numbers(column: Any) -> list[Any]:
+    """The numbers of an array without nulls. A conversion by pyarrow is slower, or imports pandas if that is there."""
+    raw, size = column.buffers()[1], column.type.bit_width // 8
+    at = column.offset * size
+    data = memoryview(raw)[at : at + len(column) * size] if len(column) else memoryview(b"")
+    return data.cast("B").cast(_NUMBERS[str(column.type)]).tolist()
+
+
+def integers(given: Iterable[int], kind: Any = None) -> Any:
+    """Return whole numbers as an Arrow array of int64, or of another type with 64 or 32 bits.
+
+    ``pa.array`` and ``pa.scalar`` convert values of Python, and import pandas for that if it is installed.
+    """
+    pa = arrow()
+    kind = kind or pa.int64()
+    data = array("q" if kind.bit_width == 64 else "i", given)
+    return pa.Array.from_buffers(kind, len(data), [None, pa.py_buffer(data)])
 
 
 @lru_cache(1)
