@@ -1,5 +1,7 @@
 """Text files by blocks: the same rows and the same errors as row by row, at a fraction of the cost. CSV as columns.
 
+JSON lines as columns are in json_columns.py.
+
     block            about 4 MiB that end with a record; Arrow reads it at once, as text or as the types of ``schema=``
     a block that Arrow must not read alone    quotes: the csv module of Python checks first that each record is one
     a block that cannot be read so            halves, down to the record at fault, which is an error of its own
@@ -8,7 +10,8 @@ Arrow and Python agree about records without quotes, and about records whose quo
 all else Python decides: a lone CR, the header again, a record that is too long. So which way a block is read changes
 nothing but the time.
 
-JSON lines and text are lists of messages. A block that has a sign of anything unusual is read line by line.
+JSON lines without types, and text, are lists of messages. A block that has a sign of anything unusual is read line by
+line.
 
 Texts in a typed column are those of Arrow's CSV reader: numbers, true and false, dates and times in ISO 8601. An empty
 cell is null, also in quotes; in a column of text it is the empty text.
@@ -26,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.processors import columns, files, places
 
 BLOCK_BYTES: Final = 4 << 20
@@ -70,153 +74,49 @@ class Block(NamedTuple):
         return table.append_column(column, lines)
 
 
-class _Odd(ValueError):
+class Odd(ValueError):
     """Records that Arrow and Python may read differently."""
 
 
-class Columns:
-    """Reads blocks of one CSV file."""
+class Typed:
+    """Reads blocks of a file of records as tables; a subclass knows its format."""
 
-    def __init__(
-        self,
-        shape: files.Shape,
-        names: Sequence[str],
-        parse: files.Parser,
-        schema: Any = None,
-        keep: Sequence[str] | None = None,
-    ) -> None:
-        """``parse`` reads one row; ``schema`` has the types of columns that are not text; ``keep``: no others."""
+    typed: bool
+    """True if rows differ from those that ``parse`` makes: other types, or fewer columns."""
+
+    def __init__(self, shape: files.Shape, parse: files.Parser, lines_max: int, chosen: Sequence[str]) -> None:
+        """``parse`` reads one row; a record has at most ``lines_max`` lines; a table has the columns ``chosen``."""
         self.pa = places.arrow()
-        from pyarrow import csv as arrow_csv
-
-        self._csv: Any = arrow_csv
-        self._shape, self._names, self._parse = shape, list(names), parse
-        self._delimiter = shape.delimiter.encode(shape.encoding)
-        self.typed = schema is not None or keep is not None
-        """True if rows differ from those that ``parse`` makes: other types than text, or fewer columns."""
-        text = self.pa.string()
-        types = {} if schema is None else {field.name: field.type for field in schema}
-        self._types = {name: types.get(name, text) for name in self._names}
-        self._chosen = [name for name in self._names if keep is None or name in keep]
-        self._is_plain = may_be_columns(self._chosen)
-        self._header = shape.delimiter.join(self._names).encode(shape.encoding)
+        self.shape, self._parse, self._lines_max = shape, parse, lines_max
+        self._is_plain = may_be_columns(chosen)
         self._is_utf8 = codecs.lookup(shape.encoding).name == "utf-8"
-
-    # --- one block ---
 
     def table(self, data: bytes) -> tuple[Any, int]:
         """Return the records of whole lines, and their number of lines.
 
         Raises ValueError for what must be read in smaller parts.
         """
-        lines, count, has_quotes = self._checked(data)
-        try:
-            if not self._is_utf8:
-                data = data.decode(self._shape.encoding).encode()
-            found = self._csv.read_csv(
-                self.pa.BufferReader(data),
-                read_options=self._csv.ReadOptions(
-                    column_names=self._names, block_size=max(len(data) + 1, 1024), use_threads=False
-                ),
-                parse_options=self._csv.ParseOptions(
-                    delimiter=self._shape.delimiter,
-                    quote_char='"' if has_quotes else False,
-                    newlines_in_values=has_quotes,
-                ),
-                convert_options=self._csv.ConvertOptions(
-                    column_types=self._types,
-                    include_columns=self._chosen,
-                    null_values=[""],
-                    strings_can_be_null=False,
-                    quoted_strings_can_be_null=True,
-                ),
-            )
-        except self.pa.ArrowException as error:
-            raise ValueError(self._said(str(error))) from None
-        if found.num_rows != (count or lines - _empty_lines(data)):
-            raise _Odd("another number of records")
-        return found, lines
+        raise NotImplementedError
 
-    def _said(self, error: str) -> str:
-        """The text of an error of Arrow, with the name of the column in place of its number."""
-        return _OF_COLUMN.sub(lambda found: f"the column {self._chosen[int(found[1])]!r} is ", error)
+    def one(self, raw: bytes, row: files.Row) -> Any:
+        """Return a record, which ``parse`` has read as ``row``, as a table. Raises ValueError if it does not fit."""
+        raise NotImplementedError
 
-    def _checked(self, data: bytes) -> tuple[int, int, bool]:
-        """Return the number of lines, that of records or 0 if each line is one, and whether some have quotes.
+    def ends(self, data: bytes, complete: bool) -> list[int]:
+        """Return the ends of the records. ``complete``: also of the last one, if it has no line end."""
+        raise NotImplementedError
 
-        Raises for what only Python may read.
-        """
-        if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
-            raise _Odd("a lone CR")
-        lines = data.count(b"\n") + (not data.endswith(b"\n"))
-        if b'"' in data:
-            return lines, self._checked_quotes(data), True
-        limit, at = self._shape.line_bytes_max, 0
+    def complete(self, data: bytes) -> int:
+        """Return the length of the records of which ``data`` has all; more bytes follow it."""
+        raise NotImplementedError
+
+    def _check_lengths(self, data: bytes) -> None:
+        """Raise for a line that is too long."""
+        limit, at = self.shape.line_bytes_max, 0
         while len(data) - at > limit:
             at = data.rfind(b"\n", at, at + limit) + 1
             if not at:
-                raise _Odd("a line that is too long")
-        if self._header in data and any(line.rstrip(b"\r") == self._header for line in data.split(b"\n")):
-            raise _Odd("the header again")
-        return lines, 0, False
-
-    def _checked_quotes(self, data: bytes) -> int:
-        count = self._count_simple(data)
-        if count is not None:
-            return count
-        count = 0
-        try:
-            text = io.StringIO(data.decode(self._shape.encoding), newline="")
-            for row in csv.reader(text, delimiter=self._shape.delimiter, strict=True):
-                if row:
-                    count += 1
-                    if len(row) != len(self._names) or row == self._names:
-                        raise _Odd("another number of fields, or the header again")
-        except csv.Error as error:
-            raise _Odd(str(error)) from None
-        begun = records = 0
-        for end in self.ends(data, True):
-            if end - begun > self._shape.line_bytes_max:
-                raise _Odd("a record that is too long")
-            records += data[begun:end] not in (b"\n", b"\r\n")
-            begun = end
-        if records != count:
-            raise _Odd("a record of too many lines")
-        return count
-
-    def _count_simple(self, data: bytes) -> int | None:
-        """Return the number of records if each quote begins or ends a field, as programs write them; None if not."""
-        if not places.has("numpy"):
-            return None
-        import numpy
-
-        first = self._names[0].encode(self._shape.encoding)
-        if len(self._delimiter) > 1 or data.startswith((first, b'"' + first)):
-            return None  # the header again?
-        if b"\n" + first in data or b'\n"' + first in data:
-            return None
-        signs = numpy.frombuffer(b"\n" + data + b"\n", numpy.uint8)
-        quotes = numpy.flatnonzero(signs == _QUOTE)
-        before, after = signs[quotes[0::2] - 1], signs[quotes[1::2] + 1]
-        delimiter = self._delimiter[0]
-        opens = (before == delimiter) | (before == _NEWLINE)
-        closes = (after == delimiter) | (after == _NEWLINE) | (after == _RETURN)
-        if len(quotes) % 2 or not (opens.all() and closes.all()):
-            return None
-        ends = numpy.flatnonzero(signs[1:-1] == _NEWLINE) + 1
-        if (numpy.searchsorted(quotes, ends) % 2).any():
-            return None  # a line end in quotes
-        last = 0 if not len(ends) else int(ends[-1])
-        gaps = numpy.diff(ends, prepend=0)
-        if (
-            (gaps <= 2).any()
-            or (gaps > self._shape.line_bytes_max).any()
-            or len(data) - last > self._shape.line_bytes_max
-        ):
-            return None  # empty lines, or a record that is too long
-        return len(ends) + (last < len(data))
-
-    # --- the records of a file ---
+                raise Odd("a line that is too long")
 
     def pieces(self, data: bytes, offset: int, line: int) -> Iterator[Block | files.Record]:
         """Yield the records of whole lines, which begin at ``offset`` after ``line`` lines, as blocks if possible."""
@@ -255,8 +155,7 @@ class Columns:
 
     def rows(self, file: IO[bytes], offset: int, line: int, complete: bool) -> Iterator[files.Record]:
         """Yield the records from the present place of a file as ``parse`` makes them."""
-        shape = self._shape
-        return files.records(file, offset, line, self._parse, shape, shape.record_lines_max, complete)
+        return files.records(file, offset, line, self._parse, self.shape, self._lines_max, complete)
 
     def records(self, data: bytes, offset: int, line: int) -> Iterator[files.Record]:
         """Yield the records of whole lines one by one."""
@@ -265,16 +164,152 @@ class Columns:
             if self.typed and record.row is not None:
                 raw = data[before - offset : record.offset - offset]
                 try:
-                    (row,) = columns.rows_of(self.table(raw)[0].to_batches()[0], "the file")
+                    (row,) = columns.rows_of(self.one(raw, record.row).to_batches()[0], "the file")
                     if isinstance(row, ValueError):
                         raise row
                     record = record._replace(row=row)
                 except ValueError as error:
-                    text = raw.strip(b"\r\n").decode(self._shape.encoding, "backslashreplace")
+                    text = raw.strip(b"\r\n").decode(self.shape.encoding, "backslashreplace")
                     record = record._replace(row=None, problem=str(error), raw=text)
             before = record.offset
             yield record
 
+
+class Columns(Typed):
+    """Reads blocks of one CSV file."""
+
+    def __init__(
+        self,
+        shape: files.Shape,
+        names: Sequence[str],
+        parse: files.Parser,
+        schema: Any = None,
+        keep: Sequence[str] | None = None,
+    ) -> None:
+        """``parse`` reads one row; ``schema`` has the types of columns that are not text; ``keep``: no others."""
+        from pyarrow import csv as arrow_csv
+
+        self._csv: Any = arrow_csv
+        self._names = list(names)
+        self._chosen = [name for name in self._names if keep is None or name in keep]
+        super().__init__(shape, parse, shape.record_lines_max, self._chosen)
+        self._delimiter = shape.delimiter.encode(shape.encoding)
+        self.typed = schema is not None or keep is not None
+        text = self.pa.string()
+        types = {} if schema is None else {field.name: field.type for field in schema}
+        self._types = {name: types.get(name, text) for name in self._names}
+        self._header = shape.delimiter.join(self._names).encode(shape.encoding)
+
+    @override
+    def table(self, data: bytes) -> tuple[Any, int]:
+        lines, count, has_quotes = self._checked(data)
+        try:
+            if not self._is_utf8:
+                data = data.decode(self.shape.encoding).encode()
+            found = self._csv.read_csv(
+                self.pa.BufferReader(data),
+                read_options=self._csv.ReadOptions(
+                    column_names=self._names, block_size=max(len(data) + 1, 1024), use_threads=False
+                ),
+                parse_options=self._csv.ParseOptions(
+                    delimiter=self.shape.delimiter,
+                    quote_char='"' if has_quotes else False,
+                    newlines_in_values=has_quotes,
+                ),
+                convert_options=self._csv.ConvertOptions(
+                    column_types=self._types,
+                    include_columns=self._chosen,
+                    null_values=[""],
+                    strings_can_be_null=False,
+                    quoted_strings_can_be_null=True,
+                ),
+            )
+        except self.pa.ArrowException as error:
+            raise ValueError(self._said(str(error))) from None
+        if found.num_rows != (count or lines - _empty_lines(data)):
+            raise Odd("another number of records")
+        return found, lines
+
+    @override
+    def one(self, raw: bytes, row: files.Row) -> Any:
+        return self.table(raw)[0]
+
+    def _said(self, error: str) -> str:
+        """The text of an error of Arrow, with the name of the column in place of its number."""
+        return _OF_COLUMN.sub(lambda found: f"the column {self._chosen[int(found[1])]!r} is ", error)
+
+    def _checked(self, data: bytes) -> tuple[int, int, bool]:
+        """Return the number of lines, that of records or 0 if each line is one, and whether some have quotes.
+
+        Raises for what only Python may read.
+        """
+        if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
+            raise Odd("a lone CR")
+        lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        if b'"' in data:
+            return lines, self._checked_quotes(data), True
+        self._check_lengths(data)
+        if self._header in data and any(line.rstrip(b"\r") == self._header for line in data.split(b"\n")):
+            raise Odd("the header again")
+        return lines, 0, False
+
+    def _checked_quotes(self, data: bytes) -> int:
+        count = self._count_simple(data)
+        if count is not None:
+            return count
+        count = 0
+        try:
+            text = io.StringIO(data.decode(self.shape.encoding), newline="")
+            for row in csv.reader(text, delimiter=self.shape.delimiter, strict=True):
+                if row:
+                    count += 1
+                    if len(row) != len(self._names) or row == self._names:
+                        raise Odd("another number of fields, or the header again")
+        except csv.Error as error:
+            raise Odd(str(error)) from None
+        begun = records = 0
+        for end in self.ends(data, True):
+            if end - begun > self.shape.line_bytes_max:
+                raise Odd("a record that is too long")
+            records += data[begun:end] not in (b"\n", b"\r\n")
+            begun = end
+        if records != count:
+            raise Odd("a record of too many lines")
+        return count
+
+    def _count_simple(self, data: bytes) -> int | None:
+        """Return the number of records if each quote begins or ends a field, as programs write them; None if not."""
+        if not places.has("numpy"):
+            return None
+        import numpy
+
+        first = self._names[0].encode(self.shape.encoding)
+        if len(self._delimiter) > 1 or data.startswith((first, b'"' + first)):
+            return None  # the header again?
+        if b"\n" + first in data or b'\n"' + first in data:
+            return None
+        signs = numpy.frombuffer(b"\n" + data + b"\n", numpy.uint8)
+        quotes = numpy.flatnonzero(signs == _QUOTE)
+        before, after = signs[quotes[0::2] - 1], signs[quotes[1::2] + 1]
+        delimiter = self._delimiter[0]
+        opens = (before == delimiter) | (before == _NEWLINE)
+        closes = (after == delimiter) | (after == _NEWLINE) | (after == _RETURN)
+        if len(quotes) % 2 or not (opens.all() and closes.all()):
+            return None
+        ends = numpy.flatnonzero(signs[1:-1] == _NEWLINE) + 1
+        if (numpy.searchsorted(quotes, ends) % 2).any():
+            return None  # a line end in quotes
+        last = 0 if not len(ends) else int(ends[-1])
+        gaps = numpy.diff(ends, prepend=0)
+        if (
+            (gaps <= 2).any()
+            or (gaps > self.shape.line_bytes_max).any()
+            or len(data) - last > self.shape.line_bytes_max
+        ):
+            return None  # empty lines, or a record that is too long
+        return len(ends) + (last < len(data))
+
+    @override
     def ends(self, data: bytes, complete: bool) -> list[int]:
         """Return the ends of the records. A quote that is open for too long ends with its line.
 
@@ -282,7 +317,7 @@ class Columns:
         last line without a line end.
         """
         ends: list[int] = []
-        shape, size = self._shape, len(data)
+        shape, size = self.shape, len(data)
         has_quotes = b'"' in data
         begun = 0
         while begun < size:
@@ -299,8 +334,8 @@ class Columns:
             ends.append(begun)
         return ends
 
+    @override
     def complete(self, data: bytes) -> int:
-        """Return the length of the records of which ``data`` has all; more bytes follow it."""
         if b'"' not in data:
             return data.rfind(b"\n") + 1
         return max(self.ends(data, False), default=0)
@@ -311,7 +346,7 @@ class Columns:
         A column is typed only if its texts come back equal: whole numbers with zeros before them are text.
         """
         pa = self.pa
-        texts = Columns(self._shape, self._names, self._parse)
+        texts = Columns(self.shape, self._names, self._parse)
         try:
             found, _ = texts.table(data)
         except ValueError:  # those that can be read
@@ -359,7 +394,7 @@ class Lines:
     """Reads blocks of JSON lines or of text."""
 
     def __init__(self, shape: files.Shape, is_json: bool, parse: files.Parser) -> None:
-        self._shape, self._is_json, self._parse = shape, is_json, parse
+        self.shape, self._is_json, self._parse = shape, is_json, parse
         decoder: Any = json.JSONDecoder(parse_constant=_not_json)
         self._scan = decoder.scan_once
 
@@ -374,7 +409,7 @@ class Lines:
 
     def rows(self, file: IO[bytes], offset: int, line: int, complete: bool) -> Iterator[files.Record]:
         """Yield the records from the present place of a file as ``parse`` makes them."""
-        return files.records(file, offset, line, self._parse, self._shape, 1, complete)
+        return files.records(file, offset, line, self._parse, self.shape, 1, complete)
 
     def pieces(self, data: bytes, offset: int, line: int) -> Iterator[Block | files.Record]:
         """Yield the records of whole lines, which begin at ``offset`` after ``line`` lines, in lists."""
@@ -400,18 +435,18 @@ class Lines:
     def _messages(self, lines: list[bytes]) -> list[files.Row] | None:
         """Return the messages of some lines; None if one of them needs a look of its own."""
         longest = max(map(len, lines))
-        if longest >= self._shape.line_bytes_max:
+        if longest >= self.shape.line_bytes_max:
             return None
         data = b"\n".join(lines)
         try:
-            texts = data.decode(self._shape.encoding).split("\n")
+            texts = data.decode(self.shape.encoding).split("\n")
         except UnicodeDecodeError:
             return None
         if b"\r" in data:
             texts = [text.rstrip("\r") for text in texts]
         if not self._is_json:
             return [{"line": text} for text in texts if text]
-        if any(sign in data for sign in _UNUSUAL) or _LARGE.search(data):
+        if any(sign in data for sign in _UNUSUAL) or has_large(data, True):
             return None
         if longest > files.DEPTH_MAX and any(line.count(b"[") + line.count(b"{") > files.DEPTH_MAX for line in lines):
             return None
@@ -434,12 +469,20 @@ def _not_json(name: str) -> None:
 
 _UNUSUAL: Final = (b"\\u", b'"q/', b'"q\\/')
 """Escapes that may be half of a character, and keys that are reserved."""
-_LARGE: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
-"""Numbers that a float may not hold."""
+_AS_ZERO: Final = bytes.maketrans(b"123456789E", b"000000000e")
+
+
+def has_large(data: bytes, exponents: bool) -> bool:
+    """Return whether there may be a number that no float holds: one of 300 digits, or with an exponent of three.
+
+    A search for digits in the translated bytes takes a tenth of the time of a regular expression.
+    """
+    zeros = data.translate(_AS_ZERO)
+    return b"0" * 300 in zeros or (exponents and (b"e000" in zeros or b"e+000" in zeros))
 
 
 def of_file(
-    file: IO[bytes], offset: int, line: int, reader: Columns | Lines, complete: bool
+    file: IO[bytes], offset: int, line: int, reader: Typed | Lines, complete: bool
 ) -> Iterator[Block | files.Record]:
     """Yield the records of a file from its present place, which is at ``offset`` and after ``line`` lines.
 
@@ -460,7 +503,7 @@ def of_file(
             yield from reader.pieces(whole, offset, line)
             offset += size
             line += whole.count(b"\n") + (not whole.endswith(b"\n"))
-        elif len(data) > BLOCK_BYTES:  # one line, which is too long
+        elif len(data) > max(BLOCK_BYTES, reader.shape.line_bytes_max):  # one line, which is too long
             file.seek(offset)
             for record in reader.rows(file, offset, line, complete):
                 yield record

@@ -90,10 +90,12 @@ class Files:
                      stops the source (:class:`cues.processors.files.Malformed`, with file, line and problem).
                      ``"row"``: it is a message of the type ``files.MALFORMED``. A file that cannot be read is one such
                      record (:class:`cues.processors.files.BadFile`)
-    ``schema``       of CSV: a ``pyarrow.Schema``, or types by column (``{"n": "int64", "at": "timestamp[us]"}``); other
-                     columns are text. ``"infer"``: that of the first records, which is kept for all files and starts.
-                     An empty cell of a typed column is null; a row that does not fit is a record that cannot be read
-    ``columns``      of CSV and tables: the names of those to read; None: all
+    ``schema``       of CSV and JSON lines: a ``pyarrow.Schema``, or types by column (``{"n": "int64", "at":
+                     "timestamp[us]"}``). ``"infer"``: that of the first records, which is kept for all files and
+                     starts. Rows are read as columns; one that does not fit is a record that cannot be read.
+                     CSV: other columns are text, and an empty cell of a typed column is null. JSON lines: a missing
+                     field is null, and other fields are left out; with ``"infer"`` a record that has some does not fit
+    ``columns``      of CSV, of JSON lines with ``schema=``, and of tables: the names of those to read; None: all
     ``encoding``     of text, which must write line ends as the byte 0x0A: UTF-8, Latin, and others, but not UTF-16
     ``reserved``     ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
     ``rotated``      pattern of the names that a followed file gets by rotation; None: ``path.*`` and ``path-*``
@@ -429,8 +431,10 @@ class Files:
 
     def _fits(self, format: str) -> str:
         """Return the format, or refuse it with options that it has not."""
-        if self.is_typed and format in ("text", "jsonl"):
-            raise InvalidArgument(f"The format {format!r} has neither schema= nor columns=.", "leave them out.")
+        if self.is_typed and format == "text":
+            raise InvalidArgument("The format 'text' has neither schema= nor columns=.", "leave them out.")
+        if self.columns is not None and self.schema is None and format == "jsonl":
+            raise InvalidArgument("The format 'jsonl' has columns= only with types.", "give schema= too, or 'infer'.")
         if self.schema is not None and format in ("parquet", "arrow"):
             raise InvalidArgument(f"The format {format!r} has its own schema.", "leave schema= out.")
         return format

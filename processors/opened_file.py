@@ -6,6 +6,7 @@ import codecs
 import errno
 import functools
 import hashlib
+import io
 import lzma
 import os
 import struct
@@ -17,7 +18,7 @@ from contextlib import ExitStack
 from typing import IO, Any, Final, Protocol
 
 from cues.errors import CuesError, InvalidArgument
-from cues.processors import blocks, columns, files, foreign, places
+from cues.processors import blocks, columns, files, foreign, json_columns, places
 from cues.processors.known_files import Identity, Progress
 
 FINGERPRINT_BYTES: Final = 1_024
@@ -142,7 +143,7 @@ class Opened:
             return
         assert self._parse is not None
         self._plain.seek(self.offset)
-        if self._source.is_typed:
+        if self._is_typed:
             for piece in self._blocks(complete):
                 yield from piece.records() if isinstance(piece, blocks.Block) else (piece,)
             return
@@ -163,9 +164,14 @@ class Opened:
         else:
             yield from self.records(True)
 
+    @property
+    def _is_typed(self) -> bool:
+        """Whether rows have the types of a schema. JSON lines of which no field is known have none."""
+        return self._source.is_typed and (self._format == "csv" or bool(self._source.types))
+
     def _has_blocks(self) -> bool:
         """Return whether the rows of text may be read by blocks."""
-        if self._source.is_typed:
+        if self._is_typed:
             return True
         known = codecs.lookup(self._source.shape.encoding).name in _BY_BLOCKS
         return known and (self._format != "csv" or (blocks.may_be_columns(self.names) and places.has("pyarrow")))
@@ -174,13 +180,17 @@ class Opened:
         """Yield the records of a text file as they are in blocks."""
         source = self._source
         assert self._parse is not None
-        if self._format != "csv":
-            lines = blocks.Lines(source.shape, self._format == "jsonl", self._parse)
-            yield from self._noted(blocks.of_file(self._plain, self.offset, self.line, lines, complete))
-            return
-        given = None if source.schema == blocks.INFER else source.schema
-        blocks.check_names(self.names, source.columns, given, self.name)
-        reader = blocks.Columns(source.shape, self.names, self._parse, source.types, source.columns)
+        is_given = source.schema != blocks.INFER
+        reader: blocks.Typed | blocks.Lines
+        if self._format == "csv":
+            blocks.check_names(self.names, source.columns, source.schema if is_given else None, self.name)
+            reader = blocks.Columns(source.shape, self.names, self._parse, source.types, source.columns)
+        elif self._is_typed:
+            blocks.check_names(source.types.names, source.columns, None, self.name)
+            only = source.columns is None and not is_given
+            reader = json_columns.JsonColumns(source.shape, self._parse, source.types, source.columns, only)
+        else:
+            reader = blocks.Lines(source.shape, self._format == "jsonl", self._parse)
         yield from self._noted(blocks.of_file(self._plain, self.offset, self.line, reader, complete))
 
     def _noted(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -189,13 +199,17 @@ class Opened:
             yield piece
 
     def inferred(self) -> Any:
-        """Return the schema of the first records of a CSV file; None if it has none, or is no CSV file."""
-        if self._format != "csv" or (self._parse is None and not self._begin(True)):
+        """Return the schema of the first records of CSV or JSON lines; None if they have none, and for other files."""
+        if self._format not in ("csv", "jsonl") or (self._parse is None and not self._begin(True)):
             return None
         assert self._parse is not None
-        reader = blocks.Columns(self._source.shape, self.names, self._parse)
+        shape = self._source.shape
         self._plain.seek(self.offset)
         data = self._plain.read(blocks.SAMPLE_BYTES)
+        if self._format == "jsonl":
+            found = files.records(io.BytesIO(data[: data.rfind(b"\n") + 1 or len(data)]), 0, 0, self._parse, shape)
+            return json_columns.inferred(record.row for record in found if record.row is not None)
+        reader = blocks.Columns(shape, self.names, self._parse)
         return reader.infer(data[: reader.complete(data) or len(data)])
 
     def _begin(self, complete: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -57,12 +58,15 @@ def same(files: Files) -> tuple[int, int]:
     assert [row for _, row in by_columns] == [row for _, row in rows]
     for (position, _), (known, row) in zip(by_columns, rows, strict=True):
         assert position is None or position[3:] >= known[3:], row  # or after empty lines
-    state = {}
+    state: dict[int, Any] = {}
     process = type("Process", (), {"state": state, "stopping": False, "check": lambda self, rows: rows})()
+    assert len([*files.in_columns(None, process)]) == len(tables)
+    types = {-1: state[-1]} if -1 in state else {}  # those that were inferred
     for place, (position, _) in enumerate(by_columns):
         if position is not None and position[2]:
-            rest = [row for _, row in expanded(files.in_columns(position, process))]
             state.clear()
+            state.update(types)
+            rest = [row for _, row in expanded(files.in_columns(position, process))]
             assert rest == [row for _, row in rows[place + 1 :]], position
     return len(rows), sum(isinstance(item, (pa.Table, list)) for _, item in tables)
 
@@ -128,6 +132,135 @@ def test_lines_by_blocks_are_lines_by_rows(seed: int, format: str, tmp_path: Pat
     if dice.random() < 0.3:
         options["reserved"] = ["q/type"]
     same(Files(tmp_path / f"t.{format}", format, **options))
+
+
+BYTES = [
+    b"{", b"}", b"[", b'"', b",", b":", b"\\", b" ", b"\n", b"\r", b"\0", b"0", b"1e9", b"NaN", b"-Infinity", b"\xff",
+    b"\xc3", b'"q/type":1,', b'"\\u0071/type":"x",', b"}\n{", b"} {", b"{}", b"\xef\xbb\xbf", b"\\ud800", b"// x", b"",
+]  # fmt: skip
+ODD = [
+    b'{"n":1}{"n":2}', b'{"n":\n1}', b'{"n":NaN}', b'{"n":1,"x":[-Infinity]}', b'{"q/type":"x","n":1}',
+    b'{"n":1} ', b' {"n":2}',
+    b'{"\\u0071/x":1}', b'{"q\\u002fx":1}', b'{"text":"\xff"}', b'{"\xff":1}',
+    b'{"n":1,"n":2}', b'{"n":3,"x":' + b"[" * 300 + b"]" * 300 + b"}",
+    *(text.encode("utf-8", "surrogateescape") for text in WRONG_JSON),
+]  # fmt: skip
+TYPED: list[Any] = [
+    "infer", {"n": "int64"}, {"n": "float64", "text": "string"}, {"at": "timestamp[us]", "day": "date32"},
+    {"ok": "bool", "missing": "string", "n": "int8"}, pa.schema({"text": pa.string(), "n": pa.decimal128(21, 2)}),
+    pa.schema({"list": pa.list_(pa.int64()), "in": pa.struct({"at": pa.timestamp("us", "UTC"), "x": pa.float64()})}),
+]  # fmt: skip
+
+
+def json_line(dice: random.Random) -> bytes:
+    """Return a line of a record with some of its fields, written by Python as several programs write it."""
+    fields = {
+        "n": dice.choice([0, -1, 127, 128, 1 << 62, 1.5, 2.0, None]) if dice.random() < 0.1 else dice.randrange(100),
+        "text": dice.choice(["", "é", "a\\b\n", "\U0001f600", "Inf, NaN", "q/x", ', "q/x": 1', "{}"]),
+        "at": dice.choice(["2024-01-02T03:04:05", "2024-01-02 03:04:05.123456", "2024-01-02"]),
+        "day": "2024-01-02",
+        "ok": dice.choice([True, False, None]),
+        "list": dice.choice([[], [1], [1, None, 3], None]),
+        "in": {"at": "2024-01-02T03:04:05Z", "x": dice.random(), "y": {"deep": [{}]}},
+    }
+    if dice.random() < 0.2:
+        del fields[dice.choice([*fields])]
+    separators = dice.choice([(",", ":"), (", ", ": ")])
+    return json.dumps(fields, ensure_ascii=dice.random() < 0.5, separators=separators).encode()
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(400), fast=60))
+def test_typed_json_lines_by_blocks_are_those_by_rows(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Also of random bytes between records that are whole; and each value is the one that Python reads."""
+    dice = random.Random(seed)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", dice.choice([300, 2_000, 100_000]))
+    end, wrong = dice.choice([b"\n", b"\r\n"]), dice.choice([0, 0, 0.05, 0.5])
+    lines = [json_line(dice) for _ in range(dice.choice([1, 40]))]
+    for number, text in enumerate(lines):
+        if dice.random() < wrong:
+            lines[number] = dice.choice(ODD)
+        elif dice.random() < wrong:
+            at = dice.randrange(len(text) + 1)
+            lines[number] = text[:at] + dice.choice(BYTES) + text[at + dice.choice([0, 0, 1, 5]) :]
+    data = dice.choice([b"", b"", b"\xef\xbb\xbf"]) + end.join(lines) + dice.choice([b"", end])
+    (tmp_path / "t.jsonl").write_bytes(data)
+    options: dict[str, Any] = {"schema": dice.choice(TYPED), "line_bytes_max": dice.choice([200, 131_072])}
+    if dice.random() < 0.2:
+        options["encoding"] = "latin-1"
+    if dice.random() < 0.3:
+        options["at"] = "place"
+    if dice.random() < 0.3:
+        options["bad"] = "row"
+    if dice.random() < 0.3:
+        options["reserved"] = ["q/type"]
+    source = Files(tmp_path / "t.jsonl", **options)
+    _, tables = same(source)
+    if (
+        not wrong
+        and options["schema"] == TYPED[2]
+        and options["line_bytes_max"] > 200
+        and data.startswith(b"{")
+        and lines[1:]
+    ):
+        assert tables and not any(isinstance(item, Exception) for _, item in source.in_columns(None))
+
+    options["at"] = "line"
+    plain = Files(tmp_path / "t.jsonl", **(options | {"schema": None}))
+    known = {row["line"]: row for _, row in plain(None) if isinstance(row, dict)}
+    for _, row in Files(tmp_path / "t.jsonl", **options)(None):
+        if isinstance(row, dict) and "q/type" not in row:
+            of_python = known[row["line"]]
+            for name, value in row.items():
+                if name in ("n", "text", "ok", "list") and value is not None:
+                    assert value == (float(of_python[name]) if type(value) is float else of_python[name]), name
+
+
+def test_a_record_of_json_that_does_not_fit_fails_alone(tmp_path: Path, store: cues.Store) -> None:
+    """With the file and the line; so does one with a field that the first records have not. The types are kept."""
+    rows = [f'{{"n": {n}, "name": "x{n}"}}' for n in range(5_000)]
+    rows[3_000] = '{"n": "three thousand", "name": "x"}'
+    (tmp_path / "1.jsonl").write_text("\n".join(rows) + "\n")
+    items = [item for _, item in Files(tmp_path / "1.jsonl", schema={"n": "int64"}).in_columns(None)]
+    tables = [item for item in items if isinstance(item, pa.Table)]
+    assert {tuple(table.column_names) for table in tables} == {("n",)}
+    assert [n for table in tables for n in table["n"].to_pylist()] == [n for n in range(5_000) if n != 3_000]
+    (error,) = [item for item in items if isinstance(item, Exception)]
+    assert "1.jsonl, line 3001" in str(error) and "'n' is number, and the record has string" in str(error)
+    assert len(tables) < 30  # by halves, not by rows
+
+    (tmp_path / "1.jsonl").write_text("\n".join(rows[:600]))
+    graph = Graph("g", errors="errors")
+    graph.add(Source("rows", Files(f"{tmp_path}/*.jsonl", schema="infer")))
+    testing.run_until_idle(graph, store)
+    (tmp_path / "2.jsonl").write_text('{"n": 7}\n{"n": 8, "new": 1}\n')
+    testing.run_until_idle(graph, store)
+    assert [*store.queue("rows").tailer()][599:] == [{"n": 599, "name": "x599"}, {"n": 7, "name": None}]
+    (message,) = store.queue("errors").tailer()
+    problem = message["err/cause"][0]["message"]
+    assert "'new' is not one of those of the first records" in problem and "2.jsonl, line 2" in problem
+    assert all(piece.batch.schema for piece in store.queue("rows").pieces(None, None))
+
+
+def test_json_lines_without_a_field_have_no_types(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("{}\n{}\n")
+    assert [row for _, row in Files(tmp_path / "t.jsonl", schema="infer")(None) if row is not None] == [{}, {}]
+
+
+def test_a_type_that_json_has_not_is_said(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"a": 1}\n')
+    (item,) = [item for _, item in Files(tmp_path / "t.jsonl", schema={"a": "duration[us]"})(None)]
+    assert "it cannot be read: JSON conversion to duration[us] is not supported" in str(item)
+
+
+def test_a_typed_record_that_is_longer_than_a_block(tmp_path: Path, small_blocks: None) -> None:
+    """It was read without its types."""
+    text = "x" * 500
+    (tmp_path / "t.csv").write_text(f"n,text\n1,{text}\n2,y\n")
+    (tmp_path / "t.jsonl").write_text(f'{{"n": 1, "text": "{text}"}}\n{{"n": 2, "text": "y"}}\n')
+    for name in ("t.csv", "t.jsonl"):
+        files = Files(tmp_path / name, schema={"n": "int64", "text": "string"})
+        assert same(files)[0] == 2
+        assert [row["n"] for _, row in files(None)] == [1, 2]
 
 
 def test_a_row_that_cannot_be_written_fails_alone(tmp_path: Path, store: cues.Store) -> None:

@@ -6,6 +6,7 @@ run does many of the 60 steps, and a fast machine is killed as often as a slow o
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -46,7 +47,7 @@ def kill_after(seconds):
 
 kill_after(os.environ.pop("KILL_AFTER_LOAD", None))
 graph = cues.Graph("g", errors="errors")
-graph.add(cues.Source("rows", Files("in/*", schema="infer" if KIND == "csv" else None)))
+graph.add(cues.Source("rows", Files("in/*", schema=None if KIND == "parquet" else "infer")))
 
 
 @graph.stream("rows", "out", batch="arrow", batch_size=500, id="double")
@@ -62,7 +63,7 @@ graph.add(FileSink("csv", "csv", roll_bytes=60_000, durability="process").sink("
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_killed_at_any_time(kind: str, tmp_path: Path) -> None:
     dice = random.Random(seeds.new())
     (tmp_path / "graph.py").write_text(GRAPH.replace("KIND", repr(kind)).replace("STEP_S", repr(STEP_S)))
@@ -72,6 +73,8 @@ def test_killed_at_any_time(kind: str, tmp_path: Path) -> None:
         part = table.slice(at, 7_000)
         if kind == "csv":
             arrow_csv.write_csv(part, tmp_path / f"in/{number}.csv")
+        elif kind == "jsonl":
+            (tmp_path / f"in/{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part.to_pylist()))
         else:
             pq.write_table(part, tmp_path / f"in/{number}.parquet", row_group_size=1_500)
     cues = str(Path(sys.executable).with_name("cues"))
