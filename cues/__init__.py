@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cues.graphs.compose import broadcast
     from cues.graphs.declaration import AllOf, AnyOf, Frame, Sink, Source, Stream
     from cues.graphs.graph import Graph, merge
+    from cues.graphs.outage import Outage
     from cues.graphs.retry import Retry
     from cues.graphs.running import Running
     from cues.graphs.schedules import cron, every
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Frame",
-    "Graph", "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
+    "Graph", "GraphError", "MessagesPurged", "Outage", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
     "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
     "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "duration_of",
     "error_context", "errors", "every", "faults", "groups", "list_errors", "merge", "open", "pause", "processors",
@@ -68,6 +69,7 @@ _MODULES = {
     " WaitTimeout",
     "graphs.compose": "broadcast",
     "graphs.graph": "Graph merge",
+    "graphs.outage": "Outage",
     "graphs.retry": "Retry",
     "graphs.running": "Running",
     "graphs.schedules": "cron every",

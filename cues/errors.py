@@ -44,6 +44,7 @@
     │   ├── UnexpectedEOF          the stream ended inside a frame
     │   └── Desynchronised         other bytes at a place where a frame should begin
     ├── CheckpointError            a checkpoint in another system was not read, or perhaps not written
+    ├── Away                       something outside cannot be reached now: a processor waits for it
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
     ├── CallTimedOut               a call of a user's function took longer than its processor's ``timeout_s``
     ├── WorkerDied                 a worker process died before it had started its part of a graph
@@ -396,20 +397,37 @@ class CheckpointError(CuesError):
     It is unknown whether the commit took place: call ``restore()``, which returns the last checkpoint. The
     message is not the cause, so a sink stops and writes nothing to the error queue. ``where`` is the
     database or file. ``again``: the database undid the transaction because of another one, and asks to repeat it; a
-    sink repeats the step, and stops after many repetitions.
+    sink repeats the step, and then waits as for a target that is away. ``away``: the target cannot be reached now;
+    None: the exception that is its cause decides (``cues/base/away.py``).
     """
 
     where: str
     again: bool = False
+    away: bool | None = None
+
+
+class Away(CuesError):
+    """Raised by a function for something outside that cannot be reached now: an API, a device, a file share.
+
+    The message is not the cause: the processor waits, and calls the function for the message again (``outage=``).
+    ``what`` names the thing that is away, and ``retry_after_s`` is the least wait.
+
+        raise cues.errors.Away("the scale does not answer", what="scale 3", retry_after_s=5)
+    """
+
+    what: str = ""
+    retry_after_s: float = 0.0
 
 
 class ProcessorStopped(CuesError):
     """Raised by waiting for a graph in which a processor stopped; ``__cause__`` is the user's exception.
 
-    The position was not moved past the failed message (batch function: the failed range).
+    The position was not moved past the failed message (batch function: the failed range). ``away``: the cause is
+    something outside that could not be reached.
     """
 
     processor: str
+    away: bool = False
 
 
 class CallTimedOut(CuesError):

@@ -97,6 +97,14 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True)
+class Away(Event):
+    """A processor waits for something outside that is away, named ``what``; ``over``: it is there again."""
+
+    what: str = ""
+    over: bool = False
+
+
+@dataclass(frozen=True)
 class Stopped(Event):
     """A processor stopped: at its end, on request, fenced, or at an error (``error`` is set then)."""
 
@@ -144,6 +152,10 @@ class Counters:
     """Seconds for which it waited for readers of its outputs (``max_lag``, ``max_bytes``)."""
     limited: bool = False
     """Messages wait because ``rate=`` allows no call now."""
+    away: str = ""
+    """What it waits for, since when, and why, while something outside is away; empty otherwise."""
+    away_s: float = 0.0
+    """Seconds of such waits that are over."""
 
     @property
     def call_s(self) -> float | None:
@@ -158,6 +170,8 @@ class Counters:
             latency=self.latency.with_those_of(other.latency),
             sizes=self.sizes.with_those_of(other.sizes),
             limited=self.limited or other.limited,
+            away=self.away or other.away,
+            away_s=self.away_s + other.away_s,
         )
 
     def copy(self) -> Counters:

@@ -127,7 +127,7 @@ ABORT_WAIT_S: Final = 2.0
 @option(
     "--min-free",
     metavar="SIZE",
-    help="Stop when the disk of a store has less free space: 500MB, 0 for never.  [default: 1 %, 64 MiB to 1 GiB]",
+    help="Wait while the disk of a store has less free space: 500MB, 0 for never.  [default: 1 %, 64 MiB to 1 GiB]",
 )
 @option(
     "--gc",
@@ -194,8 +194,9 @@ def run(
       cues run graph.py --engine spark --dry-run    which functions run on executors, and which in the driver
 
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
-    printed on stdout. The exit code is 1 if an error stopped a processor, 3 if the disk has less than --min-free
-    (then everything is committed), and 130 after Ctrl-C. With
+    printed on stdout. While something outside is away (a database, an API, space on the disk), the processors that
+    need it wait, and the others go on; one line says so when it begins, and one when it ends. The exit code is 1 if
+    an error stopped a processor, 3 if the disk had less than --min-free at the start, and 130 after Ctrl-C. With
     --fail-on-errors it is also 1 if messages failed, if error queues have failed messages of earlier runs, or if a
     processor is paused.
     """

@@ -149,6 +149,9 @@ def _show(place: Place, output: CommandOutput) -> None:
         out()
         for time, id in sorted(timers):
             out(f"The next timer of {id} is due at {time.isoformat(timespec='seconds').replace('+00:00', 'Z')}")
+    for processor in processors:
+        if processor.away is not None:
+            out(f"\n{processor.processor} waits for {processor.away}")
     for unit in seen.processors:
         if unit.paused is not None:
             out(f"\n{paused(unit.paused, text, store)}")

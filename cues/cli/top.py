@@ -85,7 +85,7 @@ def look(place: Place) -> Look:
 
 def notes(processor: ProcessorFigures) -> list[str]:
     """Lines for the details of a processor."""
-    lines = []
+    lines = [f"waits for {processor.away}"] if processor.away is not None else []
     for unit in processor.units:
         lines += [f"{tailer.queue} at {tailer.position:,}, lag {tailer.lag or 0:,}" for tailer in unit.tailers]
         if unit.paused is not None:
@@ -118,6 +118,7 @@ def rates(before: Look | None, now: Look) -> list[Row]:
             taken_before = earlier.taken or 0 if earlier is not None else processor.taken
             row["in"] = max(0, processor.taken - taken_before) / seconds
         row["limited"] = "waits for rate=" if processor.is_limited else None
+        row["limited"] = "is away: waits" if processor.away is not None else row["limited"]
         is_counted, calls = processor.counters is not None, processor.counters is not None and row["kind"] != "source"
         row["out"] = max(0, counters.written - known.written) / seconds if seconds and is_counted else None
         row["p50"] = (latencies.quantiles(1e-6) or {}).get("p50")

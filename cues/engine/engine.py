@@ -51,6 +51,9 @@ class Host(Protocol):
     def pause(self, seconds: float) -> bool:
         """Sleep. Return True if the graph was halted meanwhile."""
 
+    def wait_for_disk(self) -> bool:
+        """Wait while a disk of the run is low. Return True if the run ends meanwhile."""
+
     def hurry(self) -> None:
         """Let steps not wait for more messages, for a short time."""
 
@@ -132,6 +135,9 @@ class Engine(Protocol):
 
     def end_sources(self) -> None:
         """Let the sources yield nothing more. Messages on the queues are still processed. May be called again."""
+
+    def hold(self, low: bool) -> None:
+        """Tell the other processes of the run whether a disk is low. Here :meth:`Host.wait_for_disk` holds steps."""
 
     def halt(self) -> None:
         """Stop every processor after its current step: no step begins after it. Does not wait. May be called again."""

@@ -202,6 +202,9 @@ class EmbeddedEngine:
             if isinstance(worker.stepper, SourceStepper):
                 worker.stepper.feed.close()
 
+    def hold(self, low: bool) -> None:
+        """Do nothing: all steps are made in this process."""
+
     def halt(self) -> None:
         self._look.set()
         self.end_sources()

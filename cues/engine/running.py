@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues.base import events
 from cues.base.shown import Progress
 from cues.engine.disk_guard import DiskGuard
+from cues.engine.outages import sleep_while
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 from cues.graphs.running import RedriveResult, Running, Shared, UnitStatus
 from cues.overrides import override
@@ -61,6 +62,8 @@ class GraphRun(Running):
         self.hurried_at = -HURRY_S
         self._low: list[BaseException] = []
         """The error of the disk guard, if it stopped the run."""
+        self._held = False
+        """True while a disk of the run is low."""
         self._guard: DiskGuard | None = None
         self._progress = Progress(self)
         engine.start(self)
@@ -68,7 +71,7 @@ class GraphRun(Running):
     @override
     def guard(self, min_free: int | None) -> None:
         stores = [self.store, *(queue.store for queue in self.queues.values())]
-        self._guard = DiskGuard(self, stores, min_free, self._low.append)
+        self._guard = DiskGuard(self, stores, min_free, self._low.append, self.hold)
         self._guard.start()
 
     @property
@@ -354,6 +357,15 @@ class GraphRun(Running):
     def pause(self, seconds: float) -> bool:
         """Sleep. Return True if the graph was halted meanwhile."""
         return self._halt.wait(seconds)
+
+    def hold(self, low: bool) -> None:
+        """Let no step begin while a disk is low."""
+        self._held = low
+        self.engine.hold(low)
+
+    def wait_for_disk(self) -> bool:
+        """Wait while a disk of the run is low. Return True if the run ends meanwhile."""
+        return self._held and sleep_while(self, lambda: self._held)
 
     def keep_stop(self, event: events.Stopped) -> None:
         """Record the reason of a stop in the store's directory, where ``cues status`` reads it even after the end."""

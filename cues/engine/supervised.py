@@ -236,6 +236,9 @@ class SupervisedEngine:
     def end_sources(self) -> None:
         self._supervisor.drain()
 
+    def hold(self, low: bool) -> None:
+        self._supervisor.hold(low)
+
     def halt(self) -> None:
         self._supervisor.halt()
 

@@ -129,7 +129,7 @@ class Supervisor:
         self._counted: dict[str, events.Counters] = {}
         """The counters of workers that are dead, by unit."""
         self._spawned = len(self.slots)
-        self._draining = self._halting = False
+        self._draining = self._halting = self._holds = False
         self._look_at = 0.0
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._waking = threading.Lock()
@@ -158,6 +158,15 @@ class Supervisor:
             self._tell_all(wire.Drain())
 
         self.call(end)
+
+    def hold(self, low: bool) -> None:
+        """Let no worker begin a step while a disk is low, also of those that are started later."""
+
+        def note() -> None:
+            self._holds = low
+            self._tell_all(wire.Hold(low))
+
+        self.call(note)
 
     def halt(self) -> None:
         """Stop all workers after their current steps. The thread ends after the last of them."""
@@ -283,6 +292,7 @@ class Supervisor:
             carry = dataclasses.replace(self._carry, units=child.units, accept_topology=False, take_over=slot.take_over)
             child.send(dataclasses.replace(carry, careful=slot.careful, verdicts=slot.verdicts))
             child.send(wire.Begin(self._draining))
+            child.send(wire.Hold(self._holds))
         self._watch(child)
         known = self._record.workers.get(slot.name)
         if known is None:

@@ -14,11 +14,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from cues.base import events
 from cues.engine.engine import Host
-from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, WriterStuck
+from cues.engine.outages import OutageWait
+from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, StoreError, WriterStuck
 from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.graphs.running import UnitStatus
 from cues.overrides import override
@@ -27,6 +28,7 @@ from cues.records.log_row import LogRow
 from cues.steps.calls import Interrupted
 from cues.steps.failure import passes, stop_event, stopped_by, words
 from cues.steps.feed import SourceStepper
+from cues.steps.outages import Outages
 from cues.steps.stepper import Stepper
 from cues.storage import wakeup
 
@@ -35,18 +37,12 @@ if TYPE_CHECKING:
 
 QUIET_S: Final = 0.1
 """A generator that has yielded no message for this time counts as idle."""
-BACKOFF_S: Final = 0.1
-"""Time before a step that the store refused is tried again. It is doubled after each refusal."""
-BACKOFF_S_MAX: Final = 30.0
 SLOW_S: Final = 60.0
 """A step that takes longer is reported by a warning."""
 
 
 class Worker:
     """One unit of a processor, with its state. A :class:`WorkerThread` steps it."""
-
-    patient: ClassVar[bool] = False
-    """True: it waits for a condition of the store that may pass, instead of stopping."""
 
     def __init__(self, running: Host, stepper: Stepper) -> None:
         self.running = running
@@ -56,8 +52,8 @@ class Worker:
         """True from the start of a search for messages until a search finds none."""
         self.stopped: BaseException | None = None
         self.finished = False
-        self._refused = 0
-        """Number of steps in a row that the store refused."""
+        self._outage = OutageWait(running, self.id, stepper.node.options.outages, stepper.counters)
+        self._outages = Outages(stepper.node)
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
         """Seconds of one step before the next warning. Each warning doubles them."""
@@ -96,6 +92,8 @@ class Worker:
     def _turn(self) -> bool:
         stepper = self.stepper
         self._mark(True)
+        if self.running.wait_for_disk():
+            raise Interrupted
         self._stepping_since, self._slow_at = time.monotonic(), SLOW_S
         try:
             outcome = stepper.step()
@@ -105,7 +103,8 @@ class Worker:
             self._adopt()
             return True
         except (CuesError, OSError) as error:
-            if self.patient and passes(error):
+            if self._is_away(error):
+                self._stepping_since = None
                 self._wait_out(error)
                 return True
             if isinstance(error, ProcessorStopped) and isinstance(stepper, SourceStepper):
@@ -118,28 +117,40 @@ class Worker:
             raise
         finally:
             self._stepping_since = None
-        self._refused = 0
+        if self._outage.under_way and (not isinstance(stepper, SourceStepper) or stepper.is_answered):
+            self._outage.end()
         if outcome != "committed":
             self._mark(False)
             self.running.changed()
         return outcome == "committed"
 
-    def _wait_out(self, error: CuesError | OSError) -> None:
-        """Wait after an error of the store that may pass, then continue from the row of the processor."""
+    def _is_away(self, error: BaseException) -> bool:
+        """Return whether the unit waits after an error, instead of stopping."""
+        if isinstance(error, ProcessorStopped):
+            return error.away
+        return passes(error) or self._outages.concerns(error)
+
+    def _wait_out(self, error: BaseException) -> None:
+        """Wait for what is away, then continue from the row of the processor."""
         while True:
-            wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._refused, 30))
-            self._refused += 1
-            text = f"{getattr(error, 'message', error)} It is tried again in {wait_s:g} s"
-            self.running.emit(events.Event(self.id, text, logging.WARNING))
-            if self.running.pause(wait_s):
-                raise Interrupted from error
+            self._outage.wait(error, self._is_called_away)
             try:
-                self._adopt()
+                self._adopt(tell=False)
                 return
             except (CuesError, OSError) as again:
-                if not passes(again):
+                if not self._is_away(again):
                     raise
                 error = again
+
+    def _is_called_away(self) -> bool:
+        """Return whether somebody has paused the unit, moved its position, or taken it over."""
+        try:
+            self.stepper.check_fence()
+        except Fenced:
+            return True
+        except StoreError:
+            return False
+        return self.stepper.pause.row is not None
 
     def tell_if_slow(self) -> None:
         """Warn of a step that has run for a long time. Nothing else shows a function that hangs."""
@@ -167,8 +178,8 @@ class Worker:
         stepper.feed.thread = thread
         thread.start()
 
-    def _adopt(self) -> None:
-        adopt(self.stepper)
+    def _adopt(self, tell: bool = True) -> None:
+        adopt(self.stepper, tell)
         self.pull()
 
     @property
@@ -210,15 +221,15 @@ class Worker:
         return not (any if stepper.node.mode == "alts" else all)(n > 0 for n in left)
 
 
-def adopt(stepper: Stepper) -> None:
-    """Let a unit continue from the row of its processor, after a seek or a refused step."""
+def adopt(stepper: Stepper, tell: bool = True) -> None:
+    """Let a unit continue from the row of its processor, after a seek or an outage. ``tell``: with an event."""
     while True:
         with stepper.store.core.view() as txn:
             row = read_row(txn, stepper.node.id)
         assert row is not None
         stepper.adopt(row)
         try:
-            stepper.recover()
+            stepper.recover(tell)
             return
         except Fenced as fence:  # a seek has moved the positions once more
             if fence.reason != "seek":
@@ -322,6 +333,8 @@ class WorkLoop:
     def _run(self) -> None:
         try:
             while not self.running.halted:
+                if self.running.wait_for_disk():
+                    break
                 self.turn()
         except Interrupted:
             pass
@@ -375,7 +388,7 @@ class ForwarderThread(WorkLoop):
 
     def idle(self, ends: list[int]) -> bool:
         """Return whether all messages before ``ends`` of the fork queues were forwarded, or never will be."""
-        return self.stopped is not None or self.forwarder.done(ends)
+        return self.finished or self.forwarder.done(ends)
 
 
 def report_stop(running: Host, id: str, stopped: BaseException) -> None:

@@ -89,6 +89,13 @@ class Drain:
     """End the sources."""
 
 
+@dataclass(frozen=True)
+class Hold:
+    """Begin no step while a disk is low."""
+
+    low: bool
+
+
 class Halt:
     """Stop after the current steps."""
 

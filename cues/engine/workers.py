@@ -151,8 +151,6 @@ class WorkerEngine(EmbeddedEngine):
 class _Watched(Worker):
     """Marks in the shared memory that its unit is in a step, and in which one. child.py describes the marks."""
 
-    patient = True
-
     def __init__(self, running: Host, stepper: Stepper, marks: memoryview[int], place: int) -> None:
         self._marks = marks
         self._place = place * WORDS
@@ -193,6 +191,7 @@ class _WorkerProcess:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._halted = threading.Event()
         self._drained = threading.Event()
+        self._holds = False
         self._running: GraphRun | None = None
         self.joining = 0
         """Number of units that came after the start and do not run yet."""
@@ -233,6 +232,8 @@ class _WorkerProcess:
                     self._inbox.put(message)
                 elif isinstance(message, wire.Drain):
                     self._drained.set()
+                elif isinstance(message, wire.Hold):
+                    self._holds = message.low
                 if isinstance(message, wire.More):
                     self.joining += len(message.units)
                 if isinstance(message, (wire.LoadGraph, wire.AssignUnits, wire.Begin, wire.More)):
@@ -249,6 +250,8 @@ class _WorkerProcess:
                 self.channel.send(running.engine.reply(message.number))
         elif isinstance(message, wire.Drain):
             running.end_sources()
+        elif isinstance(message, wire.Hold):
+            running.hold(message.low)
         elif isinstance(message, wire.Halt):
             running.halt()
 
@@ -284,6 +287,7 @@ class _WorkerProcess:
         collector.settle()  # before the start, in which the processors begin
         engine = WorkerEngine(self, loaded, carry)
         self._running = running = GraphRun(loaded, engine, (self.tell,))
+        running.hold(self._holds)
         if self._drained.is_set():  # the message came during the start
             running.end_sources()
         if self._halted.is_set():

@@ -33,6 +33,7 @@ from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.graphs.error_rate import ErrorRate
 from cues.graphs.option import NotOnSpark, Option, Ready, one_of, option, shown, without
+from cues.graphs.outage import WAIT, Outage, outage_of
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
 
@@ -172,6 +173,16 @@ class Options:
                 strategy=_is_at_most_once,
             ),
         ),
+        ready="all",
+    )
+    outage: Outage | str | float | timedelta = option(
+        WAIT,
+        "When something outside is away (a refused connection, a timeout, a database that starts, a full disk):"
+        ' `"wait"` until it is there again, for ever; a time such as `"30m"`: wait so long, then stop the processor;'
+        ' `"stop"` at once; `"fail"`: the message fails, as with any exception. Or `cues.Outage(…)`, which names'
+        " further exceptions. An at-most-once processor does not wait: the message fails.",
+        outage_of,
+        wrong="{where} has outage={value!r}: {error}",
         ready="all",
     )
     batch: bool | str = option(
@@ -495,6 +506,10 @@ class Options:
         return self.retries if isinstance(self.retries, Retry) else Retry(self.retries + 1)
 
     @property
+    def outages(self) -> Outage:
+        return outage_of(self.outage)
+
+    @property
     def calls_per_s(self) -> float | None:
         """The calls a second of ``rate``. Raises :class:`InvalidArgument` if it is not a rate."""
         return None if self.rate is None else calls_per_s(self.rate)
@@ -590,6 +605,7 @@ class _Common(TypedDict, total=False):
     errors: str | None
     strategy: Strategy | None
     retries: int | Retry
+    outage: Outage | str | float | timedelta
     batch_size: int
     renamed_from: str | None
 
@@ -728,8 +744,8 @@ START_TEXTS: Final = {
     ),
     "min_free": OptionText(
         None,
-        "The run stops with `DiskLow` if the disk of a store has less free space: bytes, or a size such as"
-        ' `"500MB"`; 0: never. None: 1 % of the disk, from 64 MiB to 1 GiB (of a small disk at most a tenth).',
+        "The run waits while the disk of a store has less free space; a run that starts there stops with `DiskLow`."
+        ' Bytes, or a size such as `"500MB"`; 0: never. None: 1 % of the disk, from 64 MiB to 1 GiB (of a small disk at most a tenth).',
     ),
     "listeners": OptionText((), "Functions that are called with each `cues.base.events.Event`."),
     "target": OptionText(

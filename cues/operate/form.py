@@ -142,6 +142,7 @@ def _unit(seen: Measurement, unit: ProcessorMetrics) -> dict[str, Any]:
         "in_flight": unit.in_flight,
         "call_s": unit.call_s,
         "limited": counters.limited,
+        "away": counters.away or None,
         "latency_s": counters.latency.quantiles(1e-6),
         "batch": counters.sizes.quantiles(),
         "errors": unit.errors,

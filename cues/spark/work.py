@@ -141,4 +141,4 @@ def travelling(failure: Failure) -> Failure:
         pickle.loads(pickle.dumps(error))
     except Exception:
         error = RuntimeError(f"{type(failure.error).__name__}: {words(failure.error)}")
-    return Failure(error, failure.attempts, account)
+    return Failure(error, failure.attempts, account, failure.away)

@@ -10,6 +10,7 @@ objects that cannot be encoded.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import reprlib
 import traceback
@@ -18,10 +19,12 @@ from typing import Any, Final, Self
 
 from cues import codec
 from cues.base import events, names
+from cues.base.away import is_away
 from cues.base.data import dataclass
 from cues.errors import (
     CheckpointError,
     CodecError,
+    CuesError,
     Fenced,
     ProcessorStopped,
     StoreError,
@@ -90,14 +93,17 @@ class Failure:
     attempts: int
     told: dict[str, Any] | None = None
     """Causes and context as plain data, if the function ran in another process: tracebacks cannot be pickled."""
+    away: bool = False
+    """True if something outside cannot be reached now, and the processor waits for it (outages.py)."""
 
     @property
     def stops(self) -> bool:
-        """True if no other message would succeed: the target failed, a package is missing, or the engine cannot do it.
+        """True if no other message would succeed: something is away, the target failed, a package is missing, or the
+        engine cannot do it.
 
-        Then the processor stops, also with an error queue.
+        Then the processor stops, also with an error queue; if something is away, it goes on after a wait.
         """
-        return isinstance(self.error, (CheckpointError, Unsupported))
+        return self.away or isinstance(self.error, (CheckpointError, Unsupported))
 
     def account(self) -> dict[str, Any]:
         """Return the chain of causes and the context for an error message."""
@@ -169,8 +175,11 @@ def stopped_at(node: Node, failure: Failure) -> ProcessorStopped:
     error = ProcessorStopped(
         f"{node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
         f" {type(failure.error).__name__}: {line(failure.error)}",
-        f"correct the function and start again (it continues {where}){more}.",
+        f"correct the function and start again (it continues {where}){more}."
+        if not failure.away
+        else "start again when it can be reached; with outage= the processor waits for it.",
         processor=node.id,
+        away=failure.away,
     )
     error.__cause__ = failure.error
     return error
@@ -183,7 +192,9 @@ def passes(error: BaseException) -> bool:
     WriterStuck   the process that holds the writer lock continues or ends
     OSError       the system had no descriptor, no memory, or no answer
     """
-    return isinstance(error, (StoreFull, WriterStuck, OSError))
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, (StoreFull, WriterStuck)) or (isinstance(error, OSError) and is_away(error))
 
 
 def stopped_by(id: str, error: BaseException) -> ProcessorStopped | Fenced:
@@ -266,6 +277,14 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def root_of(error: BaseException) -> BaseException:
+    """Return the exception that says most about an outage: that of the driver below errors of Cues."""
+    while isinstance(error, CuesError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    carried = getattr(error, "orig", None)
+    return carried if isinstance(carried, Exception) else error
 
 
 def words(error: BaseException) -> str:

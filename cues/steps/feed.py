@@ -40,6 +40,7 @@ from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
 from cues.steps.concurrency import RunnerClosed
 from cues.steps.failure import Failure, error_message, retry_event, stopped_at
+from cues.steps.outages import Outages
 from cues.steps.outgoing import Packer
 from cues.steps.part import Part, divided, divided_table
 from cues.steps.results import Output, TableOutput
@@ -454,6 +455,7 @@ class SourceStepper(Stepper):
         self.process.core.checked = lambda message: self.feed.check(message)
         self.process.core.answered = lambda: self.feed.note_answer()
         self._failures = 0
+        self._outages = Outages(self.node)
         self._has_state = has_state(source_of(self.fence.expected))
 
     @override
@@ -478,6 +480,11 @@ class SourceStepper(Stepper):
             return None, 0
         position, count, *_ = codec.unpack(source)
         return position, count
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the generator has yielded, has paused for something new, or has ended by itself."""
+        return self.feed.answered or (self.feed.ended and self.feed.error is None)
 
     @property
     def ended(self) -> bool:
@@ -507,7 +514,8 @@ class SourceStepper(Stepper):
                     self._commit_yielded(afters, bodies)
             return "committed"
         if error is not None:
-            raise stopped_at(self.node, Failure(error, self._failures + 1)) from error
+            failure = Failure(error, self._failures + 1, away=self._outages.concerns(error))
+            raise stopped_at(self.node, failure) from error
         self.check_fence()
         return "idle"
 

@@ -26,6 +26,11 @@ class Wait(NamedTuple):
     seconds: float
 
 
+def asks_to_repeat(error: Exception) -> bool:
+    """Return whether a database has undone a transaction because of another one."""
+    return isinstance(error, CheckpointError) and error.again
+
+
 class Repeats:
     """The attempts of one call so far."""
 
@@ -38,7 +43,7 @@ class Repeats:
     def after(self, error: Exception) -> Wait | None:
         """Count a failure. Return the wait before the next attempt, or None if there is none."""
         rule, failures = self._retry, self.count
-        conflict = isinstance(error, CheckpointError) and error.again
+        conflict = asks_to_repeat(error)
         if conflict:
             self._conflicts += 1
             rule, failures = CONFLICTS, self._conflicts

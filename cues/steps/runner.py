@@ -44,10 +44,11 @@ from cues.steps.concurrency import Limited, Schedule, Threads, TimedOut
 from cues.steps.failure import Failure, retry_event
 from cues.steps.imperative import Imperative
 from cues.steps.invocation import invocation, waiting
+from cues.steps.outages import Outages
 from cues.steps.outgoing import Packer
 from cues.steps.pace import Pace, Stride
 from cues.steps.process import Process, beside
-from cues.steps.repeats import ONCE, Repeats, Wait
+from cues.steps.repeats import ONCE, Repeats, Wait, asks_to_repeat
 from cues.steps.results import Output, Results, stops
 from cues.steps.returned import Kept, ReturnedMessages
 from cues.steps.state import Changes, Layer, StateTable
@@ -111,6 +112,7 @@ class Runner(Calls):
         self._counters = counters
         self._options_of = options_of
         self._retry = node.options.retry
+        self._outages = Outages(node)
         self._filters: dict[str, Filter | None] = {
             port.binding: filter_of(node.options, port.binding, node.fn) for port in node.inputs
         }
@@ -471,10 +473,12 @@ class Runner(Calls):
     def _failure(self, error: Exception, attempts: int) -> Failure:
         """Return the failure of a message. Raises an error of the store, which is no fault of a message."""
         self._trouble.check(self._paths, error)
-        return Failure(error, attempts)
+        return Failure(error, attempts, away=self._outages.concerns(error))
 
     def _next(self, repeats: Repeats, error: Exception) -> Wait | None:
         self._trouble.check(self._paths, error)
+        if not asks_to_repeat(error) and self._outages.concerns(error):
+            return None  # the unit waits, outside of the step
         return repeats.after(error)
 
     def _wait(self, wait: Wait, error: Exception) -> None:

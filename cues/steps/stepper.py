@@ -286,14 +286,18 @@ class Stepper:
 
     # --- the row ---
 
-    def recover(self) -> Decision:
-        """Decide how a start continues, and move to the positions of the decision. Raises :class:`Diverged`."""
+    def recover(self, tell: bool = True) -> Decision:
+        """Decide how a start continues, and move to the positions of the decision. ``tell``: with an event.
+
+        Raises :class:`Diverged`.
+        """
         decision = self.recovery.recover()
         self.taker.forget()
         if decision.again is not None:
             self.taker.repeat(decision.again)
         text = f"{decision.what}: {decision.why}"
-        self.emit(events.Recovered(self.node.id, text, logging.INFO, decision=decision.what))
+        if tell:
+            self.emit(events.Recovered(self.node.id, text, logging.INFO, decision=decision.what))
         return decision
 
     def adopt(self, row: ProcessorRow) -> None:
@@ -304,6 +308,7 @@ class Stepper:
         if not self.owns(row):
             raise fenced(self.node.id, self.fence.expected, row.pack())
         self.fence.adopt(row.pack())
+        self.committer.stop = None
         hasher = self.builder.hasher = Hasher(self.node.key, row.generation)
         self.process.core.renew(hasher, row.epoch)
         for mark in self.marks.values():

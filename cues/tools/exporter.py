@@ -58,6 +58,8 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_processor_call_seconds": ("counter", _PROCESSOR, "Seconds spent in calls of its function."),
     "cues_processor_calls_in_flight": ("gauge", _PROCESSOR, "Calls of its function that have not returned."),
     "cues_processor_paused": ("gauge", _PROCESSOR, "1 if it is paused until somebody resumes it."),
+    "cues_processor_away": ("gauge", _PROCESSOR, "1 if it waits for something outside that is away."),
+    "cues_processor_away_seconds": ("counter", _PROCESSOR, "Seconds of such waits that are over."),
     "cues_processor_running": ("gauge", _PROCESSOR, "1 if a process runs it."),
     "cues_processor_stopped": ("gauge", _PROCESSOR, "1 if an error stopped it and it was not started again."),
     "cues_processor_last_step_timestamp_seconds": ("gauge", _PROCESSOR, "The time of its last step."),
@@ -267,6 +269,8 @@ def _add_processor(into: _Families, processor: ProcessorFigures) -> None:
     into.add("cues_processor_call_seconds", counters.calling_ns / 1e9, *labels)
     into.add("cues_processor_calls_in_flight", counters.in_flight, *labels)
     into.add("cues_processor_paused", bool(processor.paused), *labels)
+    into.add("cues_processor_away", processor.away is not None, *labels)
+    into.add("cues_processor_away_seconds", counters.away_s, *labels)
     into.add("cues_processor_running", processor.is_running or not processor.units, *labels)
     into.add("cues_processor_stopped", stop is not None and not stop.restarted, *labels)
     into.add("cues_processor_last_step_timestamp_seconds", None if stepped is None else stepped.timestamp(), *labels)

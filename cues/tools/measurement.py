@@ -287,6 +287,11 @@ class ProcessorFigures:
         return self.counters is not None and self.counters.limited
 
     @property
+    def away(self) -> str | None:
+        """What it waits for, since when, and why, while something outside is away."""
+        return (self.counters is not None and self.counters.away) or None
+
+    @property
     def stepped(self) -> datetime | None:
         return max((unit.stepped for unit in self.units if unit.stepped), default=None)
 

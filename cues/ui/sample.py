@@ -103,6 +103,8 @@ def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
             add("error", f"{name} does not answer (process {row['owners'][0]['pid']})", link)
         elif row["state"] == "off" and row["lag"] and overview["running"]:
             add("warning", f"{name} does not run, and {count(row['lag'], 'message')} wait for it", link)
+        if row["away"]:
+            add("error", f"{name} waits for {safe(row['away'])}", link)
         for pause in row["paused"]:
             add("error", f"{name} is paused {safe(pause['text'])}", link)
         if row["errors"]:
@@ -150,6 +152,7 @@ def _processor(figures: ProcessorFigures, workers: list[dict[str, Any]]) -> dict
         "kind": figures.kind,
         "state": state or ("running" if figures.is_running else "off" if units else "new"),
         "stopped": stop and _failure(stop),
+        "away": figures.away,
         "paused": [pause.facts() for pause in figures.paused],
         "units": [_unit(unit) for unit in units] if len(units) > 1 else [],
         "unit_ids": [unit.processor for unit in units],

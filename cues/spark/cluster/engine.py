@@ -31,9 +31,10 @@ from cues.engine import record
 from cues.engine.engine import Host
 from cues.engine.growth import Emit, Growth, divide, tell
 from cues.engine.local import EmbeddedEngine, join
+from cues.engine.outages import OutageWait
 from cues.engine.status import processor_of, sources_ended
 from cues.engine.threads import WorkLoop
-from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
+from cues.errors import Closed, CuesError, GraphError, InvalidArgument, ProcessorStopped, Unsupported
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, build, partitions_of
@@ -125,6 +126,7 @@ class _StageThread(_Turns):
         self._stages = stages
         self.counters = stage.counters
         self._rings = 0
+        self._outage = OutageWait(host, self.id, stage.node.options.outages, stage.counters)
 
     @override
     def _run(self) -> None:
@@ -136,7 +138,15 @@ class _StageThread(_Turns):
     @override
     def step(self) -> bool:
         self._rings = self.driver.rings
-        return self.stage.step()
+        try:
+            moved = self.stage.step()
+        except ProcessorStopped as stopped:
+            if not stopped.away:
+                raise
+            self._outage.wait(stopped, lambda: False)
+            return True
+        self._outage.end()
+        return moved
 
     @override
     def ready(self) -> bool:
@@ -484,6 +494,9 @@ class ClusterEngine:
 
     def end_sources(self) -> None:
         self.sources.end_sources()
+
+    def hold(self, low: bool) -> None:
+        """Do nothing: all steps are begun in this process."""
 
     def halt(self) -> None:
         self.sources.halt()

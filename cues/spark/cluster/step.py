@@ -438,13 +438,15 @@ class Stage:
 
     def _commit(self, taking: StepRange, ran: list[TaskOutput]) -> None:
         outputs, stop = up_to_stop(ran)
+        stopped: ProcessorStopped | None = None
         whole = next((output.closed for output in ran if output.closed is not None), _count(taking))
         if stop is not None:
             whole = stop[0]
-            self._stop = stopped_at(self.node, stop[1])
+            stopped = stopped_at(self.node, stop[1])
+            self._stop = None if stopped.away else stopped
             if not whole:
                 self._discard(ran)
-                raise self._stop
+                raise stopped
         digest = self._hasher.digest(
             [(t, self.inputs[t].directory.identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
@@ -465,8 +467,8 @@ class Stage:
         self._drop([*before.state, *(output.state for output in outputs if output.state)])
         self._count(whole * len(taking.ranges), written - failed, failed, ran)
         self.driver.ring()
-        if self._stop is not None:
-            raise self._stop
+        if stopped is not None:
+            raise stopped
 
     def _state(self, outputs: Sequence[TaskOutput]) -> tuple[StateRun, ...]:
         """The runs of the state with the changes of a step. Runs of about the same size become one."""

@@ -1,0 +1,107 @@
+"""What counts as away: something outside that cannot be reached now, and perhaps can be later.
+
+    refused, reset and timed-out connections; hosts and names that cannot be reached; a full disk
+    a database that starts, ends, has no connection left, or asks to repeat a transaction (SQLSTATE 08, 57P, 53, 40001,
+    40P01; the same of MySQL, SQLite and DuckDB)
+    what a user or a ready-made processor says with :class:`cues.errors.Away`
+
+A wrong password, a name that a server does not know, a constraint and a type are faults that no wait mends: they are
+not away. Drivers are known by the names of their exceptions, so none is imported here.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from cues.errors import Away, CheckpointError, CuesError
+
+_ERRNOS: Final = frozenset(
+    getattr(errno, name)
+    for name in (
+        "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ETIMEDOUT", "ECONNREFUSED", "ECONNRESET",
+        "ECONNABORTED", "ENOTCONN", "EPIPE", "ENOSPC", "EDQUOT", "ESTALE", "EIO", "EMFILE", "ENFILE",
+    )
+    if hasattr(errno, name)
+)  # fmt: skip
+"""Errors of the system that pass: the network, the disk, the other side of a pipe."""
+
+_STATES: Final = re.compile(r"08|57P|53|40001|40P01")
+"""SQLSTATEs, by their beginning: connections, the operator (shutdown, start), resources, and transactions to repeat."""
+
+_MYSQL: Final = frozenset([1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 2002, 2003, 2006, 2013, 2055])
+"""Codes of MySQL and MariaDB: too many connections, shutdown, network, lock wait, deadlock, lost connections."""
+
+_SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
+
+_REFUSED_BY_SERVER: Final = re.compile(r"\bfailed: (\w+: |SSL)")
+"""libpq's text for a connection that the server itself refused, in any language: severity, colon, text; and for TLS."""
+_SERVER_IS_BUSY: Final = re.compile(
+    r"starting up|shutting down|recovery|too many|remaining connection slots|terminating"
+)
+
+_CLASSES: Final = frozenset(
+    (
+        "requests.exceptions.ConnectionError", "requests.exceptions.Timeout",
+        "requests.exceptions.ChunkedEncodingError", "urllib3.exceptions.NewConnectionError", "urllib3.exceptions.MaxRetryError", "urllib3.exceptions.ProtocolError",
+        "urllib3.exceptions.TimeoutError", "httpx.NetworkError", "httpx.TimeoutException", "httpx.RemoteProtocolError",
+        "aiohttp.client_exceptions.ClientConnectionError", "botocore.exceptions.HTTPClientError",
+        "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "pymongo.errors.AutoReconnect",
+        "openai.APIConnectionError", "anthropic.APIConnectionError", "socket.gaierror",
+    )
+)  # fmt: skip
+"""Exceptions of libraries that mean the same as ConnectionError and TimeoutError, by name."""
+_NEVER: Final = frozenset(("redis.exceptions.AuthenticationError", "requests.exceptions.SSLError"))
+"""Exceptions below those that are faults."""
+_DEPTH_MAX: Final = 10
+
+
+def is_away(error: BaseException) -> bool:
+    """Return whether an exception says that something outside cannot be reached now."""
+    return any(map(_is_away, _links(error)))
+
+
+def _links(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception, and those that it only carries.
+
+    These are a driver's in SQLAlchemy's, a reason of urllib, and the cause of a :class:`CheckpointError`, whose raiser
+    wraps all failures of a target alike.
+    """
+    for _ in range(_DEPTH_MAX):
+        yield error
+        carried = error.__cause__ if isinstance(error, CheckpointError) else None
+        for name in ("orig", "reason"):
+            carried = carried or getattr(error, name, None)
+        if not isinstance(carried, BaseException) or (isinstance(error, CheckpointError) and error.away is not None):
+            return
+        error = carried
+
+
+def _is_away(error: BaseException) -> bool:
+    if isinstance(error, CuesError):  # also those that are a TimeoutError: a wait for a queue is not outside
+        return isinstance(error, Away) or (isinstance(error, CheckpointError) and bool(error.away or error.again))
+    if isinstance(error, (ConnectionError, TimeoutError)) or getattr(error, "connection_invalidated", False) is True:
+        return True
+    classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return True
+    return not classes & _NEVER and (bool(classes & _CLASSES) or _of_database(error))
+
+
+def _of_database(error: BaseException) -> bool:
+    """Return whether an exception of a database's driver says that the database is away."""
+    package, name = type(error).__module__.partition(".")[0], type(error).__name__
+    state: Any = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if isinstance(state, str):
+        return _STATES.match(state) is not None
+    text = str(error)
+    if package in ("psycopg", "psycopg2") and name in ("OperationalError", "ConnectionTimeout", "InterfaceError"):
+        return _REFUSED_BY_SERVER.search(text) is None or _SERVER_IS_BUSY.search(text) is not None
+    if package == "sqlite3":
+        return str(getattr(error, "sqlite_errorname", "")).startswith(_SQLITE)
+    if "duckdb" in package and name == "IOException":
+        return "lock on file" in text or "No space left" in text
+    code = error.args[0] if error.args else None
+    return package in ("pymysql", "MySQLdb", "mysql", "mariadb") and code in _MYSQL

@@ -1,0 +1,98 @@
+"""The waits of a unit while something that it needs is away: a database, an API, room on the disk.
+
+    begins    one event: what it waits for, since when, and why. It is in the counters too, for every display
+    waits     0.1 s, 0.2 s, … up to 30 s; for the disk and the lock of a store at most 2 s
+    ends      one event, with the first step after it
+
+A wait ends early if the run ends, also by a drain: then the unit ends, and its messages stay for the next start. It
+also ends early if somebody pauses the processor, moves its position or takes it over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from cues.base import events
+from cues.base.texts import duration
+from cues.engine.engine import Host
+from cues.errors import ProcessorStopped, StoreError
+from cues.graphs.outage import Outage, place_of
+from cues.steps.calls import Interrupted
+from cues.steps.failure import root_of, short
+
+_LOOK_S: Final = 0.1
+_STORE_S: Final = 2.0
+"""The longest wait for the disk or the lock of a store: to look again costs little."""
+
+
+class OutageWait:
+    """The outage of one unit, if there is one."""
+
+    def __init__(self, host: Host, id: str, outage: Outage, counters: events.Counters) -> None:
+        self._host = host
+        self._id = id
+        self._outage = outage
+        self._counters = counters
+        self._failures = 0
+        self._began_s = 0.0
+        self._place = ""
+
+    @property
+    def under_way(self) -> bool:
+        return self._failures > 0
+
+    def wait(self, stopped: BaseException, over: Callable[[], bool]) -> None:
+        """Wait before the next try. ``over`` returns True to end the wait early.
+
+        Raises ``stopped`` after the longest wait, and :class:`Interrupted` at the end of the run.
+        """
+        error = stopped
+        while isinstance(error, ProcessorStopped) and error.__cause__ is not None:
+            error = error.__cause__
+        if not self._failures:
+            self._begin(error)
+        self._failures += 1
+        wait_s, limit_s = self._outage.wait_s(self._failures, error), self._outage.limit_s
+        if isinstance(error, StoreError):
+            wait_s = min(wait_s, _STORE_S)
+        elif limit_s is not None:
+            left_s = self._began_s + limit_s - time.monotonic()
+            if left_s <= 0:
+                self._counters.away = ""
+                raise stopped
+            wait_s = min(wait_s, left_s)
+        end = time.monotonic() + wait_s
+        if sleep_while(self._host, lambda: time.monotonic() < end and not over()):
+            self._counters.away = ""
+            raise Interrupted from error
+
+    def _begin(self, error: BaseException) -> None:
+        self._began_s = time.monotonic()
+        cause = root_of(error)
+        self._place = place_of(error) or place_of(cause) or "what it needs"
+        text = f"{self._place} since {datetime.now().astimezone():%H:%M:%S}: {short(cause)}"
+        self._counters.away = text
+        if self._outage.limit_s != 0:
+            self._host.emit(events.Away(self._id, f"waiting for {text}", logging.WARNING, what=self._place))
+
+    def end(self) -> None:
+        """Note that the unit goes on."""
+        if not self._failures:
+            return
+        away_s = time.monotonic() - self._began_s
+        self._failures, self._counters.away = 0, ""
+        self._counters.away_s += away_s
+        text = f"goes on: {self._place} is there again after {duration(away_s)}"
+        self._host.emit(events.Away(self._id, text, logging.WARNING, what=self._place, over=True))
+
+
+def sleep_while(host: Host, waits: Callable[[], bool]) -> bool:
+    """Sleep while ``waits`` returns True. Return True if the run ends meanwhile, also by a drain."""
+    while waits():
+        if host.draining or host.pause(_LOOK_S):
+            return True
+    return False

@@ -1,0 +1,85 @@
+"""Waits for something outside that is away: ``outage=cues.Outage(…)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from cues.base.away import is_away
+from cues.errors import CuesError, InvalidArgument
+from cues.graphs.retry import Retry
+from cues.queues.options import duration_of
+
+WAIT: Final = "wait"
+STOP: Final = "stop"
+FAIL: Final = "fail"
+
+_WAITS: Final = Retry(backoff_s=0.1, max_s=30.0, jitter=0.5)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """What a processor does when something that it needs is away.
+
+    ``then`` is one of
+
+        ``"wait"``   wait until it is there again, for ever
+        a time       wait so long, then stop the processor: ``"30m"``, seconds, or a timedelta
+        ``"stop"``   stop the processor at once
+        ``"fail"``   the message fails, as with any other exception: ``retries=``, the error queue
+
+    ``on`` names exceptions of the function that mean that something is away, besides :class:`ConnectionError`,
+    :class:`TimeoutError`, the like of well-known libraries, and :class:`cues.errors.Away`.
+
+    The waits are 0.1 s, 0.2 s, … up to 30 s, less jitter, and at least ``retry_after_s`` of the exception. A wait ends
+    at once when the run ends or when the processor is paused.
+    """
+
+    then: str | float | timedelta = WAIT
+    on: type[BaseException] | tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise InvalidArgument(
+                f"Outage(on={self.on!r:.60}).", "give a class of exceptions, or a tuple of them: (ApiDown, ApiBusy)."
+            )
+        if self.then not in (WAIT, STOP, FAIL):
+            try:
+                duration_of(self.then, "The time")
+            except InvalidArgument:
+                raise InvalidArgument(
+                    f"outage is {self.then!r:.60}.", "give 'wait', 'stop', 'fail', or the longest wait, such as '30m'."
+                ) from None
+
+    @property
+    def limit_s(self) -> float | None:
+        """The longest wait in seconds; None: for ever."""
+        if self.then == WAIT:
+            return None
+        return 0.0 if self.then in (STOP, FAIL) else duration_of(self.then, "The time")
+
+    def concerns(self, error: BaseException) -> bool:
+        """Return whether an exception says that something is away."""
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        return any(isinstance(error, kind) for kind in kinds) or is_away(error)
+
+    @staticmethod
+    def wait_s(failures: int, error: BaseException | None = None) -> float:
+        """Seconds to wait after so many failures, the last of them ``error``."""
+        return _WAITS.wait_s(failures, error)
+
+
+def outage_of(value: Outage | str | float | timedelta) -> Outage:
+    """Return the value of the option as an :class:`Outage`. Raises :class:`InvalidArgument`."""
+    return value if isinstance(value, Outage) else Outage(value)
+
+
+def place_of(error: BaseException) -> str:
+    """Return the name of what is away; "" if the exception does not say."""
+    for name in ("what", "where", "url"):
+        found = getattr(error, name, "")
+        if isinstance(error, CuesError) and isinstance(found, str) and found:
+            return found
+    return ""
