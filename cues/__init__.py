@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Frame",
-    "Graph", "GraphError", "MessagesPurged", "Outage", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
-    "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
-    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard", "duration_of",
-    "error_context", "errors", "every", "faults", "groups", "list_errors", "merge", "open", "pause", "processors",
-    "redrive", "replay", "resume", "schemas", "testing", "txn",
+    "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Frame", "Graph",
+    "GraphError", "MessagesPurged", "Outage", "Process", "ProcessorStopped", "Queue", "QueueNotFound",
+    "QueueOptions", "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer",
+    "Transaction", "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "cron", "delayed", "discard",
+    "duration_of", "error_context", "errors", "every", "faults", "groups", "list_errors", "merge", "open", "pause",
+    "processors", "redrive", "replay", "resume", "schemas", "testing", "txn",
 ]
 # fmt: on
 

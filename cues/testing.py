@@ -41,6 +41,7 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
+from cues.graphs.outage import Outage
 from cues.graphs.processor_rows import all_keys, key_of, read_row, read_topology
 from cues.overrides import override
 from cues.queues.base import view_of, views_of
@@ -261,6 +262,10 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
 # --- running ------------------------------------------------------------------------------------
 
 
+OUTAGE_TRIES_MAX: Final = 20
+"""Tries of one step while something outside is away: a test must not wait for ever."""
+
+
 @dataclass
 class Report:
     """The result of a run."""
@@ -272,11 +277,13 @@ class Report:
     events: list[Event] = field(default_factory=list)
     """All events, in order."""
     waits_s: list[float] = field(default_factory=list)
-    """The pauses before retries, and for ``rate=``, in seconds; the run did not sleep."""
+    """The pauses before retries, in outages, and for ``rate=``, in seconds; the run did not sleep."""
     counters: dict[str, Counters] = field(default_factory=dict)
     """The counters, by processor name."""
     stopped: dict[str, BaseException] = field(default_factory=dict)
     """The errors that stopped processors, by processor name."""
+    tries: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The tries of a step in outages, by processor id and the number of its steps."""
 
 
 def run_until_idle(
@@ -296,7 +303,8 @@ def run_until_idle(
     the order of each round, in the same way for the same seed: run a test with several seeds to try
     other orders. ``steps_max`` is the number of steps after which the run ends, for endless sources.
 
-    If a processor stops at an error, the others continue; at the end its
+    A processor that finds something outside away tries its step again, up to :data:`OUTAGE_TRIES_MAX` times in a row;
+    then it stops. If a processor stops at an error, the others continue; at the end its
     :class:`~cues.ProcessorStopped` is raised, with the user's exception as its cause (or kept in
     ``Report.stopped`` with ``stopped="return"``). :class:`~cues.Fenced` by a takeover is raised at
     once. Errors of the start are those of :meth:`Graph.start`.
@@ -374,7 +382,15 @@ def _turn(stepper: Stepper, report: Report) -> bool:
             if fence.reason != "seek":
                 raise
             adopt(stepper)
-        except ProcessorStopped:
+        except ProcessorStopped as stopped:
+            if stopped.away and stepper.node.options.outages.limit_s != 0:
+                step = stepper.node.id, stepper.counters.steps
+                tries = report.tries[step] = report.tries.get(step, 0) + 1
+                if tries >= OUTAGE_TRIES_MAX:
+                    raise
+                report.waits_s.append(Outage.wait_s(tries, stopped.__cause__))
+                adopt(stepper)
+                continue
             wait_s = stepper.again() if isinstance(stepper, SourceStepper) else None
             if wait_s is None:
                 raise

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import cues
 from cues import jsontext
 from cues.arguments import check_number
-from cues.errors import InvalidArgument, NotInstalled
+from cues.errors import Away, InvalidArgument, NotInstalled
 from cues.overrides import override
 
 RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
@@ -63,10 +63,11 @@ class RequestFailed(cues.CuesError):
     body: str
 
 
-class TryLater(RequestFailed):
-    """Raised for a request that may succeed later; ``retry_after_s`` is the wait that the server asked for, or 0."""
+class TryLater(RequestFailed, Away):
+    """Raised for a request that may succeed later; ``retry_after_s`` is the wait that the server asked for, or 0.
 
-    retry_after_s: float
+    A processor waits for the server, and makes the request again (``outage=``).
+    """
 
 
 class Answer(NamedTuple):

@@ -15,12 +15,13 @@ A redriven message (``cues redrive``) is a new delivery with a new key, because 
 If a message may be redriven after its request had an effect unseen (every answer was lost), give ``key=``, an identity
 of your own.
 
-**Failures.** A status of ``retry_on``, a broken connection and a timeout are tried again, after a wait that doubles,
-with jitter, and is at least the ``Retry-After`` of the server (at most ``retry_after_s_max``). The wait delays the
-messages after it, up to ``concurrency=``: no other message is tried while the server is down. Every other status than
-2xx fails the message at once, and so do the last try and a message of which no request can be made. A failed message is
-on the error queue, with ``status``, ``url`` and the beginning of the ``body`` in its context. Redirects are failures
-unless ``redirects=`` allows them.
+**Failures.** After a status of ``retry_on``, a broken connection and a timeout the server is away: the processor waits
+for it, as ``outage=`` says, by default for ever, and at least for its ``Retry-After`` (at most ``retry_after_s_max``).
+No other message is tried meanwhile. If ``url`` is a function, each message may have another server, and one that is
+away must not hold the others: then a message has ``attempts=8``, and fails after the last. With ``attempts=`` that is
+so for a fixed URL too. Every other status than 2xx fails the message at once, and so does a message of which no request
+can be made. A failed message is on the error queue, with ``status``, ``url`` and the beginning of the ``body`` in its
+context. Redirects are failures unless ``redirects=`` allows them.
 
 Not guaranteed: the order of requests with ``concurrency=`` above 1, or after failed messages. A server that answers 2xx
 before it has taken the message may lose it.
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 ATTEMPTS: Final = 8
-"""Requests for a message by default: with the waits between them about one minute."""
+"""Requests for a message if ``url`` is a function: with the waits between them about one minute."""
 
 _DRAINED_BYTES_MAX: Final = 1 << 16
 """Bytes of an answer that a sink reads, so that the connection can be used again. A longer one costs a connection."""
@@ -67,7 +68,8 @@ class Requests:
     ``sign``         a :class:`cues.processors.http.Signature` with which the body is signed
     ``accept``       statuses besides 2xx that are a success, such as ``(409,)`` of an API that knows the message
     ``retry_on``     statuses that are tried again; connection errors and timeouts always are
-    ``attempts``     requests for a message, all counted; the waits are 0.5 s, 1 s, 2 s, … up to 60 s, less jitter
+    ``attempts``     requests for a message, all counted; the waits are 0.5 s, 1 s, 2 s, … up to 60 s, less jitter.
+                     None: the processor waits until the server is there again; 8 if ``url`` is a function
     ``retry_after_s_max``   the longest wait that a server can ask for
     ``timeout_s``    seconds for a request and its whole answer
     ``rate``         requests a second, or ``"10/s"``, ``"90/m"``, ``"500/h"``: at equal distances, with repetitions, in
@@ -98,7 +100,7 @@ class Requests:
         sign: http.Signature | None = None,
         accept: Sequence[int] = (),
         retry_on: Sequence[int] = http.RETRY_ON,
-        attempts: int = ATTEMPTS,
+        attempts: int | None = None,
         retry_after_s_max: float = http.RETRY_AFTER_S_MAX,
         timeout_s: float = 30.0,
         rate: float | str | None = None,
@@ -117,13 +119,15 @@ class Requests:
             http.check_statuses("retry_on", retry_on),
             retry_after_s_max,
         ).check()
-        self._attempts, self._answer = attempts, answer
+        self._attempts = ATTEMPTS if attempts is None and callable(url) else attempts
+        self._answer = answer
         self._rate = None if rate is None else http.Rate(rate)
         self._make_client = client
         self._clients: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
         if json is not None and body is not None:
             raise InvalidArgument("json= and body= are both given.", "give one of them.")
-        check_number("attempts", attempts, 1, whole=True)
+        if attempts is not None:
+            check_number("attempts", attempts, 1, whole=True)
         if client is None and not callable(url):
             http.check_url(url)
         for name, value in ({} if headers is None or callable(headers) else headers).items():
@@ -140,8 +144,10 @@ class Requests:
         self.__dict__.update(state, _clients=WeakKeyDictionary())
 
     @property
-    def retries(self) -> cues.Retry:
+    def retries(self) -> cues.Retry | int:
         """The repetitions of a request; :meth:`sink` and :meth:`stream` give them to the engine, which waits."""
+        if self._attempts is None:
+            return 0
         return cues.Retry(self._attempts, backoff_s=0.5, max_s=60.0, on=http.TryLater, jitter=0.5)
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:

@@ -19,10 +19,10 @@ repeat them. A cursor fits too: ``next=lambda answer: answer.json() and f"{url}?
 The engine commits the position with the messages, so each item is on the queue once, wherever the run is killed. The
 validators of an answer are in the position of its last item: after a crash in the middle, the rest is asked for again.
 
-**Failures.** A status of ``retry_on``, a broken connection and a timeout are followed by another try, after a wait
-that doubles up to a minute, and is at least ``Retry-After``; with ``interval_s`` for ever, else :data:`ATTEMPTS` times.
-Every other status, and a body that cannot be read, stop the source (:class:`cues.processors.http.RequestFailed`), which
-continues there at the next start. ``retries=`` of the source repeats those too.
+**Failures.** After a status of ``retry_on``, a broken connection and a timeout the server is away: the source waits for
+it, as ``outage=`` says, by default for ever, and at least for its ``Retry-After``. Every other status, and a body that
+cannot be read, stop the source (:class:`cues.processors.http.RequestFailed`), which continues there at the next start.
+``retries=`` of the source repeats those too.
 
 Not guaranteed: items that come and go between two requests, or that a list has no more after an outage.
 """
@@ -32,13 +32,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
-import cues
 from cues import codec
 from cues.arguments import check_number
 from cues.errors import CodecError, Diverged, InvalidArgument
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
 SEEN_MAX: Final = 200
 """Ids in a position, and items in an answer without pages. More would make each commit larger than 2,000 bytes."""
 
-ATTEMPTS: Final = 8
-"""Tries of a request in a row, if the source ends after one round."""
-
 URL_CHARACTERS_MAX: Final = 1_200
 """Characters of the URL of a page, which is in the position."""
 
@@ -60,7 +55,6 @@ _VERSION: Final = 1
 _VALIDATOR_CHARACTERS_MAX: Final = 150
 """A longer ETag is not kept, and the request then has none."""
 
-_log = logging.getLogger("cues.processors")
 
 Position = list[Any]
 Item = tuple[Position, Any]
@@ -283,34 +277,17 @@ class _Asking:
 
     def __init__(self, poll: Poll, process: Any) -> None:
         self._poll, self._process = poll, process
-        self._retry = cues.Retry(ATTEMPTS, backoff_s=0.5, max_s=60.0, jitter=0.5)
 
     def ask(self, url: str, etag: str, modified: str) -> http.Answer:
         """Return an answer, or a 304. Raises :class:`RequestFailed`, and :class:`_Draining`."""
         poll = self._poll
         conditions = {"If-None-Match": etag, "If-Modified-Since": modified}
-        failures = 0
-        while True:
-            given = (poll._headers() if callable(poll._headers) else poll._headers) or {}
-            headers = {**{name: value for name, value in conditions.items() if value}, **given}
-            try:
-                answer = self._answer(url, headers)
-            except http.TryLater as error:
-                failures += 1
-                if poll.interval_s is None and failures >= self._retry.attempts:
-                    raise
-                wait_s = self._retry.wait_s(failures, error)
-                if failures == 1:
-                    _log.warning("%s It is asked again until it answers.", error.message)
-                if not waits.pause(self._process, wait_s, new=False):
-                    raise _Draining from error
-                continue
-            if failures:
-                _log.warning("%s answers again, after %d failures.", http.shown_url(url), failures)
-            if answer.status == 304 and not (etag or modified):
-                text = f"{http.shown_url(url)} answered 304 to a request without conditions."
-                raise http.failed(http.RequestFailed, text, "correct headers=, or the server.", answer)
-            return answer
+        given = (poll._headers() if callable(poll._headers) else poll._headers) or {}
+        answer = self._answer(url, {**{name: value for name, value in conditions.items() if value}, **given})
+        if answer.status == 304 and not (etag or modified):
+            text = f"{http.shown_url(url)} answered 304 to a request without conditions."
+            raise http.failed(http.RequestFailed, text, "correct headers=, or the server.", answer)
+        return answer
 
     def _answer(self, url: str, headers: Mapping[str, str]) -> http.Answer:
         """Make a request in a thread, with a connection of its own: so nothing is open while the source waits.

@@ -90,6 +90,31 @@ def patiently(call: Callable[[], Any], deadline: float) -> Any:
                 raise
 
 
+def is_away(error: Any) -> bool:
+    """Return whether an error says that brokers are away, and librdkafka or a later try finds them again."""
+    codes = library().KafkaError
+    if error.code() in (codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_TOPIC, codes._AUTHENTICATION):
+        return False
+    return bool(error.retriable()) or error.code() in (
+        codes._TRANSPORT,
+        codes._ALL_BROKERS_DOWN,
+        codes._TIMED_OUT,
+        codes._MSG_TIMED_OUT,
+        codes._TIMED_OUT_QUEUE,
+        codes._RESOLVE,
+        codes.REQUEST_TIMED_OUT,
+        codes.BROKER_NOT_AVAILABLE,
+        codes.LEADER_NOT_AVAILABLE,
+        codes.NOT_LEADER_FOR_PARTITION,
+        codes.NETWORK_EXCEPTION,
+        codes.COORDINATOR_LOAD_IN_PROGRESS,
+        codes.COORDINATOR_NOT_AVAILABLE,
+        codes.NOT_COORDINATOR,
+        codes.NOT_ENOUGH_REPLICAS,
+        codes.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    )
+
+
 def text_of(value: bytes | None) -> str | None:
     """Decode UTF-8; None stays None."""
     return None if value is None else value.decode()

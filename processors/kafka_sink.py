@@ -472,7 +472,10 @@ class _Positions:
         elif error.code() == codes.OFFSET_METADATA_TOO_LARGE:
             hint = "raise offset.metadata.max.bytes of the broker, or give the sink fewer inputs."
         return CheckpointError(
-            f"Kafka failed for {self.where}: {error.str()} ({error.name()}).", hint, where=self.where
+            f"Kafka failed for {self.where}: {error.str()} ({error.name()}).",
+            hint,
+            where=self.where,
+            away=kafka.is_away(error),
         )
 
 

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 from cues import CuesError, MessagesPurged
 from cues.arguments import check_number
-from cues.errors import Diverged, InvalidArgument
+from cues.errors import Away, Diverged, InvalidArgument
 from cues.processors import SOURCE, foreign, kafka, takes, waits
 
 _VERSION: Final = 1
@@ -349,17 +349,12 @@ def _epoch_of(message: Any) -> int:
 
 def _passes(error: Any, codes: Any) -> bool:
     """Return whether librdkafka tries again by itself, or the next look may find what is missing."""
-    return error.retriable() or error.code() in (
-        codes._UNKNOWN_PARTITION,
-        codes._TRANSPORT,
-        codes._ALL_BROKERS_DOWN,
-        codes._TIMED_OUT,
-        codes._RESOLVE,
-    )
+    return kafka.is_away(error) or error.code() == codes._UNKNOWN_PARTITION
 
 
 def _failed(source: Records, error: Any) -> CuesError:
-    return CuesError(
-        f"The topic {source.topic!r} at {source.servers} cannot be read: {error.str()} ({error.name()}).",
-        "start the graph again when the broker answers and the topic is there; the source continues at its position.",
-    )
+    text = f"The topic {source.topic!r} at {source.servers} cannot be read: {error.str()} ({error.name()})."
+    hint = "start the graph again when the broker answers and the topic is there; the source continues at its position."
+    if kafka.is_away(error):
+        return Away(text, hint, what=f"{source.topic} at {source.servers}")
+    return CuesError(text, hint)

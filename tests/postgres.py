@@ -41,18 +41,27 @@ class Postgres:
         self._run(
             "initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", "postgres", "-D", str(directory / "data")
         )
+        self._log = open(directory / "log", "ab")  # noqa: SIM115 - closed with the server
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, also again after :meth:`stop`, and wait until it answers."""
         # What a killed *client* leaves is what the tests are about; the server's own disk is not.
-        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={directory}"]
-        self._log = open(directory / "log", "wb")  # noqa: SIM115 - closed with the server
+        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={self._directory}"]
         self._process = subprocess.Popen(
-            [programs / "postgres", "-D", "data", *options],
+            [self._programs / "postgres", "-D", "data", *options],
             stdout=self._log,
             stderr=self._log,
-            cwd=directory,
+            cwd=self._directory,
             preexec_fn=_end_with_the_parent,
             **self._as,
         )
         self._wait()
+
+    def stop(self) -> None:
+        """End the server, and its sessions with an error, as a restart does."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import until
 
 import cues
 from cues.base import events
@@ -76,10 +77,10 @@ def test_a_program_sets_the_limit(tmp_path: Path, disk: Disk, given: int) -> Non
         cues.open(tmp_path / "s", min_free=-1)
 
 
-def test_a_run_stops_with_everything_committed_and_goes_on_later(tmp_path: Path, disk: Disk) -> None:
-    """The disk becomes low in the middle of a step, whose commit uses the reserve; the next run has the rest."""
+def test_a_run_waits_with_everything_committed_and_goes_on(tmp_path: Path, disk: Disk) -> None:
+    """The disk becomes low in the middle of a step, whose commit uses the reserve. A run does not start there."""
     graph = cues.Graph("g", store=tmp_path / "s")
-    inside, go_on = threading.Event(), threading.Event()
+    inside, go_on, second = threading.Event(), threading.Event(), threading.Event()
     calls: list[int] = []
     heard: list[events.Event] = []
 
@@ -89,29 +90,39 @@ def test_a_run_stops_with_everything_committed_and_goes_on_later(tmp_path: Path,
         if message["n"] == 3:
             inside.set()
             assert go_on.wait(60)
+        if message["n"] == 8:
+            assert second.wait(60)
         return message | {"x": "x" * 100_000}
 
     running = graph.start(listeners=(heard.append,))
     try:
-        for n in range(10):
+        for n in range(20):
             running.send("in", {"n": n})
         assert inside.wait(60)
         disk(GIB // 2)
-        with pytest.raises(DiskLow, match="everything that it did is committed"):
-            running.wait_idle(60)
+        until(lambda: [event for event in heard if isinstance(event, events.Away)])
         go_on.set()
+        until(lambda: len(running.messages("out")) == 4)
+        assert not running.wait_idle(0.3) and calls == [0, 1, 2, 3]
+        disk(50 * GIB)
+        until(lambda: len(running.messages("out")) == 8)
+        disk(GIB // 2)
+        until(lambda: len([event for event in heard if isinstance(event, events.Away)]) == 3)
+        second.set()
     finally:
         go_on.set()
+        running.drain()  # it does not wait for the disk
         running.close()
-    assert calls == [0, 1, 2, 3]
-    assert [event for event in heard if isinstance(event, events.Stopped) and "min_free" in event.text]
+    known = len(calls)
+    assert calls == list(range(known)) and known < 20
+    assert [event.over for event in heard if isinstance(event, events.Away)] == [False, True, False]
     with cues.open(tmp_path / "s") as store:
         assert [m["n"] for m in store.queue("out").tailer()] == calls
-    with pytest.raises(DiskLow), graph.start():  # at once
-        pass
+    with pytest.raises(DiskLow, match="everything that it did is committed"), graph.start() as running:  # at once
+        running.wait_idle(60)
     with graph.start(min_free="1MB") as running:
         assert running.wait_idle(60)
-    assert calls == list(range(10))
+    assert calls == list(range(20))
     disk(50 * GIB)
     with cues.open(tmp_path / "s") as store:
         assert [m["n"] for m in store.queue("out").tailer()] == calls
@@ -142,7 +153,7 @@ def test_before_the_limit_there_is_one_warning(tmp_path: Path, disk: Disk, monke
             for _ in range(4):
                 assert looked.acquire(timeout=60)
         assert running.wait_idle(60)
-    assert len([text for text in heard if "the run stops below 1.1 GB" in text]) == 2
+    assert len([text for text in heard if "the run waits below 1.1 GB" in text]) == 2
 
 
 def test_the_command_line_says_what_was_found_and_has_an_exit_code_of_its_own(

@@ -104,7 +104,7 @@ def test_a_single_message_that_succeeds_at_a_further_try_is_no_error(store: Stor
             raise ConnectionError
         return messages
 
-    testing.run_until_idle(stream(heals, retries=cues.Retry(2, backoff_s=0)), store)
+    testing.run_until_idle(stream(heals, retries=cues.Retry(2, backoff_s=0, on=ConnectionError)), store)
     assert numbers(testing.messages(store, "out")) == [0, 1, 2, 3]
     assert failed(store) == [] and calls[-2:] == [[3], [3]]
 

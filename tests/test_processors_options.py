@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "errors": ("bad",),
     "strategy": ("exactly-once", "at-most-once"),
     "retries": (2, cues.Retry(3)),
+    "outage": ("stop", "30m", cues.Outage("fail")),
     "batch": (True, "arrow", "pandas", "polars"),
     "bisect": (False,),
     "fields": ("i long",),

@@ -1,4 +1,4 @@
-"""What counts as away: something outside that cannot be reached now, and perhaps can be later.
+"""Exceptions that say that something outside is away: it cannot be reached now, and perhaps can be later.
 
     refused, reset and timed-out connections; hosts and names that cannot be reached; a full disk
     a database that starts, ends, has no connection left, or asks to repeat a transaction (SQLSTATE 08, 57P, 53, 40001,
@@ -45,8 +45,9 @@ _SERVER_IS_BUSY: Final = re.compile(
 _CLASSES: Final = frozenset(
     (
         "requests.exceptions.ConnectionError", "requests.exceptions.Timeout",
-        "requests.exceptions.ChunkedEncodingError", "urllib3.exceptions.NewConnectionError", "urllib3.exceptions.MaxRetryError", "urllib3.exceptions.ProtocolError",
-        "urllib3.exceptions.TimeoutError", "httpx.NetworkError", "httpx.TimeoutException", "httpx.RemoteProtocolError",
+        "requests.exceptions.ChunkedEncodingError", "urllib3.exceptions.NewConnectionError",
+        "urllib3.exceptions.MaxRetryError", "urllib3.exceptions.ProtocolError", "urllib3.exceptions.TimeoutError",
+        "httpx.NetworkError", "httpx.TimeoutException", "httpx.RemoteProtocolError",
         "aiohttp.client_exceptions.ClientConnectionError", "botocore.exceptions.HTTPClientError",
         "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "pymongo.errors.AutoReconnect",
         "openai.APIConnectionError", "anthropic.APIConnectionError", "socket.gaierror",

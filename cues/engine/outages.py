@@ -37,13 +37,12 @@ class OutageWait:
         self._id = id
         self._outage = outage
         self._counters = counters
-        self._failures = 0
-        self._began_s = 0.0
+        self.under_way = False
+        self._failures = self._steps = 0
+        """The tries in a row, and the number of steps before them."""
+        self._since_s = self._began_s = 0.0
+        """The beginning of the outage, and of the tries in a row."""
         self._place = ""
-
-    @property
-    def under_way(self) -> bool:
-        return self._failures > 0
 
     def wait(self, stopped: BaseException, over: Callable[[], bool]) -> None:
         """Wait before the next try. ``over`` returns True to end the wait early.
@@ -53,8 +52,10 @@ class OutageWait:
         error = stopped
         while isinstance(error, ProcessorStopped) and error.__cause__ is not None:
             error = error.__cause__
-        if not self._failures:
+        if not self.under_way:
             self._begin(error)
+        if self._counters.steps != self._steps:  # a part of the messages was delivered
+            self._failures, self._steps, self._began_s = 0, self._counters.steps, time.monotonic()
         self._failures += 1
         wait_s, limit_s = self._outage.wait_s(self._failures, error), self._outage.limit_s
         if isinstance(error, StoreError):
@@ -71,7 +72,9 @@ class OutageWait:
             raise Interrupted from error
 
     def _begin(self, error: BaseException) -> None:
-        self._began_s = time.monotonic()
+        self.under_way, self._failures = True, 0
+        self._began_s = self._since_s = time.monotonic()
+        self._steps = self._counters.steps
         cause = root_of(error)
         self._place = place_of(error) or place_of(cause) or "what it needs"
         text = f"{self._place} since {datetime.now().astimezone():%H:%M:%S}: {short(cause)}"
@@ -81,10 +84,10 @@ class OutageWait:
 
     def end(self) -> None:
         """Note that the unit goes on."""
-        if not self._failures:
+        if not self.under_way:
             return
-        away_s = time.monotonic() - self._began_s
-        self._failures, self._counters.away = 0, ""
+        away_s = time.monotonic() - self._since_s
+        self.under_way, self._counters.away = False, ""
         self._counters.away_s += away_s
         text = f"goes on: {self._place} is there again after {duration(away_s)}"
         self._host.emit(events.Away(self._id, text, logging.WARNING, what=self._place, over=True))

@@ -745,7 +745,8 @@ START_TEXTS: Final = {
     "min_free": OptionText(
         None,
         "The run waits while the disk of a store has less free space; a run that starts there stops with `DiskLow`."
-        ' Bytes, or a size such as `"500MB"`; 0: never. None: 1 % of the disk, from 64 MiB to 1 GiB (of a small disk at most a tenth).',
+        ' Bytes, or a size such as `"500MB"`; 0: never. None: 1 % of the disk, from 64 MiB to 1 GiB (of a small disk at'
+        " most a tenth).",
     ),
     "listeners": OptionText((), "Functions that are called with each `cues.base.events.Event`."),
     "target": OptionText(

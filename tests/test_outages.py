@@ -1,0 +1,607 @@
+"""Something outside is away: the processor waits and goes on, the others work, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import postgres
+import pytest
+from small import numbers, until
+
+import cues
+from cues import testing
+from cues.base import events
+from cues.base.away import is_away
+from cues.cli.app import run as cli
+from cues.errors import Away, CheckpointError, GraphError, InvalidArgument, ProcessorStopped, WaitTimeout
+from cues.processors.http_sink import Requests
+from cues.processors.http_source import Poll
+
+COUNT = 200
+
+
+class Outside:
+    """Something outside: it is away after some calls, until it is back."""
+
+    def __init__(self, after: int, error: Callable[[], Exception] = lambda: ConnectionRefusedError(111, "refused")):
+        self.left, self.error = after, error
+        self.back, self.tried = threading.Event(), threading.Event()
+        self.calls: list[int] = []
+
+    def __call__(self, n: int) -> None:
+        if not self.back.is_set():
+            if self.left == 0:
+                self.tried.set()
+                raise self.error()
+            self.left -= 1
+        self.calls.append(n)
+
+
+class Heard:
+    """The outages that a graph tells of."""
+
+    def __init__(self) -> None:
+        self.all: list[events.Event] = []
+
+    def __call__(self, event: events.Event) -> None:
+        self.all.append(event)
+
+    @property
+    def outages(self) -> list[tuple[str, bool]]:
+        return [(event.processor, event.over) for event in self.all if isinstance(event, events.Away)]
+
+
+def counted(graph: cues.Graph) -> None:
+    @graph.source("in")
+    def count(position: int | None) -> Iterator[tuple[int, dict[str, int]]]:
+        for n in range(position or 0, COUNT):
+            yield n + 1, {"n": n}
+
+
+def wrapped(error: Exception) -> CheckpointError:
+    """A failure as targets raise it."""
+    try:
+        raise CheckpointError("The database failed.", "start again.", where="db:5432") from error
+    except CheckpointError as raised:
+        return raised
+
+
+def of_driver(package: str, name: str, text: str = "", base: type[Exception] = Exception, **facts: Any) -> Exception:
+    """An exception of a driver, which is known by its name."""
+    error: Exception = type(name, (base,), {"__module__": package, **facts})(text)
+    return error
+
+
+def busy() -> sqlite3.OperationalError:
+    """The error of a SQLite file that another connection has locked."""
+    with sqlite3.connect(":memory:") as one:
+        one.execute("create table t (x)")
+    first = sqlite3.connect("file:outages?mode=memory&cache=shared", uri=True, isolation_level=None)
+    second = sqlite3.connect("file:outages?mode=memory&cache=shared", uri=True, isolation_level=None, timeout=0)
+    try:
+        first.execute("create table t (x)")
+        first.execute("begin exclusive")
+        second.execute("insert into t values (1)")
+    except sqlite3.OperationalError as error:
+        return error
+    finally:
+        first.close()
+        second.close()
+    raise AssertionError
+
+
+REFUSED = 'connection failed: connection to server at "::1", port 5432 failed: '
+
+
+@pytest.mark.parametrize(
+    ("error", "away"),
+    [
+        (ConnectionRefusedError(), True),
+        (BrokenPipeError(), True),
+        (TimeoutError(), True),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), True),
+        (OSError(errno.ENOSPC, "full"), True),
+        (OSError(errno.EHOSTUNREACH, "no route"), True),
+        (urllib.error.URLError(ConnectionResetError()), True),
+        (Away("the scale is off"), True),
+        (wrapped(ConnectionResetError()), True),
+        (wrapped(busy()), True),
+        (CheckpointError("x", where="x", again=True), True),
+        (CheckpointError("x", where="x", away=True), True),
+        (of_driver("psycopg", "OperationalError", REFUSED + "Connection refused"), True),
+        (of_driver("psycopg", "OperationalError", REFUSED + "FATAL:  the database system is starting up"), True),
+        (of_driver("psycopg.errors", "AdminShutdown", sqlstate="57P01"), True),
+        (of_driver("psycopg.errors", "DiskFull", sqlstate="53100"), True),
+        (of_driver("psycopg.errors", "DeadlockDetected", sqlstate="40P01"), True),
+        (of_driver("sqlalchemy.exc", "OperationalError", orig=ConnectionResetError()), True),
+        (of_driver("pymysql.err", "OperationalError"), False),
+        (type("OperationalError", (Exception,), {"__module__": "pymysql.err"})(2003, "no"), True),
+        (of_driver("requests.exceptions", "ConnectionError"), True),
+        (of_driver("httpx", "TimeoutException"), True),
+        (of_driver("duckdb", "IOException", "Could not set lock on file"), True),
+        # Faults that no wait mends.
+        (of_driver("psycopg", "OperationalError", REFUSED + 'FATAL:  password authentication failed for "x"'), False),
+        (of_driver("psycopg", "OperationalError", REFUSED + 'FATAL:  Datenbank »x« existiert nicht'), False),
+        (of_driver("psycopg.errors", "UniqueViolation", sqlstate="23505"), False),
+        (of_driver("duckdb", "IOException", "Cannot open file"), False),
+        (CheckpointError("x", where="x", away=False), False),
+        (wrapped(ValueError()), False),
+        (FileNotFoundError(errno.ENOENT, "x"), False),
+        (PermissionError(errno.EACCES, "x"), False),
+        (WaitTimeout("a wait for a queue"), False),
+        (ValueError(), False),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value}"[:60] if isinstance(value, Exception) else "",
+)  # fmt: skip
+def test_what_counts_as_away(error: Exception, away: bool) -> None:
+    assert is_away(error) is away
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "messages": {},
+    "batch": {"batch": True, "batch_size": 30},
+    "concurrency": {"concurrency": 4},
+    "side effects": {"side_effects": True, "batch_size": 50},
+    "timeout_s": {"timeout_s": 60.0},
+    "key": {"key": "n", "concurrency": 3},
+    "retries": {"retries": 2},
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS, "async"])
+def test_a_function_is_called_again_when_the_outage_is_over(way: str, tmp_path: Path, checked: Any) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors", durability="process")
+    counted(graph)
+    outside, heard = Outside(after=70), Heard()
+
+    def call(message: Any) -> Any:
+        for each in message if isinstance(message, list) else [message]:
+            outside(each["n"])
+        return message
+
+    async def called(message: Any) -> Any:
+        outside(message["n"])
+        return message
+
+    graph.stream("in", "out", id="call", **WAYS.get(way, {"concurrency": 4}))(called if way == "async" else call)
+    graph.stream("in", "beside", id="other")(lambda message: message)
+    with graph.start(listeners=(heard,)) as running:
+        assert outside.tried.wait(60)
+        until(lambda: len(running.messages("beside")) == COUNT)  # the others go on
+        waiting = until(lambda: running.counters()["g.call"].away)
+        assert "what it needs since " in waiting and "refused" in waiting
+        assert not running.idle()
+        outside.back.set()
+        assert running.wait_done()
+        assert running.counters()["g.call"].away == "" and running.counters()["g.call"].away_s > 0
+        assert [message["n"] for message in running.messages("out")] == list(range(COUNT))
+        assert not running.messages("errors")
+    assert heard.outages == [("g.call", False), ("g.call", True)]
+    if way in ("messages", "side effects", "retries"):
+        assert outside.calls == list(range(COUNT))  # no call that succeeded was made again
+    checked(tmp_path / "s")
+
+
+def test_a_source_begins_again_at_its_position(tmp_path: Path) -> None:
+    graph, outside, heard = cues.Graph("g", store=tmp_path / "s"), Outside(after=50), Heard()
+    starts: list[int] = []
+
+    @graph.source("in")
+    def read(position: int | None) -> Iterator[tuple[int, dict[str, int]]]:
+        starts.append(position or 0)
+        for n in range(position or 0, COUNT):
+            outside(n)
+            yield n + 1, {"n": n}
+
+    with graph.start(listeners=(heard,)) as running:
+        until(lambda: len(starts) > 2)
+        outside.back.set()
+        assert running.wait_done()
+        assert [message["n"] for message in running.messages("in")] == list(range(COUNT))
+    assert set(starts[1:]) == {50} and heard.outages == [("g.in", False), ("g.in", True)]
+
+
+def waiting_graph(tmp_path: Path, error: Callable[[], Exception], **options: Any) -> tuple[cues.Graph, Outside]:
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors", durability="process")
+    outside = Outside(5, error)
+
+    @graph.stream("in", "out", **options)
+    def call(message: Any) -> Any:
+        outside(message["n"])
+        return message
+
+    graph.add(cues.Source("in", None))
+    return graph, outside
+
+
+def refused() -> Exception:
+    return ConnectionRefusedError(111, "Connection refused")
+
+
+@pytest.mark.parametrize("outage", ["stop", 0.3, "300ms", cues.Outage("300ms")], ids=str)
+def test_a_processor_stops_after_the_longest_wait(outage: Any, tmp_path: Path) -> None:
+    graph, outside = waiting_graph(tmp_path, refused, outage=outage)
+    heard = Heard()
+    began = time.monotonic()
+    running = graph.start(listeners=(heard,))
+    with pytest.raises(ProcessorStopped, match="Connection refused") as stopped, running:
+        for n in range(10):
+            running.send({"n": n})
+        running.wait_idle(60)
+    assert stopped.value.away and isinstance(stopped.value.__cause__, ConnectionRefusedError)
+    assert outage == "stop" or time.monotonic() - began >= 0.3
+    assert heard.outages == ([] if outage == "stop" else [("g.call", False)])
+    outside.back.set()
+    with graph.start() as running:
+        assert running.wait_idle(60)
+        assert [message["n"] for message in running.messages("out")] == list(range(10))
+
+
+class ApiDown(Exception):
+    retry_after_s = 0.2
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "attempts"),
+    [
+        (refused, {"outage": "fail"}, 1),
+        (refused, {"outage": "fail", "retries": cues.Retry(3, backoff_s=0)}, 3),
+        (refused, {"retries": cues.Retry(3, backoff_s=0, on=ConnectionError)}, 3),
+        (refused, {"strategy": "at-most-once"}, 1),
+        (ApiDown, {}, 1),
+        (ValueError, {"retries": cues.Retry(2, backoff_s=0)}, 2),
+    ],
+    ids=range(6),
+)
+def test_a_failure_is_no_outage(
+    error: Callable[[], Exception], options: dict[str, Any], attempts: int, tmp_path: Path
+) -> None:
+    """Also one of an exception that ``retries=`` names."""
+    graph, _ = waiting_graph(tmp_path, error, **options)
+    with graph.start() as running:
+        for n in range(7):
+            running.send({"n": n})
+        assert running.wait_idle(60)
+        failed = running.messages("errors")
+        assert [record["err.proc/messages"]["in"][0]["n"] for record in failed] == [5, 6]
+        assert all(record["err.proc/config"]["attempt"] == attempts for record in failed)
+
+
+@pytest.mark.parametrize(
+    ("error", "outage"),
+    [
+        (ApiDown, cues.Outage(on=ApiDown)),
+        (lambda: Away("the scale is off", what="scale 3", retry_after_s=0.2), "wait"),
+    ],
+    ids=["named", "raised"],
+)
+def test_a_user_says_what_is_away_and_how_long_to_wait(error: Any, outage: Any, tmp_path: Path) -> None:
+    graph, outside = waiting_graph(tmp_path, error, outage=outage)
+    with graph.start() as running:
+        for n in range(7):
+            running.send({"n": n})
+        text = until(lambda: running.counters()["g.call"].away)
+        assert text.startswith("what it needs since" if error is ApiDown else "scale 3 since")
+        outside.tried.clear()
+        began = time.monotonic()
+        assert outside.tried.wait(60) and outside.tried.clear() is None and outside.tried.wait(60)
+        assert time.monotonic() - began >= 0.15
+        outside.back.set()
+        assert running.wait_idle(60) and not running.messages("errors")
+
+
+@pytest.mark.parametrize("wrong", ["soon", -1, 0, True, None, "30 parsecs"])
+def test_a_wrong_outage_is_refused(wrong: Any) -> None:
+    with pytest.raises(GraphError, match="has outage="):
+        cues.Stream(lambda message: message, "in", "out", id="x", outage=wrong)
+    with pytest.raises(InvalidArgument, match="outage is"):
+        cues.Outage(wrong)
+    with pytest.raises(InvalidArgument, match="class of exceptions"):
+        cues.Outage(on="ConnectionError")  # type: ignore[arg-type]
+
+
+def test_a_drain_ends_the_wait_at_once_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    graph, outside = waiting_graph(tmp_path, lambda: Away("off", retry_after_s=1000))
+    with graph.start() as running:
+        for n in range(10):
+            running.send({"n": n})
+        until(lambda: running.counters()["g.call"].away)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30
+    outside.back.set()
+    with graph.start() as running:
+        assert running.wait_idle(60)
+        assert [message["n"] for message in running.messages("out")] == list(range(10))
+
+
+def test_a_pause_ends_the_wait_and_so_does_a_resume(tmp_path: Path) -> None:
+    graph, outside = waiting_graph(
+        tmp_path, lambda: Away("off", retry_after_s=1000 if not outside.back.is_set() else 0)
+    )
+    with graph.start() as running:
+        for n in range(10):
+            running.send({"n": n})
+        until(lambda: running.counters()["g.call"].away)
+        cues.pause(running.store, processor="call")
+        until(lambda: [unit.state for unit in running.standings()] == ["paused"] or running.idle())
+        outside.back.set()
+        cues.resume(running.store)
+        assert running.wait_idle(60)
+        assert [message["n"] for message in running.messages("out")] == list(range(10))
+
+
+def test_an_outage_is_shown_by_every_display(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, outside = waiting_graph(tmp_path, lambda: Away("off", what="scale 3"))
+    with graph.start() as running:
+        for n in range(10):
+            running.send({"n": n})
+        until(lambda: running.counters()["g.call"].away)
+        until(
+            lambda: cli(["status", str(tmp_path / "s"), "--table"]) or "g.call waits for scale 3 since" in read(capsys)
+        )
+        cli(["status", str(tmp_path / "s"), "--json"])
+        assert '"away": "scale 3 since' in read(capsys)
+        assert cli(["metrics", str(tmp_path / "s")]) == 0
+        assert 'cues_processor_away{graph="g",processor="call"} 1' in read(capsys)
+        outside.back.set()
+        assert running.wait_idle(60)
+
+
+def read(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+class Target:
+    """A target in memory that is away: its transaction does not begin, or its commit may have happened."""
+
+    where = "memory"
+
+    def __init__(self, outside: Outside, at: str) -> None:
+        self.outside, self.at = outside, at
+        self.rows: list[int] = []
+        self.end = 0
+
+    def __cues_prepare__(self) -> None:
+        if self.at == "prepare":
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self.outside(0)
+        except ConnectionError as error:
+            raise wrapped(error) from error.__cause__ or error
+
+    @contextmanager
+    def transaction(self, process: cues.Process) -> Iterator[Any]:
+        if self.at == "begin":
+            self._try()
+        (start,) = process.delivery.start.values()
+        rows: list[int] = []
+        yield SimpleNamespace(connection=rows, known=max(0, self.end - start))
+        if self.at == "commit":
+            self._try()
+        self.rows += rows
+        self.end = start + len(rows)
+
+
+@pytest.mark.parametrize("at", ["prepare", "begin", "commit"])
+def test_a_target_is_waited_for(at: str, tmp_path: Path) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors")
+    counted(graph)
+    outside, heard = Outside(0 if at == "prepare" else 2), Heard()
+    target = Target(outside, at)
+
+    @graph.sink("in", batch=True, batch_size=20, checkpoint=target)
+    def save(messages: Any, process: cues.Process) -> None:
+        process.connection.extend(message["n"] for message in messages)
+
+    with graph.start(listeners=(heard,)) as running:
+        text = until(lambda: running.counters()["g.save"].away)
+        assert text.startswith("db:5432 since")
+        outside.back.set()
+        assert running.wait_done()
+        assert not running.messages("errors")
+    assert target.rows == list(range(COUNT)) and heard.outages == [("g.save", False), ("g.save", True)]
+
+
+PIPELINE = """
+import os, sys
+import cues
+from cues.processors.sql_sink import Table
+
+graph = cues.Graph("g", errors="errors", durability="process")
+
+@graph.source("in")
+def count(position):
+    import time
+    for n in range(position or 0, 3000):
+        if n % 100 == 0:
+            time.sleep(0.02)
+        yield n + 1, {"n": n}
+
+graph.add(Table(os.environ["DATABASE"], "numbers", columns={"n": "integer"}).sink("in", id="save", batch_size=50))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["threads", "workers"])
+def test_a_database_is_restarted_under_load(workers: list[str], tmp_path: Path) -> None:
+    """It is down at the start, and twice in the middle; once the run is killed while it waits."""
+    psycopg = pytest.importorskip("psycopg")
+    if postgres.programs() is None:
+        pytest.skip("no PostgreSQL")
+    (tmp_path / "graph.py").write_text(PIPELINE)
+    with postgres.running() as server:
+        url = server.database()
+        server.stop()
+        command = [str(Path(sys.executable).with_name("cues")), "run", "graph.py", "--store", "s", *workers]
+        environment = {**os.environ, "DATABASE": url}
+
+        def started() -> subprocess.Popen[str]:
+            return subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+
+        def count() -> int:
+            name = url.rpartition("%3D")[2]
+            with psycopg.connect(f"host={server._directory} user=postgres dbname=postgres") as connection:
+                there = connection.execute(f"select to_regclass('{name}.numbers')").fetchone()[0]
+                return int(connection.execute(f"select count(*) from {name}.numbers").fetchone()[0]) if there else 0
+
+        run = started()
+        time.sleep(2)
+        assert run.poll() is None, run.communicate()
+        server.start()
+        until(lambda: count() > 100)
+        server.stop()
+        time.sleep(1.5)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        run = started()
+        time.sleep(1)
+        server.start()
+        before = count()
+        until(lambda: count() > before or run.poll() is not None)
+        if run.poll() is None:
+            server.stop()
+            time.sleep(1)
+            server.start()
+        _, err = run.communicate(timeout=120)
+        assert run.returncode == 0, err
+        assert "waiting for postgresql" in err and "is there again" in err
+        name = url.rpartition("%3D")[2]
+        with psycopg.connect(f"host={server._directory} user=postgres dbname=postgres") as connection:
+            rows = [row[0] for row in connection.execute(f"select n from {name}.numbers order by n").fetchall()]
+        assert rows == list(range(3000))
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+class Server:
+    """An HTTP server on a fixed port that can be down, silent, or busy."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.mode = "ok"
+        self.keys: list[str] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            text = b""
+            while b"\r\n\r\n" not in text:
+                more = connection.recv(65536)
+                if not more:
+                    return
+                text += more
+            if self.mode == "reset":
+                return
+            if self.mode == "silent":
+                time.sleep(5)
+                return
+            lines = text.decode().lower().split("\r\n")
+            status = "503 busy\r\nRetry-After: 0" if self.mode == "busy" else "200 OK"
+            if self.mode == "ok":
+                self.keys += [line.partition(": ")[2] for line in lines if line.startswith("idempotency-key")]
+            body = b'[{"id": 1}]' if lines[0].startswith("get") else b""
+            head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            connection.sendall(head.encode() + body)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("mode", ["reset", "silent", "busy"])
+def test_requests_wait_for_their_server(mode: str, server: Server, tmp_path: Path) -> None:
+    graph, heard = cues.Graph("g", store=tmp_path / "s", errors="errors"), Heard()
+    graph.add(cues.Source("in", None))
+    graph.add(Requests(f"http://127.0.0.1:{server.port}/x", timeout_s=0.3).sink("in", concurrency=3))
+    with graph.start(listeners=(heard,)) as running:
+        for n in range(10):
+            running.send({"n": n})
+        until(lambda: len(server.keys) == 10)
+        server.mode = mode
+        for n in range(10):
+            running.send({"n": n})
+        assert until(lambda: running.counters()["g.send"].away).startswith(f"http://127.0.0.1:{server.port}/x since")
+        server.mode = "ok"
+        assert running.wait_idle(60) and not running.messages("errors")
+    assert len(set(server.keys)) == 20 and heard.outages == [("g.send", False), ("g.send", True)]
+
+
+def test_requests_to_many_servers_do_not_wait_for_one(server: Server, tmp_path: Path) -> None:
+    """The URL is a function of the message: one that is away must not hold the others."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = closed.getsockname()[1]
+    graph = cues.Graph("g", store=tmp_path / "s", errors="errors")
+    graph.add(cues.Source("in", None))
+    requests = Requests(lambda message: f"http://127.0.0.1:{message['port']}/x", attempts=2)
+    assert isinstance(Requests(lambda message: "x").retries, cues.Retry) and Requests("http://x/").retries == 0
+    graph.add(requests.sink("in"))
+    with graph.start() as running:
+        for port in (server.port, gone, server.port):
+            running.send({"port": port})
+        assert running.wait_idle(60)
+        assert len(running.messages("errors")) == 1
+    assert len(server.keys) == 2
+
+
+def test_a_poll_waits_for_its_server(server: Server, tmp_path: Path) -> None:
+    graph, heard = cues.Graph("g", store=tmp_path / "s"), Heard()
+    server.mode = "busy"
+    graph.add(cues.Source("in", Poll(f"http://127.0.0.1:{server.port}/x", id="id", interval_s=None)))
+    with graph.start(listeners=(heard,)) as running:
+        until(lambda: running.counters()["g.in"].away)
+        server.mode = "ok"
+        assert running.wait_done()
+        assert running.messages("in") == [{"id": 1}]
+    assert heard.outages == [("g.in", False), ("g.in", True)]
+
+
+def test_the_deterministic_runner_stops_at_an_outage(tmp_path: Path) -> None:
+    """A test of a graph must not wait for ever."""
+    graph, outside = waiting_graph(tmp_path, refused)
+    with cues.open(tmp_path / "s") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(7)])
+        with pytest.raises(ProcessorStopped, match="start again when it can be reached"):
+            testing.run_until_idle(graph, store)
+        assert numbers(store, "out") == list(range(5))
+        outside.error = lambda: outside.back.set() or ConnectionResetError()
+        report = testing.run_until_idle(graph, store)
+        assert numbers(store, "out") == list(range(7)) and len(report.waits_s) == 1
