@@ -184,7 +184,7 @@ def test_killed_at_random_the_next_run_continues_exactly(graph, checked) -> None
 def test_an_error_without_an_error_queue_stops_the_run_with_the_users_traceback(graph) -> None:  # type: ignore[no-untyped-def]
     path = graph(COUNTING.replace(', errors="errors"', ""))
     result = cues("run", path)
-    assert result.code == 1
+    assert result.code == 6
     assert json.loads(result.out)["outcome"] == "stopped"
     assert "ValueError: 99 is unlucky" in result.err
     assert f'File "{path}"' in result.err
@@ -206,12 +206,12 @@ def test_a_second_run_fails_at_once_and_names_the_process(graph) -> None:  # typ
     with Command("run", path) as run:
         run.until('"type": "progress"')
         second = cues("run", path)
-        assert second.code == 1
+        assert second.code == 7
         assert f"process {run.pid}" in second.err
         assert "Try: " in second.err
         assert second.out == ""
         fresh = cues("run", path, "--fresh", "--yes")
-        assert fresh.code == 1
+        assert fresh.code == 7
         assert f"process {run.pid}" in fresh.err
         assert "nothing was deleted" in fresh.err
         run.signal()

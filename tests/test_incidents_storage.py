@@ -1,6 +1,6 @@
 """Incidents of disk and machine, from start to end, with the commands that the pages name: nothing is lost.
 
-a full disk        the run stops before it is full; space is freed with purge and compact; the run goes on
+a full disk        the run waits before it is full; space is freed with purge and compact, or by others; it goes on
 a lost machine     the copy of --replicate is promoted, and the graph goes on there
 an old owner       its store is there: it is retired, and a process that still has it open is fenced
 """
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,24 +77,22 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """24 MB of results do not fit on 20 MB: each time that the run stops, the operator makes room."""
+    """24 MB of results do not fit on 20 MB: each time that the run waits, the operator ends it and makes room."""
     with small_disk(tmp_path / "disk", "20m") as disk:
         (disk / "graph.py").write_text(GRAPH)
         send(disk, range(COUNT))
         taken: list[tuple[int, int]] = []
         stops = 0
         while True:
-            done = subprocess.run(
-                [sys.executable, "-m", "cues", "run", "graph.py", "--idle-exit", "0", "--min-free", "8MB"],
-                cwd=disk,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode == 0:
+            run = started(disk)
+            said = until_waiting(run)
+            if run.poll() == 0:
                 break
-            assert done.returncode == 3, done.stderr
-            assert "less than min_free (8.0 MB)" in done.stderr and "Try: free space" in done.stderr
+            assert "less than 8.0 MB (--min-free)" in said
+            run.send_signal(signal.SIGINT)
+            assert run.wait(60) == 130
+            at_start = command(disk, "run", "graph.py", "--idle-exit", "0", "--min-free", "8MB", code=3).stderr
+            assert "less than min_free (8.0 MB)" in at_start and "Try: free space" in at_start
             found = json.loads(command(disk, "status", "data/g").stdout.splitlines()[0])
             assert found["free_bytes"] < 8_000_000
             now = results(disk / "data" / "g")
@@ -105,6 +104,43 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert stops >= 1
         taken += results(disk / "data" / "g")
         assert taken == [(n, n + 1) for n in range(COUNT)]
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cues", "run", "graph.py", "--idle-exit", "0", "--min-free", "8MB"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until_waiting(run: subprocess.Popen[str]) -> str:
+    """Read lines until one says that the run waits for the disk, or goes on, or it has ended."""
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "waiting for space" in line or "has space again" in line:
+            return line
+    run.wait(60)
+    return ""
+
+
+def test_a_disk_that_others_fill_for_a_while(tmp_path: Path) -> None:
+    """Another program fills the disk in the middle of the run, and frees it again: nobody needs to do anything."""
+    with small_disk(tmp_path / "disk", "60m") as disk:
+        (disk / "graph.py").write_text(SLOW)
+        send(disk, range(5 * COUNT))
+        run = started(disk)
+        assert run.stderr is not None and any('"progress"' in line for line in run.stderr)
+        with open(disk / "other", "wb") as file:
+            file.truncate(0)
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - 4_000_000)
+        assert "waiting for space" in until_waiting(run)
+        (disk / "other").unlink()
+        assert "has space again" in until_waiting(run)
+        assert until_waiting(run) == "" and run.returncode == 0
+        assert results(disk / "data" / "g") == [(n, n + 1) for n in range(5 * COUNT)]
 
 
 SLOW = GRAPH.replace('"x" * 60_000', '"y"').replace(

@@ -19,7 +19,7 @@ import click
 from cues.base import collector
 from cues.cli import options, printing
 from cues.cli.printing import out
-from cues.errors import CuesError, NotInstalled, QueueFull
+from cues.errors import AlreadyRunning, CuesError, NotInstalled, QueueFull
 from cues.overrides import override
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
         if isinstance(error, QueueFull):
             return options.QUEUE_FULL
+        if isinstance(error, AlreadyRunning):
+            return options.RUNNING
         from cues.operate.refused import Refused
 
         return options.WRONG_USAGE if isinstance(error, (NotInstalled, Refused)) else options.FAILED

@@ -25,11 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 LOW_DISK: Final = 3
-"""A run was stopped because its disk has too little free space."""
+"""A run did not start because its disk has too little free space."""
 QUEUE_FULL: Final = 4
 """A bounded queue had no room in time; the same command may succeed later."""
 OUTPUT_LOST: Final = 5
 """The command succeeded, but its output could not be written."""
+STOPPED: Final = 6
+"""An error stopped a processor of a run, or the run could not go on; a later start continues there."""
+RUNNING: Final = 7
+"""The graph runs already, in another process."""
 INTERRUPTED: Final = 130
 
 WATCHER: Final = "_CUES_RELOAD"

@@ -195,8 +195,9 @@ def run(
 
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
     printed on stdout. While something outside is away (a database, an API, space on the disk), the processors that
-    need it wait, and the others go on; one line says so when it begins, and one when it ends. The exit code is 1 if
-    an error stopped a processor, 3 if the disk had less than --min-free at the start, and 130 after Ctrl-C. With
+    need it wait, and the others go on; one line says so when it begins, and one when it ends. The exit code is 6 if
+    an error stopped a processor (a start continues there), 3 if the disk had less than --min-free at the start, 7 if
+    another process runs the graph, and 130 after Ctrl-C. With
     --fail-on-errors it is also 1 if messages failed, if error queues have failed messages of earlier runs, or if a
     processor is paused.
     """
@@ -298,7 +299,7 @@ def run(
         session.report_stops()
     low = any(isinstance(error, DiskLow) for error in session.running.stopped)
     code = (
-        options.LOW_DISK if low else {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
+        options.LOW_DISK if low else {"done": 0, "idle": 0, "stopped": options.STOPPED}.get(ending, options.INTERRUPTED)
     )
     left = session.summary.failed or session.summary.unresolved or session.summary.paused
     if fail_on_errors and not code and left:

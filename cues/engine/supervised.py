@@ -225,7 +225,7 @@ class SupervisedEngine:
         return now if children == [slot.child for slot in tuple(self._supervisor.slots)] else None
 
     def done(self) -> bool:
-        return self.over or (sources_ended(self.plan, self.standings()) and self.idle())
+        return self.over or bool(self.stopped) or (sources_ended(self.plan, self.standings()) and self.idle())
 
     @property
     def over(self) -> bool:
