@@ -72,7 +72,7 @@ def test_a_conflict_is_repeated_and_charges_no_message(options: dict[str, Any], 
 
 def test_a_conflict_without_end_stops_the_sink_after_a_bounded_time(store: cues.Store) -> None:
     target = Target(at_commit=[conflict() for _ in range(1_000)])
-    report = run(cues.Sink(save, "q", id="save", batch=True, checkpoint=target), store)
+    report = run(cues.Sink(save, "q", id="save", batch=True, checkpoint=target, outage="stop"), store)
     assert "a deadlock" in str(report.stopped["save"]) and testing.messages(store, "errors") == []
     assert len(report.waits_s) == 19 and sum(report.waits_s) < 20
 

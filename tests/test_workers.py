@@ -258,7 +258,7 @@ def test_a_second_start_names_the_supervisor(write: Write, tmp_path: Path) -> No
     with graph.start(workers=1) as running:
         found = command("run", tmp_path / "graph.py")
         (worker,) = running.pids.values()
-    assert found.code == 1 and f"by process {worker}, a worker of process {os.getpid()}" in found.err
+    assert found.code == 7 and f"by process {worker}, a worker of process {os.getpid()}" in found.err
     assert f"kill {os.getpid()}" in found.err
 
 
@@ -482,6 +482,9 @@ def test_a_processor_that_kills_its_worker_is_found_and_stopped_alone(
         ProcessorStopped, match=r"bad\.crash stopped after \d attempts: WorkerDied: the worker died \d times in a row"
     ):
         running.wait_done(idle_exit_s=2)
+    assert not running.idle()  # the others go on until the run ends
+    running.end_sources()
+    until(lambda: running.idle(), "the others do not finish")
     assert [message["n"] for message in running.messages("slow")] == list(range(50))
     assert [message["n"] for message in running.messages("good")] == list(range(50))
     assert [message["n"] for message in running.messages("behind")] == [0, 1, 2]
@@ -689,13 +692,13 @@ def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, c
         os.kill(everybody[0], signal.SIGSTOP)
         stop_outside_of_transactions(store, everybody[1:])
         refused = command("run", tmp_path / "graph.py", "--workers", 2)
-        assert refused.code == 1 and f"by process {everybody[0]} and its workers" in refused.err
+        assert refused.code == 7 and f"by process {everybody[0]} and its workers" in refused.err
         until(lambda: all(left <= 0 for left in leases(store)), "the lease does not end")
         with Command("run", tmp_path / "graph.py", "--workers", 2, "--take-over") as second:
             second.until('"taken": ')
             for pid in everybody:
                 os.kill(pid, signal.SIGCONT)
-            assert first.wait() == 1, first.text
+            assert first.wait() == 6, first.text
             assert "was taken over by process" in first.text
             second.signal(signal.SIGINT)
             assert second.wait() == 130, second.text
@@ -990,7 +993,7 @@ def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> Non
     told = Told()
     with graph.start(workers=1, listeners=(told,)) as running:
         queue_of(running, "in").appender().write_many({"n": n} for n in range(400))
-        told.until("tried again in 0.2 s")
+        told.until("waiting for the store")
         assert not running.idle() and not running.stopped
         running.close()
     assert running.counters()["full.grow"].written < 400

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from cues.base.away import is_away
-from cues.errors import CuesError, InvalidArgument
+from cues.errors import CuesError, InvalidArgument, StoreError
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
 
@@ -78,6 +78,8 @@ def outage_of(value: Outage | str | float | timedelta) -> Outage:
 
 def place_of(error: BaseException) -> str:
     """Return the name of what is away; "" if the exception does not say."""
+    if isinstance(error, StoreError):
+        return f"the store {error.path}"
     for name in ("what", "where", "url"):
         found = getattr(error, name, "")
         if isinstance(error, CuesError) and isinstance(found, str) and found:
