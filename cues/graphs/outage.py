@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from cues.base.away import is_away
+from cues.base.data import dataclass
 from cues.errors import CuesError, InvalidArgument, StoreError
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
