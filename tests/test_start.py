@@ -127,8 +127,9 @@ graph.add(FileSink("out", form).sink("kept"))
 
 @atexit.register
 def tell():
+    import pyarrow
     with open("modules.json", "w") as file:
-        json.dump(sorted(sys.modules), file)
+        json.dump([sorted(sys.modules), pyarrow.default_memory_pool().backend_name], file)
 """
 
 
@@ -149,5 +150,6 @@ def test_a_run_of_tables_does_not_import_pandas(tmp_path: Path, source: str, for
     run = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
     assert json.loads(run.stdout)["queues"]["kept"]["messages"] == 100
     assert len([path for path in (tmp_path / "out").iterdir() if path.suffix == f".{form}"]) == 1
-    loaded = json.loads((tmp_path / "modules.json").read_text())
+    loaded, pool = json.loads((tmp_path / "modules.json").read_text())
     assert "pyarrow" in loaded and "pandas" not in loaded
+    assert pool == os.environ.get("ARROW_DEFAULT_MEMORY_POOL", "system")

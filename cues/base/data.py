@@ -13,7 +13,7 @@ From then on the class is as if ``dataclasses.dataclass`` had decorated it, with
 
 Until the first access, a field with ``field(…)`` has this description as its class attribute, and not its default.
 Threads may come to it at the same time: each makes equal methods. Of the options there are ``frozen`` and
-``kw_only``, and no ``InitVar``. Compiled modules (``[tool.cues.compile]``) use ``dataclasses``.
+``kw_only``, and no ``InitVar``. A class of a compiled module is made by ``dataclasses`` at once.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ _FACTORY: Final = _Factory()
 
 def _deferred(cls: type, frozen: bool = False, kw_only: bool = False) -> type:
     own = dict(vars(cls))
+    if "__mypyc_attrs__" in own:  # the compiler shows what a dataclass needs only during this call
+        return dataclasses.dataclass(frozen=frozen, kw_only=kw_only)(cls)
     # A class with an __eq__ of its own has the hash None from Python, which counts as none.
     has_hash = "__hash__" in own and not (own["__hash__"] is None and "__eq__" in own)
     names = [name for name in ("__init__", "__repr__", "__eq__") if name not in own]

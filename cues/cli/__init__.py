@@ -12,8 +12,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from cues.base import collector
+
+ARROW_POOL: Final = ("ARROW_DEFAULT_MEMORY_POOL", "system")
+"""The variable by which Arrow chooses its allocator when it is imported, and our choice. Arrow's choice, mimalloc,
+keeps 60 to 90 MB more for a pipeline of tables that uses 30 MB, and takes a tenth more CPU. Workers inherit it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         err("Cues runs on Linux and macOS; on Windows it runs inside WSL (wsl --install).")
         sys.exit(2)
+    os.environ.setdefault(*ARROW_POOL)
     collector.begin()
     from cues.cli.app import run
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
 from cues import codec
 from cues.base import clock, names
+from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import quoted
 from cues.queues.log import Log

@@ -14,12 +14,12 @@ forgets the readers that have expired: groups that had no member for the time th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from cues import codec
 from cues.base import clock, logs, names
+from cues.base.data import dataclass
 from cues.base.events import log as logger
 from cues.errors import QueueInUse
 from cues.producers import spans

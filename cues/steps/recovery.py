@@ -15,10 +15,10 @@ docs/guarantees.md:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from cues.base import events
+from cues.base.data import dataclass
 from cues.errors import Diverged, QueueNotFound
 from cues.queues.log import Log
 from cues.records.positions import NO_SEAL, Position

@@ -20,11 +20,11 @@ Not guaranteed: order. A redriven message comes after messages that were behind 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import names
+from cues.base.data import dataclass
 from cues.errors import CuesError
 from cues.graphs.processor import Node, RedriveNode
 from cues.graphs.processor_rows import read_topology

@@ -26,11 +26,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cues import faults
 from cues.base import clock, events, names
+from cues.base.data import dataclass
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.processor import Node
 from cues.graphs.processor_rows import ProcessorRow

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import uuid as uuids
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cues.base import names
+from cues.base.data import dataclass
 from cues.errors import InvalidArgument
 from cues.records.identity import as_uuid
 
