@@ -22,7 +22,7 @@ from cues.steps.stepper import Stepper
 
 WARM, STEPS = 600, 512
 """Steps before the count, and those that are counted: the try log is trimmed twice in them."""
-CALLS_MAX = 139
+CALLS_MAX = 109
 
 
 @contextlib.contextmanager
@@ -50,6 +50,7 @@ def calls_of_a_step(path: Path, durability: Literal["disk", "process"]) -> Count
     with stepping(path, durability) as (store, stepper):
         for _ in range(WARM):
             stepper.step()
+        stepper.meter.left = STEPS + 1  # how often latency is measured depends on the speed of the machine
         before = sys.getprofile()
         sys.setprofile(count)
         try:

@@ -16,6 +16,7 @@ from cues.base.texts import quoted
 from cues.queues.log import Log
 from cues.queues.readers import Kind, Reader, register
 from cues.records import sealed
+from cues.records.batch import checksum
 from cues.records.positions import POSITION, Position
 from cues.storage.transaction import StoreTransaction, named_rows
 
@@ -62,7 +63,7 @@ def moved(raw: bytes, pending: bool, positions: Iterable[tuple[int, bytes, int, 
     body[_PENDING_AT] = pending
     for place, identity, next, seal in positions:
         POSITION.pack_into(body, _HEAD.size + place * POSITION.size, identity, next, seal)
-    return sealed.seal(bytes(body))
+    return bytes(body) + checksum(body)
 
 
 def with_source(raw: bytes, source: bytes) -> bytes:

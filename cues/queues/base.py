@@ -129,6 +129,8 @@ class QueueCore:
         """True if this handle is on several logs."""
         self.bounded = options.bounded
         """True if writers wait for readers (backpressure.py)."""
+        self.strips = options.strips
+        """True if the queue drops the metadata that messages come with."""
         self.views: dict[int, Any] = {}
         """The faces that :func:`view_of` returned, by partition."""
         self.committed: Any = None
@@ -198,6 +200,7 @@ class QueueCore:
             self.options = options
             self.is_partitioned = self.parent is None and options.partitions > 1
             self.bounded = options.bounded
+            self.strips = options.strips
             self.version = row.version
         return self.options
 

@@ -20,7 +20,7 @@ from cues.base.texts import quoted
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
 from cues.producers import clocks
 from cues.records import batch, sealed
-from cues.records.batch import Batch, Page
+from cues.records.batch import Batch, Page, checksum
 from cues.records.columns import StoredSchema, stored_schema
 from cues.records.identity import PRODUCER_BYTES
 from cues.records.log_row import ROW, LogRow, unpack_row
@@ -33,6 +33,7 @@ from cues.storage.transaction import StoreCursor, StoreTransaction
 KEY: Final = struct.Struct(">Q")
 _PIECE_KEY: Final = struct.Struct(">QI")
 _pack_key = KEY.pack
+_pack_head = batch.HEAD.pack
 _pack_row = ROW.pack
 _unpack_row = ROW.unpack_from
 
@@ -41,6 +42,8 @@ READ_BYTES_MAX: Final = 4 << 20
 DELETE_ENTRIES_MAX: Final = 1000
 """The most entries (record batches and their pieces) that one commit deletes, if the first record has not more. All
 writers wait for that commit: 0.5 ms. A record of columns has about as many, so records are no measure."""
+_HAS_ROWS: Final = batch.COLUMNS | batch.PRODUCER
+"""Flags of a record that adds more rows than that of its log."""
 
 Raw = tuple[Any, ...]
 """First index, value and continuation pieces of a record, as copied out of a transaction; of a CommittedLog also the
@@ -76,7 +79,7 @@ class Log:
     """A log of one store. Its queue must exist."""
 
     __slots__ = (
-        "_checked", "_notes", "_schemas", "database", "id", "key", "mask", "partition", "queue", "records", "store"
+        "_known", "_notes", "_schemas", "database", "id", "key", "mask", "partition", "queue", "records", "store"
     )  # fmt: skip
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
@@ -93,15 +96,16 @@ class Log:
         """Whether messages with producers are noted: those on a fork queue are copied to another log later."""
         self._schemas: dict[bytes, StoredSchema] = {}
         """The schemas of records of columns that were read here, by their hash."""
-        self._checked = b""
-        """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
+        self._known: tuple[bytes, Any] = (b"", ())
+        """The row whose checksum was compared last, or that was written here, and its fields. To compare and to decode
+        it again would slow appends. One object, because several threads may read the row."""
 
     def row(self, txn: StoreTransaction) -> LogRow:
-        return LogRow(*_unpack_row(self._raw_row(txn)))
+        return LogRow(*self._fields(txn))
 
     def records_row(self, txn: StoreTransaction) -> LogRow:
         """Return the row of the records; :class:`~cues.queues.committed.CommittedLog` has another :meth:`row`."""
-        return LogRow(*_unpack_row(self._raw_row(txn)))
+        return LogRow(*self._fields(txn))
 
     def place_of(self, txn: StoreTransaction, index: int) -> int:
         """Return the position of a reader of this log before the record at ``index``."""
@@ -115,26 +119,28 @@ class Log:
         """Return the first index that a reader of this log at ``position`` still needs."""
         return position
 
-    def _raw_row(self, txn: StoreTransaction) -> bytes:
-        """Return the row as it is stored, after its checksum was compared."""
+    def _fields(self, txn: StoreTransaction) -> Any:
+        """Return the fields of the row, after its checksum was compared."""
         raw: bytes | None = txn.get(self.key)
         if raw is None:
             raise _gone(self.queue)
-        if raw != self._checked:
+        known, fields = self._known
+        if raw != known:
             if not sealed.intact(raw):
                 unpack_row(raw, self.id)  # raises
-            self._checked = raw
-        return raw
+            fields = _unpack_row(raw)
+            self._known = raw, fields
+        return fields
 
     def append(self, txn: StoreTransaction, pages: Sequence[Page]) -> tuple[int, int]:
         """Append ``pages``; return the index of the first message and the options version.
 
         The caller rings the doorbells after the commit.
         """
-        raw = txn.get(self.key)
-        if raw != self._checked:
-            raw = self._raw_row(txn)
-        identity, first, start, time_ns, version = _unpack_row(raw)
+        known, fields = self._known
+        if txn.get(self.key) != known:
+            fields = self._fields(txn)
+        identity, first, start, time_ns, version = fields
         now = clock.now_ns()
         if now < time_ns:
             now = time_ns
@@ -142,9 +148,10 @@ class Log:
         flags = 0
         if len(pages) == 1 and not pages[0].pieces:
             page = pages[0]
-            written = txn.put(_pack_key(index), batch.seal(page, index, now), True, True, True, self.database)
-            flags = page.flags
-            index += page.count
+            flags, count = page.flags, page.count
+            rest = _pack_head(batch.VERSION, flags, count, now) + page.tail  # batch.seal(), without the call
+            written = txn.put(_pack_key(index), checksum(rest, index) + rest, True, True, True, self.database)
+            index += count
         else:
             items: list[tuple[bytes, bytes]] = []
             for page in pages:
@@ -157,13 +164,15 @@ class Log:
             written = added == len(items)
         if not written:
             raise self._occupied(start)
-        if flags & batch.COLUMNS:
-            self.keep_schemas(txn, {page.schema for page in pages if page.schema})
-        if flags & batch.PRODUCER and self._notes:
-            self._note(txn, first, start, pages)
+        if flags & _HAS_ROWS:
+            if flags & batch.COLUMNS:
+                self.keep_schemas(txn, {page.schema for page in pages if page.schema})
+            if flags & batch.PRODUCER and self._notes:
+                self._note(txn, first, start, pages)
         body = _pack_row(identity, first, index, now, version)
-        self._checked = raw = body + batch.checksum(body)
+        raw = body + checksum(body)
         txn.put(self.key, raw)
+        self._known = raw, (identity, first, index, now, version)
         return start, version
 
     def keep_schemas(self, txn: StoreTransaction, schemas: Iterable[bytes]) -> None:
@@ -206,19 +215,21 @@ class Log:
 
     def append_plain(self, txn: StoreTransaction, body: bytes) -> tuple[int, int]:
         """Append one message that :func:`batch.plain` encoded: the fast path of :meth:`append`."""
-        raw = txn.get(self.key)
-        if raw != self._checked:
-            raw = self._raw_row(txn)
-        identity, first, index, time_ns, version = _unpack_row(raw)
+        known, fields = self._known
+        if txn.get(self.key) != known:
+            fields = self._fields(txn)
+        identity, first, index, time_ns, version = fields
         now = clock.now_ns()
         if now < time_ns:
             now = time_ns
         value = batch.seal_plain(body, index, now)
         if not txn.put(_pack_key(index), value, True, True, True, self.database):
             raise self._occupied(index)
-        body = _pack_row(identity, first, index + 1, now, version)
-        self._checked = raw = body + batch.checksum(body)
+        next = index + 1
+        body = _pack_row(identity, first, next, now, version)
+        raw = body + checksum(body)
         txn.put(self.key, raw)
+        self._known = raw, (identity, first, next, now, version)
         return index, version
 
     def _occupied(self, index: int) -> StoreDamaged:
@@ -431,8 +442,10 @@ class Log:
     def move_front(self, txn: StoreTransaction, row: LogRow, index: int) -> None:
         """Write ``index`` into the row as the first index."""
         if index != row.first:
-            self._checked = raw = sealed.seal(_pack_row(*row._replace(first=index)))
+            row = row._replace(first=index)
+            raw = sealed.seal(_pack_row(*row))
             txn.put(self.key, raw)
+            self._known = raw, row
 
     def _holds(self, cursor: StoreCursor, index: int) -> bool:
         """Move the cursor to the record that holds ``index``; False if no record holds it."""

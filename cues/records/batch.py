@@ -309,10 +309,10 @@ def build_table(
 
 def build_one(packed: bytes, hash: bytes | None, provenance: Provenance | None, stamps: Stamps | None) -> Page | None:
     """Return what :func:`build` makes of one packed message; None if it does not fit one page."""
-    if hash is None or stamps is not None or provenance:
-        flags, optional = _optional(hash, stamps, provenance, 0, 1)
-    else:
+    if hash is not None and stamps is None and provenance is None:
         flags, optional = HASH, hash
+    else:
+        flags, optional = _optional(hash, stamps, provenance, 0, 1)
     tail = optional + b"\x91" + packed
     return Page(flags, 1, tail) if len(tail) <= _PLAIN_BYTES_MAX else None
 

@@ -136,7 +136,7 @@ class _PagesWork(StretchWork):
     def begin(self) -> int:
         self._inputs = inputs_of(self._stretch.inputs)
         state = StateTable(open_store(self._stretch.inputs[0].site), self.job.node.key)  # never read
-        self.calls(self.job.generation, state, self.job.options.__getitem__, process_type=_RemoteProcess)
+        self.calls(self.job.generation, state, self.job.options, process_type=_RemoteProcess)
         return self._stretch.messages
 
     @override

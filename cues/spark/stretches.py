@@ -65,8 +65,7 @@ class Span(Slice):
     __slots__ = ("_seal",)
 
     def __init__(self, input: Input, start: int, stop: int) -> None:
-        super().__init__(input, start, [], [])
-        self.stop = stop
+        super().__init__(input, start, stop, [], [])
         with input.log.store.core.view() as txn:
             self._seal = input.log.seal_before(txn, input.log.row(txn), stop)
 
@@ -140,8 +139,11 @@ class StretchTaker(Taker):
         count = min(most, *(self.left(input, None) for input in chosen))
         if count <= 0:
             return None
-        if self._linger_ns and not self._count(chosen, min(size, most)):
-            return None
+        if self._linger_ns:
+            wanted = min(size, most)
+            ready = min(input.fill(wanted) for input in chosen)
+            if not ready or (ready < wanted and not self._lingered(chosen[0], ready)):
+                return None
         self._lingering.pop(chosen[0].tailer, None)
         starts = [max(input.index, input.queue.core.row().first) for input in chosen]
         return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)

@@ -14,7 +14,7 @@ import contextlib
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from cues.base import events
@@ -26,6 +26,7 @@ from cues.steps.failure import Failure, error_message, words
 from cues.steps.halving import Halving, halves
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
+from cues.steps.outgoing import FixedOptions
 from cues.steps.process import Process
 from cues.steps.results import Cut, Results
 from cues.steps.runner import Runner
@@ -108,7 +109,7 @@ class StretchWork(ABC):
         self,
         generation: int,
         state: StateTable,
-        options_of: Callable[[str], QueueOptions],
+        options: Mapping[str, QueueOptions],
         layer: Layer | None = None,
         process_type: type[Process] = Process,
         runner_type: type[Runner] = ExecutorRunner,
@@ -118,7 +119,8 @@ class StretchWork(ABC):
         imperative = Imperative(node.id, {}, {})
         hasher = Hasher(node.key, generation)
         process = process_type(node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
-        self.runner = runner_type(node, process, state, _pause, lambda event: None, counters, options_of, imperative)
+        targets = {binding: FixedOptions(own) for binding, own in options.items()}
+        self.runner = runner_type(node, process, state, _pause, lambda event: None, counters, targets, imperative)
 
     def error_of(self, taken: Taken, cut: Cut) -> tuple[dict[str, Any], Provenance]:
         """The error message for a run that failed, and its provenance."""

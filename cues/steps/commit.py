@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cues import faults
 from cues.base import events
+from cues.errors import WriterStuck
 from cues.steps import tries
 from cues.steps.failure import Failure, failed_event, line, stopped_at
 from cues.steps.meter import Meter
@@ -157,21 +158,26 @@ class Committer:
         """Commit in the home store, in one transaction."""
         if faults.active:
             faults.point("commit.before")
-        count = len(parts)
-        pages = 2 * count
+        pages = 0
         for part in parts:
-            pages += part.values
+            pages += 2 + part.values
         if self.state.ttl_ns is not None:
             self.state.expire()
         state = self.state if self.state.changed else None
-        held = self.held if self.held is not None and self.held.table.changed else None
+        held = self.held if self.held is not None and self.held.keeps else None
         if state is not None:
             self.patience.call(state.ensure)
             pages += 2 * state.pages()
         if held is not None:
             self.patience.call(held.table.ensure)
             pages += 2 * held.table.pages()
-        self.patience.call(self.store.core.commit, self.write_step, parts, row, state, held, pages=pages)
+        core = self.store.core
+        while True:
+            try:
+                core.commit(self.write_step, parts, row, state, held, pages=pages)
+                break
+            except WriterStuck as stuck:
+                self.patience.wait(stuck)
         self.fence.committed(row)
         self.state.committed()
         if held is not None:
@@ -179,13 +185,13 @@ class Committer:
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
-        self.store.core.ring(self._written)
+        core.ring(self._written)
         if faults.active:
             faults.point("ring.after")
         counters = self.counters
-        counters.steps += count
         failed = 0
         for part in parts:
+            counters.steps += 1
             if part.failure is not None:
                 failed += part.stop - part.start
                 continue

@@ -142,23 +142,26 @@ class Held(Due):
         state[_COUNT] = state.get(_COUNT, 0) + new
         self.table.call.settle()
         self._coming = min(taken.times)
+        self.keeps = True
 
     _coming = NEVER_NS
     """The time of the first message of the step."""
+    keeps = False
+    """True if the step keeps messages."""
 
     @override
     def committed(self) -> None:
         """Follow the commit of a step."""
         self.table.committed()
         self.table.forget()  # messages are not kept in memory
-        self.next_ns, self._coming = min(self.next_ns, self._coming), NEVER_NS
+        self.next_ns, self._coming, self.keeps = min(self.next_ns, self._coming), NEVER_NS, False
         self.lane.armed = self.looks or self.next_ns != NEVER_NS
 
     @override
     def forget(self) -> None:
         """Drop the step."""
         self.table.forget()
-        self._coming = NEVER_NS
+        self._coming, self.keeps = NEVER_NS, False
 
     # --- delivering ---
 

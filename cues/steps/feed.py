@@ -125,7 +125,7 @@ class Feed:
         self._count = self._skip = 0
         """The number of bare messages so far, and of those that are to be skipped."""
         output = source.output
-        self._packer = Packer(lambda: output.core.options)
+        self._packer = Packer(output.core)
         self._schema: Schema | None = None
         self._loop: EventLoop | None = None
         self._table: StateTable | None = None
@@ -337,8 +337,7 @@ class Feed:
 
         In any thread: it has a packer of its own.
         """
-        output = self._source.output
-        packer = Packer(lambda: output.core.options).renew()
+        packer = Packer(self._source.output.core).renew()
         if type(message) is list or is_table(message):
             return self._several(message, packer)
         packer.pack(self._checked(message))

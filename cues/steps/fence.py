@@ -160,7 +160,11 @@ class Patience:
             try:
                 return write(*arguments, **keywords)
             except WriterStuck as stuck:
-                text = f"waits to commit: {stuck.message}"
-                self.emit(events.Waiting(self._processor, text, logging.WARNING, stuck))
-                if self._pause(0):
-                    raise Interrupted from stuck
+                self.wait(stuck)
+
+    def wait(self, stuck: WriterStuck) -> None:
+        """Tell of a write that is to be repeated. Raises :class:`Interrupted` if the graph was aborted."""
+        text = f"waits to commit: {stuck.message}"
+        self.emit(events.Waiting(self._processor, text, logging.WARNING, stuck))
+        if self._pause(0):
+            raise Interrupted from stuck

@@ -38,8 +38,9 @@ class Hasher:
         """Return the 16 bytes of the hash."""
         if len(ranges) == 1 and extra is None:
             tailer, identity, start, stop = ranges[0]
-            prefix = self._tailers.get((tailer, identity))
-            if prefix is None:
+            try:
+                prefix = self._tailers[tailer, identity]
+            except KeyError:
                 prefix = self._head + b"\x91\x94" + codec.pack(tailer) + codec.pack(identity)
                 self._tailers[tailer, identity] = prefix
             return xxhash.xxh3_128_digest(prefix + codec.pack([start, stop])[1:] + b"\xc0")

@@ -133,7 +133,7 @@ class ProcessAppender:
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
-        self._packer = Packer(lambda: queue.core.options)
+        self._packer = Packer(queue.core)
         self._call: list[bytes] = []
         self._items: list[bytes] = []
         self._origins: list[int] = []

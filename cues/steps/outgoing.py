@@ -11,8 +11,8 @@ while its call can still fail alone, so a message cannot make the commit of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from cues import codec
 from cues.base import names
@@ -34,6 +34,19 @@ _ANY_STAMP: Final = Stamps(1, 0, stamping.ticks(0, 1))
 """A hash and an identity of the right sizes, to test the size of a record."""
 
 
+class HasOptions(Protocol):
+    """The core of a queue, or another object with the options of one, which may become others."""
+
+    @property
+    def options(self) -> QueueOptions: ...
+
+
+class FixedOptions(NamedTuple):
+    """The options of a queue that stay as they are."""
+
+    options: QueueOptions
+
+
 @mypyc_attr(native_class=False)
 class Packed(bytes):
     """A packed message with facts that are not in its bytes."""
@@ -48,8 +61,8 @@ class Packed(bytes):
 class Packer:
     """Packs the messages for one queue. Safe from any thread, unless the queue's options change."""
 
-    def __init__(self, options_of: Callable[[], QueueOptions]) -> None:
-        self._options_of = options_of
+    def __init__(self, queue: HasOptions) -> None:
+        self.queue: HasOptions = queue
         self.options: QueueOptions | None = None
         self.limit_bytes = 0
         self._router: Router | None = None
@@ -58,7 +71,7 @@ class Packer:
 
     def renew(self) -> Packer:
         """Return a packer with the present options of the queue."""
-        options = self._options_of()
+        options = self.queue.options
         if options is not self.options:
             self.limit_bytes = options.max_message_bytes
             router = Router(options.partitions, options.key, options.partitioner) if options.partitions > 1 else None

@@ -79,8 +79,11 @@ class PartBuilder:
         written = 0
         provenance = None
         for binding, queue, imperative in self._targets:
-            output = (results.writes if imperative else results.outputs).get(binding)
-            if output is None or not output.items:
+            outputs = results.writes if imperative else results.outputs
+            if binding not in outputs:
+                continue
+            output = outputs[binding]
+            if not output.items:
                 if isinstance(output, TableOutput):
                     written += self._append_table(appends, queue, output, digest, taken)
                 continue
@@ -88,7 +91,7 @@ class PartBuilder:
                 output = output.between(start, stop)
                 if not output.items:
                     continue
-            strips = queue.core.options.strips
+            strips = queue.core.strips
             if provenance is None and not strips and taken.traced:
                 provenance = taken.carried()
             for log, items, origins in divided(queue, output, start):
@@ -144,7 +147,7 @@ class PartBuilder:
 
     def identify(self, taken: Taken, start: int, stop: int) -> tuple[bytes, tries.Taking]:
         """Return the delivery hash of the messages ``start`` to ``stop``, and their ranges for the try log."""
-        ranges = taken.ranges(start, stop)
+        ranges = [piece.range(start, stop) for piece in taken.slices]
         tailers, _, starts, ends = zip(*ranges)
         taking = tries.Taking(tailers, starts, ends, tailers[0] if self._alts else None)
         if taken.hash is not None and start == 0 and stop == taken.count:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cues import faults
@@ -35,7 +35,6 @@ from cues.graphs.processor import ByExpression, Filter, Node, filter_of, positio
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues import tables
-from cues.queues.options import QueueOptions
 from cues.queues.tables import Returned, Rows
 from cues.records import batch as batches
 from cues.steps import concurrency
@@ -45,7 +44,7 @@ from cues.steps.failure import Failure, retry_event
 from cues.steps.imperative import Imperative
 from cues.steps.invocation import invocation, waiting
 from cues.steps.outages import Outages
-from cues.steps.outgoing import Packer
+from cues.steps.outgoing import HasOptions, Packer
 from cues.steps.pace import Pace, Stride
 from cues.steps.process import Process, beside
 from cues.steps.repeats import ONCE, Repeats, Wait, asks_to_repeat
@@ -91,10 +90,10 @@ class Runner(Calls):
         pause: Pause,
         emit: Callable[[events.Event], None],
         counters: events.Counters,
-        options_of: Callable[[str], QueueOptions],
+        targets: Mapping[str, HasOptions],
         imperative: Imperative,
     ) -> None:
-        """``options_of`` returns the options of the queue of an output binding."""
+        """``targets``: the queues of the output bindings."""
         assert node.fn is not None
         self._node = node
         self._fn = node.fn
@@ -110,7 +109,6 @@ class Runner(Calls):
         self._pause = pause
         self._emit = emit
         self._counters = counters
-        self._options_of = options_of
         self._retry = node.options.retry
         self._outages = Outages(node)
         self._filters: dict[str, Filter | None] = {
@@ -120,7 +118,7 @@ class Runner(Calls):
         self._filtered = self._filters_some
         """True if some messages of the step may be skipped: acknowledgements of transactions always are."""
         self._bindings = [port.binding for port in node.outputs]
-        self._packers = {b: self.packer(functools.partial(options_of, b)) for b in self._bindings}
+        self._packers = {binding: self.packer(targets[binding]) for binding in self._bindings}
         self._renewed = list(self._packers.values())
         """The packers, which follow the options of their queues at each step."""
         self._returns_nothing = not self._packers and self._imperative is None
@@ -182,6 +180,8 @@ class Runner(Calls):
                 self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
         self._only_input = self._order[0] if self._order is not None and len(self._order) == 1 else None
         """The place of the input whose message is the only argument of a call."""
+        self._asks_process = self._order is None or not self._singly or node.options.checkpoint is not None
+        """True if the function, or what calls it, may ask the process about the step."""
 
     def _pace(self) -> Pace:
         options = self._node.options
@@ -224,7 +224,8 @@ class Runner(Calls):
 
         ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
         """
-        self._process.core.begin(taken)
+        if self._asks_process:
+            self._process.core.begin(taken)
         trouble = self._trouble
         trouble.error = None
         in_columns = False
@@ -233,7 +234,8 @@ class Runner(Calls):
         self._filtered = self._filters_some or (not taken.bare and taken.acknowledged)
         self._returned.begin(None if taken.bare or self._returns_nothing else taken.heavy_provenance())
         for packer in self._renewed:
-            packer.renew()
+            if packer.options is not packer.queue.options:
+                packer.renew()
         # Under at-most-once the positions have moved: messages left for the next step would be lost.
         self._stride.begin(bounded and not self._node.at_most_once)
         try:
@@ -251,7 +253,7 @@ class Runner(Calls):
                 trouble.check(self._paths)
             if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
-            if bounded and not in_columns:
+            if bounded and not in_columns and self.pace.most > 1:
                 count = taken.count if results.closed is None else results.closed
                 ended_ns = self._stride.looked_ns if self._singly else clock.monotonic_ns()
                 self.pace.ran(count, ended_ns - self._stride.began_ns)
@@ -265,7 +267,8 @@ class Runner(Calls):
             raise
         finally:
             self._counters.in_flight = 0
-            self._process.core.end()
+            if self._asks_process:
+                self._process.core.end()
 
     def forget(self) -> None:
         """Drop the changes that the calls of the step made: state, own tailers, own appenders."""
@@ -348,11 +351,11 @@ class Runner(Calls):
         full = False
         done = 0
         while done < count:
-            stop = done + stride.calls
-            if stop > count:
-                stop = count
+            before, done = done, done + stride.calls
+            if done > count:
+                done = count
             try:
-                self._run_from(taken, results, done, stop)
+                self._run_from(taken, results, before, done)
             except _STOPS:
                 raise
             except Exception as error:
@@ -366,8 +369,8 @@ class Runner(Calls):
                     full = len(failures) == self.errors_left
                     outcome = None
                 results.append(outcome)
+                done = offset + 1
             over = stride.look() or full or (self._ends_at_failure and bool(failures))
-            before, done = done, len(results)
             counters.calls += done - before
             counters.calling_ns += stride.spent_ns
             if over and done < count:
@@ -377,13 +380,18 @@ class Runner(Calls):
     def _run_from(self, taken: Taken, results: list[Kept], start: int, stop: int) -> None:
         """Call the function for the messages ``start``, which is ``len(results)``, to ``stop``; ends at an error."""
         if self._order is not None and not self._filtered and self._returned.provenance is None and not faults.active:
-            if stop - start == 1:
-                self._run_one(taken, results, start)
-            else:
+            if stop - start > 1:
                 self._run_all(taken, results, stop)
-            if len(results) < stop:
-                # map() treats a StopIteration of the function as its own end (as generators did before PEP 479).
-                raise RuntimeError(f"{self._node.id} raised StopIteration")
+                return
+            slices = taken.slices
+            try:
+                if self._only_input is not None:
+                    result = self._fn(slices[self._only_input].messages[start])
+                else:
+                    result = self._fn(*[slices[place].messages[start] for place in self._order])
+            except StopIteration:
+                raise self._stopped_iteration() from None
+            results.append(self._keep(result, start))
             return
         if self._given_process and not self._filtered and not faults.active:
             self._run_with_process(taken.slices[0].messages, results, stop)
@@ -405,19 +413,12 @@ class Runner(Calls):
                 for offset in range(len(results) + 1, stop):
                     taken.restored(offset)
             raise
+        if len(results) < stop:
+            # map() treats a StopIteration of the function as its own end (as generators did before PEP 479).
+            raise self._stopped_iteration()
 
-    def _run_one(self, taken: Taken, results: list[Kept], offset: int) -> None:
-        """Call the function for the message at ``offset``, as :meth:`_run_all` does for several."""
-        slices = taken.slices
-        try:
-            if self._only_input is not None:
-                result = self._fn(slices[self._only_input].messages[offset])
-            else:
-                assert self._order is not None
-                result = self._fn(*[slices[place].messages[offset] for place in self._order])
-        except StopIteration:
-            return
-        results.append(self._keep(result, offset))
+    def _stopped_iteration(self) -> RuntimeError:
+        return RuntimeError(f"{self._node.id} raised StopIteration")
 
     def _run_with_process(self, messages: list[Any], results: list[Kept], stop: int) -> None:
         """Call a function that is given one message and the process, for the messages up to ``stop``."""

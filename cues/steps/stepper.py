@@ -37,7 +37,7 @@ from cues.graphs.processor import Node
 from cues.graphs.processor_rows import ProcessorRow
 from cues.native import mypyc_attr
 from cues.queues.backpressure import Gate
-from cues.queues.options import QueueOptions, seconds_of
+from cues.queues.options import seconds_of
 from cues.queues.tailer import pending_read
 from cues.steps import tracing
 from cues.steps.abroad import Abroad, ForkQueues
@@ -243,12 +243,10 @@ class Stepper:
         node, setting, imperative = self.node, self.setting, self.ports.imperative
         if node.kind == "source":
             return None
+        targets = {binding: queue.core for binding, queue in self.outputs.items()}
         return setting.runner(
-            node, self.process, self.state, setting.pause, self.emit, self.counters, self._options_of, imperative
+            node, self.process, self.state, setting.pause, self.emit, self.counters, targets, imperative
         )
-
-    def _options_of(self, binding: str) -> QueueOptions:
-        return self.outputs[binding].core.options
 
     def _allowed(self) -> Bucket | None:
         calls_per_s = self.node.options.calls_per_s
@@ -471,11 +469,14 @@ class Stepper:
             if self.node.side_effects or self.node.at_most_once:
                 committer.commit_snapshot(taken)
             # 3. Run.
-            verdict = self.verdict
+            runner, verdict = self.runner, self.verdict
+            assert runner is not None
+            if self.failures.limits:
+                runner.errors_left = self.failures.errors_left()
             if verdict is not None and self.taker.condemned(taken, verdict):
                 results = Results({}, {0: verdict.failure()})
             else:
-                results = self._run(taken)
+                results = runner.run(taken, True) if self.watch is None else self._watched(runner, taken)
                 if results.failures and halves(self.node, taken.count, results):
                     self._halve(taken, results)
                     return
@@ -487,13 +488,8 @@ class Stepper:
             committer.drop()
             raise
 
-    def _run(self, taken: Taken) -> Results:
-        runner = self.runner
-        assert runner is not None
-        if self.failures.limits:
-            runner.errors_left = self.failures.errors_left()
-        if self.watch is None:
-            return runner.run(taken, True)
+    def _watched(self, runner: Calls, taken: Taken) -> Results:
+        assert self.watch is not None
         self.watch(self.taker.place_of(taken), taken.slices[0].start, taken.count)
         try:
             return runner.run(taken, True)

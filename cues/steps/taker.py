@@ -52,6 +52,8 @@ class Taker:
         self.served = 0
         """The place after the input that the last step took from."""
         self._together = [(0, inputs)] if node.mode != "alts" else None
+        self._singly = self._together is None or len(inputs) == 1
+        """True if a step takes from one input."""
         self._linger_ns = round(node.options.linger_s * 1e9)
         self._lingering: dict[str, int] = {}
         """The ends of the waits for more messages (``linger_s``), by the first tailer of the choice."""
@@ -112,7 +114,15 @@ class Taker:
             most = size if size < bound else bound
             if calls.rows_max:
                 most = self._of_one_form(inputs[0], most, bound if bucket is None else most)
-            count = self._count(inputs, most)
+            count = most
+            for input in inputs:
+                ready = input.fill(most)
+                if ready < count:
+                    count = ready
+                    if not ready:
+                        break
+            if self._linger_ns and 0 < count < most:
+                count = self._lingered(inputs[0], count)
             if count:
                 self.served = place + 1
                 if self._lingering:
@@ -124,7 +134,8 @@ class Taker:
                             count, times = self.held.cut(inputs, count)
                             break
                 part = bool(halving.ends) and halving.at(inputs[0].index)
-                return Taken([input.take(count) for input in inputs], count, times=times, part=part)
+                slices = [inputs[0].take(count)] if self._singly else [input.take(count) for input in inputs]
+                return Taken(slices, count, times=times, part=part)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
@@ -134,20 +145,13 @@ class Taker:
         places = [(self.served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
         return [(place, [self.inputs[place]]) for place in places]
 
-    def _count(self, inputs: list[Input], size: int) -> int:
-        """Return the number of messages that a step takes now from each of these inputs, at most ``size``."""
-        count = size
-        for input in inputs:
-            ready = input.fill(size)
-            if not ready:
-                return 0
-            if ready < count:
-                count = ready
-        if self._linger_ns and count < size and self.may_linger():
-            now = clock.monotonic_ns()
-            ends = self._lingering.setdefault(inputs[0].tailer, now + self._linger_ns)
-            return 0 if now < ends else count
-        return count
+    def _lingered(self, input: Input, count: int) -> int:
+        """Return how many of the ``count`` messages that are there a step takes: none while it waits for more."""
+        if not self.may_linger():
+            return count
+        now = clock.monotonic_ns()
+        ends = self._lingering.setdefault(input.tailer, now + self._linger_ns)
+        return 0 if now < ends else count
 
     def _of_one_form(self, input: Input, size: int, room: int) -> int:
         """Return how many messages a step takes that has dicts or columns, and not both; more of columns."""

@@ -45,12 +45,12 @@ class Slice:
 
     __slots__ = ("batches", "input", "messages", "start", "stop")
 
-    def __init__(self, input: Any, start: int, messages: Any, batches: list[Batch]) -> None:
+    def __init__(self, input: Any, start: int, stop: int, messages: Any, batches: list[Batch]) -> None:
         """``input``: the :class:`Input`, or what has the attributes of one that the user of this slice needs.
         ``messages``: a list of dicts; for a function of tables :class:`cues.queues.tables.Rows`."""
         self.input: Any = input
         self.start = start
-        self.stop = start + len(messages)
+        self.stop = stop
         self.messages = messages
         self.batches = batches
 
@@ -93,8 +93,8 @@ class Slice:
         """The provenance of all messages, with their places on this queue."""
         queue, kept = self.input.log.id, self.input.kept
         if len(self.batches) == 1:
-            low = self.start - self.batches[0].first
-            return self.batches[0].provenance(queue, kept, low, low + len(self.messages))
+            batch = self.batches[0]
+            return batch.provenance(queue, kept, self.start - batch.first, self.stop - batch.first)
         parts = []
         for batch in self.batches:
             low, high = max(batch.first, self.start), min(batch.next, self.stop)
@@ -104,7 +104,7 @@ class Slice:
     def before(self, offset: int) -> Slice:
         """The messages before the one at ``offset``."""
         batches = [batch for batch in self.batches if batch.first < self.start + offset]
-        return Slice(self.input, self.start, self.messages[:offset], batches)
+        return Slice(self.input, self.start, self.start + offset, self.messages[:offset], batches)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -177,7 +177,11 @@ class Taken:
 
     def provenance(self) -> Provenance:
         if self._came is None:
-            self._came = merge([s.provenance() for s in self.slices]).delivered()
+            first, *others = self.slices
+            came = first.provenance()
+            if others:
+                came = merge([came, *[piece.provenance() for piece in others]])
+            self._came = came if came.extra is None else came.delivered()
         return self._came
 
     def carried(self) -> Provenance:
@@ -218,6 +222,7 @@ class Input:
         self.queue = queue
         self.log: Log = queue.core.log
         self._store = queue.store.core
+        self._words = self._store.words
         self.on_pending: Callable[[str], None] | None = None
         """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
         self.kept: frozenset[str] = frozenset()
@@ -283,7 +288,10 @@ class Input:
 
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
-        purges = self._store.word(wakeup.PURGES)
+        try:
+            purges = self._words[wakeup.PURGES]
+        except ValueError:
+            purges = self._store.word(wakeup.PURGES)  # raises: closed by another thread
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
@@ -356,7 +364,7 @@ class Input:
         low = start - opened.first
         if low >= 0 and stop < opened.next:  # a part of one record, as a small step takes it
             self.index = stop
-            return Slice(self, start, messages[low : low + count], [opened])
+            return Slice(self, start, stop, messages[low : low + count], [opened])
         taken: list[dict[str, Any]] = []
         batches: list[Batch] = []
         rest = 0
@@ -368,7 +376,7 @@ class Input:
             batches.append(opened)
             rest += opened.next <= stop
         self._taken_to(stop, rest)
-        return Slice(self, start, taken, batches)
+        return Slice(self, start, stop, taken, batches)
 
     def _take_rows(self, start: int, stop: int) -> Slice:
         """Take messages for a function of tables: the parts of the records, none of which is decoded."""
@@ -380,7 +388,7 @@ class Input:
             pieces.append(Piece(self.log, opened, max(start - opened.first, 0), min(stop, opened.next) - opened.first))
             rest += opened.next <= stop
         self._taken_to(stop, rest)
-        return Slice(self, start, Rows(pieces), [piece.batch for piece in pieces])
+        return Slice(self, start, stop, Rows(pieces), [piece.batch for piece in pieces])
 
     def _taken_to(self, stop: int, rest: int) -> None:
         """Move to ``stop``, and drop the first ``rest`` records that were read ahead."""

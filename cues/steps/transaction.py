@@ -237,7 +237,10 @@ class BlockTransaction(Transaction):
         last = [cursor.last for cursor in reads if cursor.last is not None]
         if last == self._last:
             return len(self._origins) - 1
-        slices = [Slice(cursor, batch.first + offset, [{}], [batch]) for cursor, (batch, offset) in zip(reads, last)]
+        slices = []
+        for cursor, (batch, offset) in zip(reads, last):
+            at = batch.first + offset
+            slices.append(Slice(cursor, at, at + 1, [{}], [batch]))
         taken = Taken(slices, 1)
         self._heavy = taken.heavy_provenance() if slices else None
         self._origins.append(taken.provenance() if slices else Provenance(1, {}))

@@ -16,7 +16,7 @@ import os
 import re
 import struct
 from binascii import hexlify
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from cues import codec
@@ -111,8 +111,9 @@ class TryRecords:
         """The record of a whole step; ``indices`` has its first written index by queue id, ``pending`` by journal."""
         if taking.source is None and not pending:
             key = (*taking.tailers, None, taking.chosen, *indices, failed)
-            form = self._forms.get(key)
-            if form is None:
+            try:
+                form = self._forms[key]
+            except KeyError:
                 if len(self._forms) >= FORMS_MAX:
                     self._forms.clear()
                 holes = [_HOLE] * len(taking.tailers)
@@ -122,7 +123,8 @@ class TryRecords:
                 ]
                 form = self._forms[key] = _Form(maps)
             if form.fits:
-                body = form.fill((*taking.starts, *taking.ends, hexlify(digest), *indices.values()))
+                form.pieces[1::2] = *taking.starts, *taking.ends, hexlify(digest), *indices.values()
+                body = form.pack(*form.pieces)
                 return [Page(batches.HASH, 2, digest + body)]
         maps = [self._snapshot(taking), _attempt(digest, indices, failed, pending)]
         return batches.build(maps, batches.OWN_BYTES_MAX, digest, reserved=True)
@@ -165,8 +167,8 @@ class _Form:
 
     def __init__(self, maps: list[dict[str, Any]]) -> None:
         layout = ">"
-        self._pieces: list[Any] = []
-        """In turns the bytes before a hole, and what fills it."""
+        self.pieces: list[Any] = []
+        """In turns the bytes before a hole, and what fills it: numbers of the snapshot, hash, indices of an attempt."""
         for piece in filter(None, _HOLES.split(codec.pack(maps))):  # there are always bytes between two holes
             if piece == _HOLE_BYTES:
                 layout += "Q"
@@ -174,16 +176,11 @@ class _Form:
                 layout += "32s"
             else:
                 layout += f"{len(piece)}s"
-            self._pieces.append(piece)
+            self.pieces.append(piece)
         body = struct.Struct(layout)
-        self._pack = body.pack
+        self.pack: Callable[..., bytes] = body.pack
         self.fits = body.size <= _BODY_BYTES_MAX
         """Whether the body fits one page."""
-
-    def fill(self, values: Sequence[Any]) -> bytes:
-        """The body, with these values: the numbers of the snapshot, the hash, and the indices of the attempt."""
-        self._pieces[1::2] = values
-        return self._pack(*self._pieces)
 
 
 def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:

@@ -166,11 +166,19 @@ class StoreCore:
             )
         return self.environment.locks
 
-    def word(self, index: int) -> int:
-        """Return one of the words that processes share (wakeup.py); -1 if they cannot be read."""
+    @property
+    def words(self) -> Any:
+        """The words that processes share (wakeup.py), by their numbers; each is -1 if they cannot be read.
+
+        To read one raises ValueError after the store was closed.
+        """
         doorbells = self.environment.doorbells
+        return wakeup.UNREADABLE if doorbells is None else doorbells.words
+
+    def word(self, index: int) -> int:
+        """Return one of the words that processes share; -1 if they cannot be read."""
         try:
-            return -1 if doorbells is None else doorbells.words[index]
+            return self.words[index]  # type: ignore[no-any-return]
         except ValueError:
             self.check_open()  # closed by another thread
             raise

@@ -55,6 +55,9 @@ ALLOCATED: Final = 5
 COMMITTED: Final = 6
 """The number of the last commit: a data file with fewer was put back (timeline.py)."""
 
+UNREADABLE: Final = (-1,) * 7
+"""The words of a store whose file ``wake`` cannot be opened."""
+
 FILE_BYTES: Final = 8192
 _SLOT_COUNT: Final = 256
 FLAGS_AT: Final = 512

@@ -29,7 +29,7 @@ from cues.spark.executor import is_of_spark
 from cues.spark.plans import ROWS, call, fields_of, process_of
 from cues.steps.calls import Interrupted
 from cues.steps.failure import Failure, error_message, retry_event
-from cues.steps.outgoing import Packer
+from cues.steps.outgoing import FixedOptions, Packer
 from cues.steps.taking import Input, Slice, Taken
 
 
@@ -37,8 +37,7 @@ class _Range(Slice):
     """The range of a frame. The driver has its indices, but not its messages."""
 
     def __init__(self, entrance: Any, start: int, stop: int) -> None:
-        super().__init__(cast(Input, entrance), start, [], [])
-        self.stop = stop
+        super().__init__(cast(Input, entrance), start, stop, [], [])
 
 
 def rows_of(files: Files, pieces: Sequence[Piece], given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +85,7 @@ class Encoding:
         context = TaskContext.get()
         number = context.partitionId() if context is not None else 0
         encoder = None if self.schema is None else Encoder(self.schema)
-        packer = Packer(lambda: changed(self.options, {"metadata": False})).renew()
+        packer = Packer(FixedOptions(changed(self.options, {"metadata": False}))).renew()
         where = self.files, self.queue, self.options, self.processor, self.record, self.time_us
         writer = QueueWriter(*where, self.columns, turn=self.record + number)
         came = None if self.options.strips else self.came

@@ -40,7 +40,8 @@ class RowSlice(Slice):
     def __init__(self, entrance: Entrance, rows: Rows, messages: list[dict[str, Any]] | None = None) -> None:
         if messages is None:
             messages = [codec.unpack(value) for value in rows.values]
-        super().__init__(entrance, rows.indices[0], messages, cast(list[Batch], []))
+        start = rows.indices[0]
+        super().__init__(entrance, start, start + len(messages), messages, cast(list[Batch], []))
         self.entrance = entrance
         self.rows = rows
         self._provenance: Provenance | None = None

@@ -306,7 +306,7 @@ class _FilesWork(StretchWork):
         values = [rows.table.column("value") for _, rows in self._inputs]
         self.result.read_bytes = sum(pc.sum(pc.binary_length(column)).as_py() for column in values)
         options = {binding: self.job.targets[target][1] for binding, target in self.job.outputs.items()}
-        self.calls(0, self._state, options.__getitem__, self._state.call, _TaskProcess, _RowRunner)
+        self.calls(0, self._state, options, self._state.call, _TaskProcess, _RowRunner)
         return count
 
     @override
