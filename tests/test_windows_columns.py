@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import seeds
 from contracts_windows import TIMED, WINDOWS, Message, found, graph_of, messages
 
 import cues
 from cues import testing
+from cues.graphs import processor
 from cues.processors import aggregates, joins, shape, vectors, windows
 from cues.processors.reducers import count, distinct, max, mean, min, quantiles, sum, top
+from cues.queues import tables
 
 COLUMNS = {
     "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "aggregate-every", "aggregate-every-of-two",
@@ -64,6 +67,10 @@ class Counted:
 
     def __call__(self, message: Message, process: cues.Process) -> Any:
         return self.fn(message, process)
+
+    @property
+    def never_filtered(self) -> Any:
+        return getattr(self.fn, "never_filtered", ())
 
     @property
     def by_columns(self) -> Any:
@@ -473,6 +480,56 @@ def test_a_wrong_message_does_not_keep_the_others_from_columns(calls: list[int])
         assert len(testing.messages(store, "errors")) == 2
         assert builtins.sum(m["n"] for m in testing.messages(store, "out")) == 19_998
     assert 10_000 < builtins.sum(calls) < 19_000
+
+
+@pytest.mark.parametrize("name", sorted(COLUMNS.intersection(ONE_INPUT)))
+@pytest.mark.parametrize("seed", seeds.among(range(20), fast=2))
+def test_an_expression_in_where_is_evaluated_on_columns(name: str, seed: int, calls: list[int]) -> None:
+    """With the results, provenance and state of a filter that is a function; watermarks pass both."""
+    dice = random.Random(f"{name} {seed}")
+    (rows,) = messages(seed, 200, ("m",)).values()
+    least, ends = dice.choice([-100, 0, 1, 3, 1_000]), dice.random() < 0.5
+    passes: Any = {
+        False: lambda m: m["v"] is not None and m["v"] >= least,
+        True: pc.field("v") >= least,
+    }
+    sides = []
+    for as_tables in (False, True):
+        graph = cues.Graph("g", errors="errors")
+        graph.source("m")
+        made = WINDOWS[name].stream()
+        size, fn = dice.choice([2, 30, 1_000]), Counted(made.fn)
+        graph.add(cues.Stream(fn, "m", made.outputs, id=made.id, batch_size=size, where=passes[as_tables]))
+        with testing.temporary_store() as store:
+            queue = store.queue("m", metadata={"t"})
+            if as_tables:
+                write_tables(queue, rows, dice)
+            else:
+                queue.appender().write_many(rows)
+            if ends:
+                queue.appender().write(windows.watermark(None))
+            testing.run_until_idle(graph, store)
+            sides.append(everything(store, made.id or ""))
+    assert sides[0] == sides[1] and (least > 3 or len(sides[0]) > 2)
+    assert bool(calls) == (least <= 3)
+
+
+def test_few_rows_that_pass_are_called_one_by_one(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the expression is evaluated on columns all the same, once a step."""
+    monkeypatch.setattr(vectors, "ROWS_FEW", 20)
+    looked: list[int] = []
+    chosen = tables.Columns.where
+    monkeypatch.setattr(tables.Columns, "where", lambda own, where: looked.append(len(own)) or chosen(own, where))
+    monkeypatch.setattr(processor.ByExpression, "__call__", lambda own, message: pytest.fail("one message"))
+    graph = cues.Graph("g")
+    graph.source("m")
+    where = pc.field("n").isin([7, 107, 207])
+    graph.add(aggregates.aggregate("m", "out", by="k", reduce={"n": count()}, where=where))
+    with testing.temporary_store() as store:
+        store.queue("m").appender().write_table(pa.table({"n": range(300), "k": ["a"] * 300}))
+        testing.run_until_idle(graph, store)
+        assert [m["n"] for m in testing.messages(store, "out")] == [1, 2, 3]
+        assert builtins.sum(looked) >= 300 and not calls
 
 
 @pytest.mark.parametrize("options", [{"where": lambda m: m["v"] != 1}, {"types": ["x"]}, {"idle": "5s"}])

@@ -621,7 +621,7 @@ def _check_filters(processor: Processor) -> None:
                 continue
             if name == "where":
                 if is_expression(each):
-                    if processor.options.batch not in TABLES:
+                    if processor.options.batch not in TABLES and getattr(processor.fn, "by_columns", None) is None:
                         raise processor._wrong(
                             f"{here} is an expression over columns, and the function takes messages.",
                             "give a function of a message; or take tables, with batch='arrow'.",

@@ -367,13 +367,24 @@ def is_expression(value: Any) -> bool:
 class ByExpression:
     """The predicate of an expression over columns, for a message; steps of tables evaluate it on all rows at once."""
 
-    def __init__(self, expression: Any) -> None:
+    def __init__(self, expression: Any, always: frozenset[Any] = frozenset()) -> None:
+        """``always``: messages of these types pass always."""
         self.expression = expression
+        self.always = always
 
     def __call__(self, message: dict[str, Any]) -> bool:
         from cues.queues import tables
 
+        if self.always and _among(self.always, message.get(names.TYPE)):
+            return True
         return bool(tables.chosen([message], self.expression)[0])
+
+    def chosen(self, columns: Any) -> tuple[list[int], Any] | None:
+        """Return the offsets of the rows that pass, and these as ``Columns``; None if rows may have types that count.
+
+        Raises :class:`InvalidArgument` if the expression does not fit the columns.
+        """
+        return None if self.always and names.TYPE in columns.table.column_names else columns.where(self.expression)
 
 
 def filter_of(options: Options, binding: str, fn: Function | None = None) -> Filter | None:
@@ -385,11 +396,11 @@ def filter_of(options: Options, binding: str, fn: Function | None = None) -> Fil
     where = _for(options.where, binding)
     if types is None and topics is None and where is None:
         return None
+    always: frozenset[Any] = frozenset(getattr(fn, "never_filtered", ()))
     if is_expression(where):
-        where = ByExpression(where)
+        where = ByExpression(where, always)
         if types is None and topics is None:
             return where
-    always = frozenset(getattr(fn, "never_filtered", ()))
 
     def passes(message: dict[str, Any]) -> bool:
         if always and _among(always, message.get(names.TYPE)):

@@ -187,11 +187,16 @@ def chosen(messages: Rows | Sequence[dict[str, Any]], where: Any) -> tuple[list[
 
     Raises :class:`InvalidArgument` if the expression does not fit the fields.
     """
-    pa = _module("pyarrow", "arrow")
     table = joined(messages.pieces) if isinstance(messages, Rows) else _arrow_of("arrow", messages, None)
+    offsets, rows = _rows_where(table, where)
+    return offsets, Chosen(rows)
+
+
+def _rows_where(table: Any, where: Any) -> tuple[list[int], Any]:
+    """Return the offsets of the rows for which an expression is true, and these rows."""
     table = table.append_column(_OFFSET, integers(range(table.num_rows)))
-    rows = _chosen(pa, table, Selection(where=where))
-    return rows.column(_OFFSET).to_pylist(), Chosen(rows.drop_columns(_OFFSET))
+    rows = _chosen(_module("pyarrow", "arrow"), table, Selection(where=where))
+    return rows.column(_OFFSET).to_pylist(), rows.drop_columns(_OFFSET)
 
 
 def _column_of(pa: Any, table: Any, name: str) -> Any:
@@ -276,11 +281,11 @@ class Columns:
     """The messages of a step, all of them rows of columns, as a function that has ``by_columns`` gets them.
 
     A function may have ``by_columns(columns, process)``, besides the call with one message. The engine calls it with
-    messages that were written as tables of one schema, if nothing of the processor needs messages one by one (a filter,
-    a key, several calls at once). It must do exactly what the calls of these messages would do, one after another: to
-    the state, and to the outputs. It returns a pair: the messages to write, or a table of them; and for each of them
-    the offset of the message whose call would have written it. Offsets never decrease. For several outputs it returns
-    a dict of such pairs by binding.
+    messages that were written as tables of one schema, if nothing of the processor needs messages one by one (a filter
+    that is a function, a key, several calls at once). It must do exactly what the calls of these messages would do, one
+    after another: to the state, and to the outputs. It returns a pair: the messages to write, or a table of them; and
+    for each of them the offset of the message whose call would have written it. Offsets never decrease. For several
+    outputs it returns a dict of such pairs by binding.
 
     If it returns None or raises, nothing of it stays, and the messages are called one by one. So ``by_columns`` may
     refuse any messages, and all errors of messages are those of the calls.
@@ -307,6 +312,14 @@ class Columns:
         """Return the values of a field as the messages have them; None where they have none."""
         column = self.column(name)
         return [None] * len(self) if column is None else columns.values(column, name)
+
+    def where(self, expression: Any) -> tuple[list[int], Columns]:
+        """Return the offsets of the rows for which an expression is true, and these rows.
+
+        Raises :class:`InvalidArgument` if the expression does not fit the columns.
+        """
+        offsets, table = _rows_where(self.table, expression)
+        return offsets, Columns(table)
 
     def rows(self, offsets: list[int]) -> Any:
         """Return the rows at these offsets as a ``pyarrow.Table``."""

@@ -241,13 +241,18 @@ class ReturnedMessages:
             by_binding = {name: each for name, each in self._by_output_of(value).items() if each is not None}
         return {name: TableOutput(*self._packers[name].table(each)) for name, each in by_binding.items()}
 
-    def keep_columns(self, result: Any) -> dict[str, Output]:
-        """Check, place and pack the result of a function of columns (:class:`cues.queues.tables.Columns`)."""
+    def keep_columns(self, result: Any, offsets: list[int] | None) -> dict[str, Output]:
+        """Check, place and pack the result of a function of columns (:class:`cues.queues.tables.Columns`).
+
+        ``offsets``: of the messages that it was given, if a filter took others away.
+        """
         outputs: dict[str, Output] = {}
         if self._node.returns_messages:
             result = dict.fromkeys(self._bindings, result)
         for binding, (made, origins) in self._by_output_of(result).items():
             packer = self._packers[binding]
+            if offsets is not None:
+                origins = [offsets[origin] for origin in origins]
             if is_table(made):
                 outputs[binding] = TableOutput(*packer.table(made), origins)
             else:

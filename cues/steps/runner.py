@@ -157,8 +157,10 @@ class Runner(Calls):
         self._given_process = (
             wants_process(node.fn) and not node.imperative and node.mode != "join" and node.options.checkpoint is None
         )
+        self._passed: frozenset[int] | None = None
+        """The offsets of the messages of a step that pass the filter, if it was evaluated on columns."""
         needs_messages = (
-            self._filters_some
+            any(each is not None and not isinstance(each, ByExpression) for each in self._filters.values())
             or self._typed is not None
             or node.mode == "join"
             or node.options.key is not None
@@ -229,6 +231,7 @@ class Runner(Calls):
         trouble = self._trouble
         trouble.error = None
         in_columns = False
+        self._passed = None
         if self._typed is not None:
             self._typed.binding = taken.slices[0].binding
         self._filtered = self._filters_some or (not taken.bare and taken.acknowledged)
@@ -300,7 +303,7 @@ class Runner(Calls):
         a refusal halves the number of rows of the next steps, and closes this one after some messages.
         """
         try:
-            outputs = self._call_columns(rows) if self._returned.provenance is None else None
+            outputs = self._call_columns(rows, taken.slices[0].binding) if self._returned.provenance is None else None
         except _STOPS:
             raise
         except Exception:
@@ -321,12 +324,22 @@ class Runner(Calls):
             results.closed = few
         return results, False
 
-    def _call_columns(self, rows: Rows) -> dict[str, Output] | None:
+    def _call_columns(self, rows: Rows, binding: str) -> dict[str, Output] | None:
         """Return the outputs of the call with columns; None if it refused them."""
         assert self._by_columns is not None
         columns = rows.columns()
         if columns is None:
             return None
+        offsets: list[int] | None = None
+        passes = self._filters[binding]
+        if isinstance(passes, ByExpression):
+            found = passes.chosen(columns)
+            if found is None:
+                return None
+            offsets, columns = found
+            self._passed = frozenset(offsets)
+            if not offsets:
+                return {}
         began = self._begin_call()
         try:
             faults.point("function.before")
@@ -337,7 +350,7 @@ class Runner(Calls):
             self._end_call(began)
         if result is None:
             return None
-        outputs = self._returned.keep_columns(result)
+        outputs = self._returned.keep_columns(result, offsets)
         self._layer.settle()
         return outputs
 
@@ -433,7 +446,7 @@ class Runner(Calls):
 
     def _call(self, taken: Taken, offset: int, messages: list[Any]) -> Kept:
         if self._filtered:
-            messages = self._passing(taken, messages)
+            messages = self._passing(taken, messages, offset)
             if not messages:
                 return None
         self._process.core.offset = offset
@@ -449,8 +462,10 @@ class Runner(Calls):
             self._imperative.settle(offset)
         return kept
 
-    def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
+    def _passing(self, taken: Taken, messages: list[Any], offset: int) -> list[Any]:
         """Replace the messages that a filter drops by None; return [] when all are dropped."""
+        if self._passed is not None:
+            return messages if offset in self._passed else []
         passed = []
         for piece, message in zip(taken.slices, messages):
             passes = self._filters[piece.binding]
@@ -572,7 +587,7 @@ class Runner(Calls):
             process = beside(self._process, offset, layer)
             try:
                 if self._filtered:
-                    messages = self._passing(taken, messages)
+                    messages = self._passing(taken, messages, offset)
                     if not messages:
                         return None, {}
                 if isinstance(self._node.options.key, str):
