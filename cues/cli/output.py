@@ -8,11 +8,9 @@ from __future__ import annotations
 import functools
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cues import jsontext
 from cues.base.data import dataclass
 from cues.base.texts import brief, duration, size
 from cues.cli.options import F, option
@@ -113,6 +111,10 @@ def width(text: str) -> int:
     """The width of a text on a terminal."""
     if text.isascii():
         return len(text)
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
@@ -161,4 +163,6 @@ def shown_figure(figure: Figure, processor: ProcessorFigures) -> Any:
 
 def to_json(value: Any) -> str:
     """One line of JSON, in ASCII if the terminal has no other signs."""
+    from cues import jsontext
+
     return jsontext.show(value, ascii_only=not is_unicode())

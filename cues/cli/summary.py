@@ -14,7 +14,6 @@ from cues.base.texts import count, duration, quoted
 from cues.cli.again import errors_of, paused
 from cues.cli.output import CommandOutput, TableColumn
 from cues.cli.printing import out
-from cues.engine.pausing import list_pauses
 from cues.errors import CuesError
 from cues.graphs.graphfile import shown
 from cues.graphs.pause import ProcessorPause
@@ -94,6 +93,8 @@ class Summary:
         self.seconds = time.monotonic() - self._started_at
         if not self._running.store.closed:
             self.held = waiting(self._running.store)
+            from cues.engine.pausing import list_pauses
+
             self.paused = list_pauses(self._running.store, self._running.plan.id)
         now = self._queues.now()
         self._ends_after, self._positions, self._messages = now.ends, now.positions, now.messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from cues.base.away import is_away
 from cues.base.data import dataclass
 from cues.errors import CuesError, InvalidArgument, StoreError
 from cues.graphs.retry import Retry
@@ -63,6 +62,8 @@ class Outage:
     def concerns(self, error: BaseException) -> bool:
         """Return whether an exception says that something is away."""
         kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        from cues.base.away import is_away
+
         return any(isinstance(error, kind) for kind in kinds) or is_away(error)
 
     @staticmethod

@@ -19,7 +19,6 @@ from typing import Any, Final, Self
 
 from cues import codec
 from cues.base import events, names
-from cues.base.away import is_away
 from cues.base.data import dataclass
 from cues.errors import (
     CheckpointError,
@@ -194,7 +193,11 @@ def passes(error: BaseException) -> bool:
     """
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, (StoreFull, WriterStuck)) or (isinstance(error, OSError) and is_away(error))
+    if not isinstance(error, OSError):
+        return isinstance(error, (StoreFull, WriterStuck))
+    from cues.base.away import is_away
+
+    return isinstance(error, (StoreFull, WriterStuck)) or is_away(error)
 
 
 def stopped_by(id: str, error: BaseException) -> ProcessorStopped | Fenced:
