@@ -36,10 +36,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cues.graphs.options import ready_made
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "cues.processors"
 """The group of entry points."""
@@ -62,6 +64,8 @@ FACTS: Final = ("Kind", "Needs", "Guarantee", "Mechanism")
 
 def available() -> dict[str, EntryPoint]:
     """Return the entry points of all installed processors, sorted by name; ``.load()`` imports one."""
+    from importlib.metadata import entry_points  # it loads the package email, and takes as long as a start of Cues
+
     return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
 
 

@@ -97,6 +97,14 @@ def test_a_run_loads_a_bounded_number_of_modules(loaded: set[str]) -> None:
     assert len(others) <= OTHERS_MAX, sorted(others)
 
 
+def test_ready_made_processors_load_nothing_that_their_use_does_not_need() -> None:
+    code = "import sys; import cues.processors.files, cues.processors.sql, cues.processors.windows; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"importlib.metadata", "email", "asyncio", "pyarrow", "numpy", "pandas", "sqlalchemy", "fsspec", "http"}
+    bare = subprocess.run([sys.executable, "-c", "import sys; print(*sys.modules)"], check=True, capture_output=True)
+    assert {name for name in set(found) - set(bare.stdout.decode().split()) if roots(name) & heavy} == set()
+
+
 def test_the_names_of_the_list_exist() -> None:
     """A module that was renamed would leave the list without an effect."""
     root = Path(__file__).parent.parent
