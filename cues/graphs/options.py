@@ -133,8 +133,8 @@ class Options:
     where: Any = option(
         None,
         "Take only messages for which this function returns true; a dict gives functions by binding. An exception"
-        " in the function is a failure of the message. A function of tables, or a window, may have a pyarrow expression over"
-        " the columns, for which no dict is made: `where=pc.field('total') > 9`.",
+        " in the function is a failure of the message. A function of tables, or a window, may have a pyarrow expression"
+        " over the columns, for which no dict is made: `where=pc.field('total') > 9`.",
         ready="reading",
     )
     errors: str | None = option(
