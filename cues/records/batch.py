@@ -245,7 +245,9 @@ def build(
             count = stop - start
             array = bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
             body = array + b"".join(encoded[start:stop])
-        flags, optional = _optional(hash, stamps, provenance, start, stop)
+        own = None if stamps is None else stamps.slice(start, stop)
+        came = None if provenance is None else provenance.slice(start, stop)
+        flags, optional = _optional(hash, own, came, start)
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:
@@ -312,23 +314,22 @@ def build_one(packed: bytes, hash: bytes | None, provenance: Provenance | None, 
     if hash is not None and stamps is None and provenance is None:
         flags, optional = HASH, hash
     else:
-        flags, optional = _optional(hash, stamps, provenance, 0, 1)
+        flags, optional = _optional(hash, stamps, provenance, 0)
     tail = optional + b"\x91" + packed
     return Page(flags, 1, tail) if len(tail) <= _PLAIN_BYTES_MAX else None
 
 
 def _optional(
-    hash: bytes | None, stamps: Stamps | None, provenance: Provenance | None, start: int, stop: int
+    hash: bytes | None, stamps: Stamps | None, provenance: Provenance | None, start: int
 ) -> tuple[int, bytes]:
-    """Return the flags and the optional fields of the header, for the messages ``start`` to ``stop``."""
+    """Return the flags and the optional fields of the header of a record; ``start`` is the offset of its messages."""
     flags, optional = (HASH, hash) if hash is not None else (0, b"")
     if stamps is not None:
-        own = stamps.slice(start, stop)
-        flags |= PRODUCER | own.form
-        optional += own.encode()
+        flags |= PRODUCER | stamps.form
+        optional += stamps.encode()
     if provenance:
         try:
-            packed = provenance.slice(start, stop).encode()
+            packed = provenance.encode()
         except CodecError as error:
             raise _at(start, error) from None
         flags |= PROVENANCE

@@ -124,10 +124,10 @@ class Provenance:
         return Provenance(self.count, self.columns, extra)
 
     def encode(self) -> bytes:
-        columns = {
-            queue: [[t.start] if type(t) is range else _pack_ints(t), time if type(time) is int else _pack_ints(time)]
-            for queue, (t, time) in self.columns.items()
-        }
+        columns: dict[str, list[Any]] = {}
+        for queue, (t, time) in self.columns.items():
+            indices = [t.start] if type(t) is range else _pack_ints(t)
+            columns[queue] = [indices, time if type(time) is int else _pack_ints(time)]
         return codec.pack([columns, self.extra] if self.extra is not None else [columns])
 
 
