@@ -17,6 +17,7 @@
     │   ├── StoreReadOnly          a write to a store that was opened read-only, or whose files are read-only
     │   ├── StoreFull              the map or the disk is full; nothing of the commit was written
     │   │   └── DiskLow            the disk has less free space than ``min_free``
+    │   ├── StoreShared            a process of another container, with the same number, has the store open
     │   ├── StoreCopied            a copy that was made while its original was written
     │   ├── StoreDamaged           a truncated data file, or a broken structure
     │   │   └── BatchDamaged       one record batch fails its checksum; its neighbours are readable
@@ -193,6 +194,15 @@ class DiskLow(StoreFull):
 
     free: int
     limit: int
+
+
+class StoreShared(StoreError):
+    """Raised by opening a store that a process of another pid namespace has open under the number ``pid`` of this one.
+
+    LMDB knows its readers by their numbers, so only one of the two can be let in.
+    """
+
+    pid: int
 
 
 class StoreCopied(StoreError):

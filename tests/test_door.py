@@ -17,7 +17,7 @@ import pytest
 
 import cues
 from cues.engine.record import WorkersRecord, note_queues
-from cues.errors import StoreError, StoreForeign
+from cues.errors import StoreForeign, StoreShared
 from cues.operate import fresh
 from cues.queues import backpressure
 from cues.storage import door, leases, locks, retirement
@@ -290,7 +290,7 @@ def test_two_containers_with_one_pid_are_told_what_it_is(place: Path) -> None:
         assert other.stdin is not None and other.stdout is not None
         other.stdout.readline()
         for readonly in (False, True):
-            with pytest.raises(StoreError, match=rf"same number \({os.getpid()}\).*container.*--pid=container"):
+            with pytest.raises(StoreShared, match=rf"same number \({os.getpid()}\).*container.*--pid=container"):
                 cues.open(place, readonly=readonly)
         other.stdin.close()
     with cues.open(place) as store:

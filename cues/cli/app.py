@@ -19,7 +19,7 @@ import click
 from cues.base import collector
 from cues.cli import options, printing
 from cues.cli.printing import out
-from cues.errors import AlreadyRunning, CuesError, NotInstalled, QueueFull
+from cues.errors import AlreadyRunning, CuesError, NotInstalled, QueueFull, StoreShared
 from cues.overrides import override
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
         if isinstance(error, QueueFull):
             return options.QUEUE_FULL
-        if isinstance(error, AlreadyRunning):
+        if isinstance(error, (AlreadyRunning, StoreShared)):
             return options.RUNNING
         from cues.operate.refused import Refused
 

@@ -137,6 +137,12 @@ ABORT_WAIT_S: Final = 2.0
     metavar="COUNT",
     help="Look for garbage with cycles after this number of new objects; 0 leaves Python's own settings.",
 )
+@option(
+    "--drain",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="After the first Ctrl-C or SIGTERM finish messages for at most this time, then stop after the current steps.",
+)
 @option("--reload", is_flag=True, help="When the graph file or an imported local module changes, start anew.")
 @option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
@@ -163,6 +169,7 @@ def run(
     max_lag: float,
     min_free: str | None,
     gc: int,
+    drain: float | None,
     reload: bool,
     dry_run: bool,
     quiet: bool,
@@ -187,6 +194,7 @@ def run(
       cues run graph.py --workers auto     in worker processes, started again when they die
       cues run graph.py --replicate /mnt/other/flights    with a copy on another disk, at most --max-lag behind
       cues run graph.py --ui               with a page in the browser
+      cues run graph.py --drain 30         as a service: end in time when it is stopped
       cues run graph.py --reload           while you write it: each save starts the new code
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
@@ -203,6 +211,9 @@ def run(
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
+    if os.getpid() == 1:
+        # The first process of a container gets only signals that it handles. _Signals replaces this handler.
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(options.INTERRUPTED))
     request = RunRequest(engine, master, queues, backfill, workers, fresh, idle_exit, replicate, reload, dry_run)
     if ui is not None:
         page.need()
@@ -289,7 +300,8 @@ def run(
                 raise
         if ui is not None:
             pages.enter_context(page.of_run(file.graph, request.location(path), ui, progress.say))
-        session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
+        session = _Session(running, progress, signals, idle_exit, drain, Summary(running, graph, before, chosen))
+        _notify("READY=1")
         try:
             ending = session.watch()
         finally:
@@ -323,6 +335,14 @@ def _watcher() -> Watcher | None:
     return watcher()
 
 
+def _notify(state: str) -> None:
+    """Tell the service manager, if one started this process and wants to know (a unit with ``Type=notify``)."""
+    if "NOTIFY_SOCKET" in os.environ:
+        from cues.base import service
+
+        service.notify(state)
+
+
 def _metrics_server(address: str | None) -> MetricsServer | None:
     """The server of ``--metrics``, bound but without a source; None without the option."""
     if address is None:
@@ -336,11 +356,18 @@ class _Session:
     """One run, from its start to its end."""
 
     def __init__(
-        self, running: Running, progress: Progress, signals: _Signals, idle_exit_s: float | None, summary: Summary
+        self,
+        running: Running,
+        progress: Progress,
+        signals: _Signals,
+        idle_exit_s: float | None,
+        drain_s: float | None,
+        summary: Summary,
     ) -> None:
         self.running = running
         self.progress = progress
         self.idle_exit_s = idle_exit_s
+        self.drain_s = drain_s
         self.summary = summary
         self.stuck = False
         self._inbox = signals.inbox
@@ -352,6 +379,7 @@ class _Session:
         try:
             ending = self._watch()
         finally:
+            _notify("STOPPING=1")
             self.summary.finish()
             self.running.close(ABORT_WAIT_S if self._signals > 1 else 30.0)
         self.stuck = self.running.stuck
@@ -368,7 +396,9 @@ class _Session:
                 self._signals += 1
                 if self._signals == 1 and not stopped:
                     self.progress.say("Draining: the sources end, the other processors finish. Ctrl-C again stops now.")
+                    _notify("STOPPING=1")
                     self._in_background("drained", self.running.drain)
+                    self._later("late", self.drain_s)
                 else:
                     self._signals = max(2, self._signals)
                     self.progress.say(
@@ -376,6 +406,10 @@ class _Session:
                     )
                     self.running.halt()
                     return "stopped" if stopped else "aborted"
+            elif news == "late":
+                self.progress.say(f"Stopping after the steps under way: the drain took {self.drain_s:g} s.")
+                self.running.halt()
+                return "aborted"
             elif news == "failed":
                 if not isinstance(value, (ProcessorStopped, Fenced)) and not self.running.stopped:
                     raise value
@@ -393,6 +427,13 @@ class _Session:
             return self._inbox.get(timeout=self.progress.interval_s)
         except queue.Empty:
             return "tick", None
+
+    def _later(self, news: str, after_s: float | None) -> None:
+        """Put news into the inbox after some seconds; None: never."""
+        if after_s is not None:
+            timer = threading.Timer(after_s, self._inbox.put, ((news, None),))
+            timer.daemon = True
+            timer.start()
 
     def _in_background(self, news: str, work: Callable[[], Any]) -> None:
         def call() -> None:

@@ -4,7 +4,7 @@ lmdb.MapFullError, a full disk             StoreFull
 lmdb.ReadonlyError, no permission          StoreReadOnly
 lmdb.CorruptedError, a truncated row       StoreDamaged
 FileNotFoundError                          StoreNotFound
-the pid of a reader is taken       StoreError: two pid namespaces
+the pid of a reader is taken               StoreShared: two pid namespaces
 other errors of LMDB or of the system      StoreError
 """
 
@@ -21,7 +21,7 @@ from typing import Final
 import lmdb
 
 from cues.base.texts import quoted
-from cues.errors import StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreReadOnly
+from cues.errors import StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreReadOnly, StoreShared
 from cues.records import sealed
 from cues.storage import datafile
 
@@ -73,12 +73,13 @@ def translate(error: BaseException, path: str) -> BaseException:
     number = error.errno if isinstance(error, OSError) else None
     text = str(error)
     if isinstance(error, lmdb.Error) and os.strerror(errno.EAGAIN) in text:  # the lock of this pid in lock.mdb
-        return StoreError(
+        return StoreShared(
             f"Another process with the same number ({os.getpid()}) has the store {path} open, in another container or"
             " pid namespace. LMDB knows its readers by their numbers.",
             "run all containers that share a store in one pid namespace (docker run --pid=container:NAME; in a pod of"
             " Kubernetes, shareProcessNamespace: true).",
             path=path,
+            pid=os.getpid(),
         )
     if number in (errno.EACCES, errno.EROFS, errno.EPERM) or (
         isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text)

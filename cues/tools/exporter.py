@@ -335,8 +335,24 @@ class MetricsServer(Closing):
                 f"The metrics cannot be served at {host}:{port}: {what}.",
                 "give another port, or 0 for a free one." if taken else "give an address of this machine.",
             ) from error
+        self._answer_metrics = self._server.get_app()
+        self._server.set_app(self._answer)
         bound = self._server.server_port
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics"
+
+    @property
+    def ready(self) -> bool:
+        """True while its graph runs and does not drain, or while its store is open."""
+        source = self.source
+        return not (source.draining or source.halted) if isinstance(source, Running) else source is not None
+
+    def _answer(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        """Answer ``/ready`` without a measurement: 200 or 503, for probes of containers. Other paths have metrics."""
+        if environ["PATH_INFO"] != "/ready":
+            return self._answer_metrics(environ, start)  # type: ignore[misc]
+        status, text = ("200 OK", b"ready\n") if self.ready else ("503 Service Unavailable", b"not ready\n")
+        start(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [text]
 
     def _measured(self) -> Measured | None:
         source = self.source
