@@ -9,6 +9,9 @@ Prints CPU microseconds a row of this process, the median of the rounds, in whic
                watermark, no late messages
 
 The results of the three are compared. Of ``rows`` a fifth of the rows is measured.
+
+The second table is of a state of many keys: all are counted, then 10 rows of 10 of them are. The cost of the second
+step, with its commit, does not depend on the number of keys. (A start checks up to 50,000 rows of state besides.)
 """
 
 from __future__ import annotations
@@ -138,6 +141,29 @@ def sides(name: str, given: list[pa.Table]) -> Iterator[tuple[str, float]]:
     assert out_rows == run(make, few, True)[1]
 
 
+def few_of(keys: int, rounds: int) -> tuple[float, float]:
+    """Count rows of so many keys, then 10 rows; return CPU microseconds a key, and CPU milliseconds of the second."""
+    graph = cues.Graph("g", [cues.Source("m", None), each()])
+    names = [f"key {n}" for n in range(keys)]
+    with testing.temporary_store(map_size=8 << 30) as store:
+        queue = store.queue("m")
+        for at in range(0, keys, BATCH):
+            queue.appender().write_table(pa.table({"k": names[at : at + BATCH]}))
+        start = time.process_time()
+        few = []
+        with graph.start(store=store) as running:
+            running.wait_idle()
+            all_s = time.process_time() - start
+            for number in range(rounds):
+                start = time.process_time()
+                queue.appender().write_table(pa.table({"k": names[number :: keys // 10][:10]}))
+                running.wait_idle()
+                few.append(time.process_time() - start)
+        counts = store.queue("out").to_arrow(columns=["n"])["n"].to_pylist()
+        assert counts == [1] * keys + [2] * 10 * rounds
+    return all_s * 1e6 / keys, statistics.median(few) * 1e3
+
+
 def main(rows: int, rounds: int) -> None:
     given = tables(rows)
     print("| | rows | tables | polars | tables / rows | tables / polars |\n|---|---|---|---|---|---|")
@@ -149,6 +175,10 @@ def main(rows: int, rounds: int) -> None:
         one, columns, other = (statistics.median(costs[side]) for side in ("rows", "tables", "polars"))
         ratios = f"{columns / one:.3f} | {columns / other:.1f}"
         print(f"| {name} | {one:.1f} | {columns:.2f} | {other:.2f} | {ratios} |", flush=True)
+    print("\n| keys | all are counted, µs a key | then 10 of them, ms |\n|---|---|---|")
+    for keys in (rows // 100, rows):
+        all_us, few_ms = few_of(keys, 2 * rounds + 1)
+        print(f"| {keys:,} | {all_us:.1f} | {few_ms:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

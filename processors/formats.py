@@ -173,6 +173,8 @@ class _CSV(_Plain):
                 texts = compute.if_else(
                     special, compute.binary_join_element_wise(mark, quoted, mark, columns.text("")), texts
                 )
+        elif (times := _times(column)) is not None:
+            texts = times
         elif types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_temporal(kind):
             values = columns.values_of(column, "a message", name)
             cells = [None if value is None else str(_cell(name, value)) for value in values]
@@ -207,6 +209,30 @@ class _CSV(_Plain):
         if self._special.isdisjoint(text):
             return text
         return '"' + text.replace('"', '""') + '"'
+
+
+_YEARS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The first and the last microsecond that Python has."""
+
+
+def _times(column: Any) -> Any:
+    """Return the texts of times as :func:`_cell` makes them; None for other values, and for times of other zones."""
+    pa, kind = places.arrow(), column.type
+    if not pa.types.is_timestamp(kind) or kind.unit == "ns" or kind.tz not in (None, "UTC"):
+        return None
+    compute = pa.compute
+    try:
+        whole = column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us"))
+    except pa.ArrowException:  # beyond 64 bits
+        return None
+    ends = compute.min_max(whole.cast(pa.int64())).as_py()
+    if ends["min"] is None or not _YEARS[0] <= ends["min"] <= ends["max"] <= _YEARS[1]:
+        return None
+    texts = compute.replace_substring(whole.cast(pa.string()), " ", "T")
+    texts = compute.replace_substring(texts, ".000000", "")  # as datetime.isoformat
+    if kind.tz is None:
+        return texts
+    return compute.binary_join_element_wise(texts, columns.text("+00:00"), columns.text(""))
 
 
 class _Table:

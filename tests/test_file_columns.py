@@ -439,6 +439,21 @@ def test_a_sink_writes_the_same_rows_from_tables_and_from_dicts(seed: int, forma
         assert found["tables"] == found["rows"] == found["mixed"]
 
 
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Zurich"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_csv_are_written_by_columns_as_by_rows(unit: str, zone: str | None) -> None:
+    """From the first microsecond that Python has to the last one."""
+    dice = random.Random(seeds.new())
+    each = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[unit]
+    first, last = (0, 4_000_000_000) if unit == "ns" or zone == "Europe/Zurich" else (-62_135_596_800, 253_402_300_799)
+    values = [None, 0, each, each * first, each * last, *(each * dice.randrange(first, last) for _ in range(200))]
+    values += [each * dice.randrange(first, last) + dice.randrange(each) // 1_000 * 1_000 for _ in range(200)]
+    table = pa.table({"at": pa.array(values, pa.timestamp(unit, zone)), "n": range(len(values))})
+    encoding = formats.make("csv", None, None, None, ",")
+    rows = columns.dicts(table, "it")
+    assert encoding.add_table(False, None, table).data == encoding.add(False, None, rows).data
+
+
 def done(encoding: formats.Format, data: bytes, layout: Any) -> bytes:
     target = io.BytesIO()
     target.close = lambda: None  # type: ignore[method-assign]
