@@ -85,6 +85,7 @@ COMMANDS = {
     "restore": "restore {folder}/backup {folder}/restored{n} --yes",
     "follow": "follow {shop} {folder}/copy --once",
     "init": "init {folder}/new{n}",
+    "deploy": "deploy systemd {shop}",
     "config": "config",
     "completion": "completion bash",
     "--help": "run --help",

@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "restore": "Make stores of a backup.",
     "follow": "Keep a second copy of a graph's stores, and promote it.",
     "init": "Make a project to start from, with tests.",
+    "deploy": "Print a unit, a Dockerfile or another text that deploys a graph.",
     "config": "The settings of the commands, and where each comes from.",
     "completion": "Print the script with which a shell completes command lines.",
 }
