@@ -20,8 +20,10 @@ import cues as library
 from cues.cli.options import INTERRUPTED, WRONG_USAGE
 from cues.graphs import graphfile
 from cues.graphs.graph import Graph
-from cues.operate.deployment import DRAIN_S, STOP_S, drain_of, ends
+from cues.operate import units
+from cues.operate.deployment import DRAIN_S, STOP_S, Deployment, drain_of, ends
 from cues.processors.file_source import Files
+from cues.tools import doctor
 
 FLIGHTS = Path(__file__).parent.parent / "examples" / "flights.py"
 FLAGS = ("--metrics", "9464", "--ui", "--workers", "2", "--min-free", "1MB", "--user", "ada")
@@ -336,3 +338,12 @@ def test_as_json_it_is_one_object(tmp_path: Path) -> None:
     said = json.loads(text("systemd", path, "--json"))
     assert said == {"kind": "systemd", "graph": "orders", "text": text("systemd", path)}
     assert not (tmp_path / "data").exists()
+
+
+def test_a_store_on_a_network_file_system_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = graphfile.load(str(graph(tmp_path, FED)))
+    monkeypatch.setattr(doctor, "file_system", lambda path: ("nfs4", "/mnt"))
+    for kind in ("systemd", "cron"):
+        assert f"# WARNING: {tmp_path}/data/orders is on nfs4" in units.KINDS[kind](Deployment.of(file), "@daily")
+    monkeypatch.setattr(doctor, "file_system", lambda path: ("ext4", "/"))
+    assert "WARNING" not in units.systemd(Deployment.of(file), "@daily")

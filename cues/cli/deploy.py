@@ -69,7 +69,7 @@ def deploy(
       cues deploy kubernetes graph.py --metrics 9464 --ui > flights.yaml
 
     A graph whose sources end is run by cron, any other one is a service. In containers the stores are on a volume at
-    /data, whatever --store is.
+    /data, whatever --store is. docs/how-to/deploy.md is about backups, upgrades, logs and alerts too.
     """
     if not graphfile.is_file(graph):
         raise WrongUsage(f"{graph} is not a graph file.", f"cues deploy {kind} graph.py")

@@ -24,6 +24,7 @@ from cues.graphs.graphfile import GraphFile, split
 from cues.graphs.plan import Plan
 from cues.graphs.schedules import Schedule
 from cues.operate.target import store_of
+from cues.tools import doctor
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
@@ -77,6 +78,8 @@ class Deployment:
     ui: tuple[str, int] | None
     metrics: tuple[str, int] | None
     min_free: str | None
+    network: str | None
+    """The type of the file system of the store on this machine, if another machine serves it."""
 
     @staticmethod
     def of(
@@ -94,12 +97,13 @@ class Deployment:
         plan = file.graph.plan()
         _, name, call = split(file.target)
         others = {os.path.abspath(file.graph.place(o.path)) for o in plan.queues.values() if o.path is not None}
+        place = Path(os.path.abspath(store_of(file, store)))
         sources = [node for node in plan.running if node.kind == "source"]
         return Deployment(
             id=plan.id,
             path=file.path.resolve(),
             target=f":{name}{call}" if name else "",
-            store=Path(os.path.abspath(store_of(file, store))),
+            store=place,
             others=tuple(sorted(others)),
             hooks=tuple(hook for node in sources if (hook := _hook(node)) is not None),
             endless=tuple(node.name for node in sources if not ends(node.fn)),
@@ -112,6 +116,7 @@ class Deployment:
             ui=ui,
             metrics=metrics,
             min_free=min_free,
+            network=_network(place),
         )
 
     @property
@@ -228,6 +233,11 @@ def _extras(plan: Plan, path: Path, ui: bool, metrics: bool) -> tuple[str, ...]:
     for node in plan.running:
         found |= set(re.findall(r"^ *Needs: extra `(\w+)`", inspect.getdoc(type(node.fn)) or "", re.M))
     return tuple(sorted(found))
+
+
+def _network(store: Path) -> str | None:
+    kind, _ = doctor.file_system(store)
+    return kind if doctor.NETWORK.fullmatch(kind) else None
 
 
 def _user() -> str:

@@ -26,6 +26,7 @@ def systemd(facts: Deployment, schedule: str) -> str:
         f"# /etc/systemd/system/{name}.service: systemctl daemon-reload && systemctl enable --now {name}",
         f"# Logs: journalctl -u {name}. After new code: systemctl restart {name}.",
         *_choice(facts, "a service", endless=True),
+        *_network(facts),
         *([f"# The user is root: --user NAME gives another one, who owns {facts.store}."] * (facts.user == "root")),
         "",
         "[Unit]",
@@ -72,6 +73,7 @@ def cron(facts: Deployment, schedule: str) -> str:
         f"# /etc/cron.d/{name}: a run each time; each takes what is new. Logs: journalctl -t {name}",
         "# A run that is still busy is not disturbed: the next one ends with exit code 7.",
         *_choice(facts, "a schedule", endless=False),
+        *_network(facts),
         "SHELL=/bin/sh",
         f"{schedule} {facts.user} ({_cron_percent(run)}) 2>&1 | logger -t {name}",
     ]
@@ -241,6 +243,15 @@ def _choice(facts: Deployment, what: str, *, endless: bool) -> list[str]:
         goes_on = f"{', '.join(facts.endless)} {'does' if len(facts.endless) == 1 else 'do'} not end"
         return [f"# {goes_on}, and {what} is made for graphs that do: see {other}."]
     return [f"# It is fed by cues send ({', '.join(facts.fed)}): each run ends when it was idle for 5 s."]
+
+
+def _network(facts: Deployment) -> list[str]:
+    """A comment on a store whose file system another machine serves."""
+    if facts.network is None:
+        return []
+    return [
+        f"# WARNING: {facts.store} is on {facts.network}: locks of two machines do not meet there. Use a local disk."
+    ]
 
 
 def _remarks(facts: Deployment) -> list[str]:

@@ -297,9 +297,9 @@ def _bytes(value: int) -> str:
 
 
 def file_system(path: Path) -> tuple[str, str]:
-    """Return the type of the file system of an existing directory and its mount point; ("unknown", "") if unknown.
+    """Return the type of the file system of a path and its mount point; ("unknown", "") if unknown.
 
-    A file system of FUSE is named without its prefix: ``fuse.sshfs`` is ``sshfs``.
+    The path need not exist yet. A file system of FUSE is named without its prefix: ``fuse.sshfs`` is ``sshfs``.
     """
     return longest_mount(path, _mounts())
 
