@@ -1,7 +1,7 @@
 """The command line from outside: with files, in pipes, and on a terminal of its own. It runs in a forked process.
 
 with Command("run", graph) as running:
-    running.until('"type": "progress"')        # told, not slept
+    running.until("started")  # told, not slept
     running.signal(SIGINT)
 assert running.code == 130
 """

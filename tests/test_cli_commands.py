@@ -544,7 +544,7 @@ def test_seek_moves_a_processor_that_runs_and_is_idle(tmp_path: Path) -> None:
     path.write_text(SEEKABLE)
     target = f"{path}#see"
     assert cues("send", f"{path}#orders", stdin='{"n": 1}\n{"n": 2}\n').code == 0
-    with Command("run", path) as run:
+    with Command("run", path, "--json") as run:
         run.until(r"2 0\n(.*\n)*.*progress")
         refused = cues("seek", target, "--to", "start")
         assert refused.code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def contents(store: Path, queue: str) -> list[dict[str, object]]:
 
 def test_a_run_ends_by_itself_and_a_second_one_finds_nothing_new(graph, checked) -> None:  # type: ignore[no-untyped-def]
     path = graph(COUNTING)
-    first = cues("run", path)
+    first = cues("run", path, "--json")
     assert first.code == 0, first.err
     said = json.loads(first.out)
     assert said["outcome"] == "done"
@@ -129,7 +130,7 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
-    with Command("run", path) as run:
+    with Command("run", path, "--json") as run:
         run.until(r'"written": [1-9]')
         run.signal(number)
         assert run.wait() == 130
@@ -140,7 +141,7 @@ def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, 
     ticks = contents(store, "ticks")
     assert ticks
     assert contents(store, "tocks") == ticks == [{"n": n} for n in range(len(ticks))]
-    with Command("run", path) as run:
+    with Command("run", path, "--json") as run:
         run.until(r'"written": [1-9]')
         run.signal(number)
         assert run.wait() == 130
@@ -168,11 +169,11 @@ def test_killed_at_random_the_next_run_continues_exactly(graph, checked) -> None
     path = graph(LIVE)
     store = path.parent / "data" / "live"
     for _ in range(3):
-        with Command("run", path) as run:
+        with Command("run", path, "--json") as run:
             run.until('"type": "progress"')
             run.signal(signal.SIGKILL)
             assert run.wait() == -signal.SIGKILL
-    with Command("run", path) as run:
+    with Command("run", path, "--json") as run:
         run.until('"type": "progress"')
         run.signal(signal.SIGINT)
         assert run.wait() == 130
@@ -203,7 +204,7 @@ def test_an_error_without_an_error_queue_stops_the_run_with_the_users_traceback(
 
 def test_a_second_run_fails_at_once_and_names_the_process(graph) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
-    with Command("run", path) as run:
+    with Command("run", path, "--json") as run:
         run.until('"type": "progress"')
         second = cues("run", path)
         assert second.code == 7
@@ -224,7 +225,7 @@ def test_a_graph_fed_by_send_takes_what_comes_and_ends_when_idle(graph) -> None:
     store = path.parent / "data" / "fed"
     with library.open(store, durability="process") as opened:
         opened.queue("orders").appender().write({"count": 1})
-    with Command("run", path, "--idle-exit", "0.5") as run:
+    with Command("run", path, "--idle-exit", "0.5", "--json") as run:
         run.until('"type": "progress"')  # it is not idle: the function has the first message, and waits
         sent = cues("send", f"{path}#orders", "count=4", "item=pear")
         assert sent.code == 0, sent.err
@@ -239,7 +240,7 @@ def test_a_graph_fed_by_send_takes_what_comes_and_ends_when_idle(graph) -> None:
 
 def test_status_queues_tail_and_check_work_while_the_graph_runs(graph) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
-    with Command("run", path) as run:
+    with Command("run", path, "--json") as run:
         run.until('"type": "progress"')
         store, *processors = map(json.loads, cues("status", path).out.splitlines())
         assert store["durability"] == "process"
@@ -315,7 +316,7 @@ def test_fresh_is_the_way_out_of_a_damaged_store(graph) -> None:  # type: ignore
 def test_a_users_warnings_are_lines_of_their_own_and_ours_appear_once(graph) -> None:  # type: ignore[no-untyped-def]
     text = COUNTING.replace("    for n in", "    import logging; logging.warning('about to count')\n    for n in")
     path = graph(text)
-    result = cues("run", path)
+    result = cues("run", path, "--json")
     lines = [json.loads(line) for line in result.err.splitlines()]
     assert {"type": "log", "level": "warning", "text": "about to count"} in lines
     with Command("run", path, "--fresh", "--yes", terminal=True) as run:
@@ -438,3 +439,31 @@ def numbers(process):
     result = cues("run", f"{path}:make('small', top=3)")
     assert result.code == 0, result.err
     assert contents(path.parent / "data" / "small", "n") == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_off_a_terminal_progress_is_plain_lines(graph) -> None:  # type: ignore[no-untyped-def]
+    """The start, what happens, and the end; each with the time."""
+    path = graph(COUNTING)
+    done = cues("run", path)
+    lines = done.err.splitlines()
+    assert done.code == 0 and all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d counting", line) for line in lines), (
+        done.err
+    )
+    assert lines[0].endswith("counting: started") and "1,000 numbers processed" in lines[-1]
+    assert any("10 messages to 'errors'" in line or "to 'errors' after 1 attempt" in line for line in lines)
+
+
+def test_plain_lines_say_what_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cues.cli import progress
+
+    made = library.Graph("g", store=tmp_path / "s")
+    made.stream("in", "out", id="same")(lambda message: message)
+    with made.start() as running, progress.PlainLines("g") as lines:
+        running.send("in", {"n": 1})
+        assert running.wait_idle(60)
+        lines._last -= 60
+        lines.tick(running)
+        lines._last -= 60
+        lines.tick(running)
+    said = capsys.readouterr().err.splitlines()
+    assert [line[20:] for line in said] == ["g: started", "g: took in the last minute: same 1; 0 wait"]

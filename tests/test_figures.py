@@ -87,7 +87,7 @@ def send(graph: Path, count: int) -> None:
 def test_the_latency_of_workers_is_that_of_all_units_and_ends_with_the_run(graph: Path) -> None:
     """Each of 20 messages waits for those before it on its partition, so the last ones take about half a second."""
     for _ in range(2):
-        with Command("run", graph, "--workers", 2) as run:
+        with Command("run", graph, "--workers", 2, "--json") as run:
             run.until('"type": "progress"')
             until(lambda: any(json.loads(line).get("running") for line in command("status", graph).out.splitlines()))
             assert p99(graph) is None  # also in the second run: what an earlier process measured is not its latency
@@ -102,7 +102,7 @@ def test_the_latency_of_workers_is_that_of_all_units_and_ends_with_the_run(graph
 
 
 def test_a_processor_that_does_not_answer_has_no_latency(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Command("run", graph) as run:
+    with Command("run", graph, "--json") as run:
         run.until('"type": "progress"')
         send(graph, 2)
         until(lambda: p99(graph) is not None)

@@ -233,7 +233,7 @@ def test_fresh_is_done_once_and_a_run_that_ended_waits_for_a_save(tmp_path: Path
         command.signal()
         assert command.wait() == 130
     assert [message["n"] for message in messages(store)] == [1, 2]
-    with Command("run", path, "--reload", "--idle-exit", "0") as command:
+    with Command("run", path, "--reload", "--idle-exit", "0", "--json") as command:
         command.until("The run has ended. The next one starts when")
         command.text = ""
         path.write_text(FED)

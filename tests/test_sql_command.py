@@ -149,7 +149,7 @@ def test_what_duckdb_refuses_is_wrong_usage(shop: Path, query: str, words: list[
 
 
 def test_a_query_changes_nothing_and_runs_beside_the_graph(graph: Path) -> None:
-    with Command("run", graph) as run:
+    with Command("run", graph, "--json") as run:
         run.until('"type": "progress"')
         assert rows(graph, "select count(*) as n from orders") == [{"n": 0}]
         with cues.open(graph.parent / "data" / "shop") as store:

@@ -182,7 +182,7 @@ def test_for_scripts_it_looks_twice_and_ends(store: Path) -> None:
 
 @contextlib.contextmanager
 def running(store: Path) -> Iterator[Command]:
-    with Command("run", store) as run:
+    with Command("run", store, "--json") as run:
         run.until('"type": "progress"')
         yield run
 

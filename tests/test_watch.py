@@ -154,7 +154,7 @@ def test_status_says_that_the_last_process_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text("import cues\ngraph = cues.Graph('g', durability='process')\ngraph.source('q')\n"
                     "@graph.sink('q')\ndef save(message): ...\n")  # fmt: skip
-    run = Command("run", path)
+    run = Command("run", path, "--json")
     with run:
         run.until('"type": "progress"')
         run.signal(signal.SIGKILL)

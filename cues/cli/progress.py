@@ -1,4 +1,9 @@
-"""The progress of a run, on stderr: a table that is redrawn on a terminal, one JSON object a second in a pipe."""
+"""The progress of a run, on stderr.
+
+ProgressTable   on a terminal: a table that is redrawn, and events above it
+PlainLines      elsewhere, for a journal or a log file: events, and a line a minute when something moved
+Lines           with --json: one object a second, and one for each event
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ from cues.overrides import override
 
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
+_QUIET_LINE_S: Final = 60.0
 _REPEAT_S: Final = 10.0
 """The shortest time between two prints of the count of a repeated message."""
 MESSAGES_MAX: Final = 1000
@@ -175,6 +181,44 @@ class Lines(Progress):
         err(json.dumps(facts))
 
 
+class PlainLines(Progress):
+    """For a journal or a log file: lines with the time, for people."""
+
+    def __init__(self, graph: str, verbose: bool = False) -> None:
+        super().__init__(graph, verbose)
+        self._last = self.started_at
+        self._before: dict[str, int] = {}
+
+    @override
+    def __enter__(self) -> Progress:
+        self.say(f"{self.graph}: started")
+        return self
+
+    @override
+    def tick(self, running: Running) -> None:
+        super().tick(running)
+        now = time.monotonic()
+        if now - self._last < _QUIET_LINE_S:
+            return
+        self._last = now
+        rows = rows_of(running, queues_of(running))
+        moved = [(row["processor"], row["taken"] - self._before.get(row["processor"], 0)) for row in rows]
+        self._before = {row["processor"]: row["taken"] for row in rows}
+        waiting = sum(row["lag"] or 0 for row in rows)
+        if any(count for _, count in moved):
+            took = ", ".join(f"{name} {count:,}" for name, count in moved if count)
+            self.say(f"{self.graph}: took in the last minute: {took}; {waiting:,} wait")
+
+    @override
+    def _shows(self, event: events.Event) -> bool:
+        told = isinstance(event, events.Placed) or (self.verbose and not _is_told_at_the_end(event))
+        return told or super()._shows(event)
+
+    @override
+    def say(self, text: str) -> None:
+        err(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+
 class ProgressTable(Progress):
     """For a terminal: a table at the bottom, and events above it."""
 
@@ -226,11 +270,13 @@ class ProgressTable(Progress):
         return told or super()._shows(event)
 
 
-def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
-    """The display for this stderr: a table on a terminal, else lines."""
+def progress_for(graph: str, *, quiet: bool, verbose: bool, json: bool = False) -> Progress:
+    """The display for this stderr; ``json``: that was asked for."""
     if quiet:
         return Progress(graph)
-    return ProgressTable(graph, verbose) if is_terminal("stderr") else Lines(graph, verbose)
+    if is_terminal("stderr"):
+        return ProgressTable(graph, verbose)
+    return Lines(graph, verbose) if json else PlainLines(graph, verbose)
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:

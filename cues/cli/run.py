@@ -201,13 +201,13 @@ def run(
       cues run graph.py --engine spark --queues s3://bucket/flights    queues and positions are in this directory
       cues run graph.py --engine spark --dry-run    which functions run on executors, and which in the driver
 
-    Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
-    printed on stdout. While something outside is away (a database, an API, space on the disk), the processors that
-    need it wait, and the others go on; one line says so when it begins, and one when it ends. The exit code is 6 if
-    an error stopped a processor (a start continues there), 3 if the disk had less than --min-free at the start, 7 if
-    another process runs the graph, and 130 after Ctrl-C. With
-    --fail-on-errors it is also 1 if messages failed, if error queues have failed messages of earlier runs, or if a
-    processor is paused.
+    Progress is printed on stderr: a table on a terminal; elsewhere a line for what happens, and one a minute when
+    something moved; with --json one object a second. The summary is printed on stdout. While something outside is
+    away (a database, an API, space on the disk), the processors that need it wait, and the others go on; one line
+    says so when it begins, and one when it ends. The exit code is 6 if an error stopped a processor (a start
+    continues there), 3 if the disk had less than --min-free at the start, 7 if another process runs the graph, and
+    130 after Ctrl-C. With --fail-on-errors it is also 1 if messages failed, if error queues have failed messages of
+    earlier runs, or if a processor is paused.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
@@ -256,7 +256,7 @@ def run(
     engine_options = request.engine_options(file.target)
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
-    progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
+    progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose, json=output.form == "json")
     noted = request.noted(path, file.graph.id)
     with (
         server or contextlib.nullcontext(),
