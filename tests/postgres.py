@@ -31,7 +31,7 @@ class Postgres:
 
     def __init__(self, programs: Path, directory: Path) -> None:
         self._programs = programs
-        self._directory = directory
+        self.directory = directory
         self._made = 0
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -47,12 +47,12 @@ class Postgres:
     def start(self) -> None:
         """Start the server, also again after :meth:`stop`, and wait until it answers."""
         # What a killed *client* leaves is what the tests are about; the server's own disk is not.
-        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={self._directory}"]
+        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={self.directory}"]
         self._process = subprocess.Popen(
             [self._programs / "postgres", "-D", "data", *options],
             stdout=self._log,
             stderr=self._log,
-            cwd=self._directory,
+            cwd=self.directory,
             preexec_fn=_end_with_the_parent,
             **self._as,
         )
@@ -65,14 +65,14 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [self._programs / program, *arguments], capture_output=True, text=True, cwd=self._directory, **self._as
+            [self._programs / program, *arguments], capture_output=True, text=True, cwd=self.directory, **self._as
         )
         assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while subprocess.run([self._programs / "pg_isready", "-q", "-h", self._directory]).returncode != 0:
-            told = (self._directory / "log").read_text(errors="replace")
+        while subprocess.run([self._programs / "pg_isready", "-q", "-h", self.directory]).returncode != 0:
+            told = (self.directory / "log").read_text(errors="replace")
             assert self._process.poll() is None and time.monotonic() < deadline, f"PostgreSQL did not start:\n{told}"
             time.sleep(0.05)
 
@@ -82,9 +82,9 @@ class Postgres:
 
         self._made += 1
         name = f"test_{self._made}"
-        with psycopg.connect(f"host={self._directory} user=postgres dbname=postgres", autocommit=True) as connection:
+        with psycopg.connect(f"host={self.directory} user=postgres dbname=postgres", autocommit=True) as connection:
             connection.execute(f"create schema {name}")
-        return f"postgresql+psycopg://postgres@/postgres?host={self._directory}&options=-csearch_path%3D{name}"
+        return f"postgresql+psycopg://postgres@/postgres?host={self.directory}&options=-csearch_path%3D{name}"
 
     def close(self) -> None:
         """End the server at once, without writing its data to the disk."""

@@ -461,9 +461,9 @@ def test_plain_lines_say_what_moved(tmp_path: Path, capsys: pytest.CaptureFixtur
     with made.start() as running, progress.PlainLines("g") as lines:
         running.send("in", {"n": 1})
         assert running.wait_idle(60)
-        lines._last -= 60
+        lines.told_at -= 60
         lines.tick(running)
-        lines._last -= 60
+        lines.told_at -= 60
         lines.tick(running)
     said = capsys.readouterr().err.splitlines()
     assert [line[20:] for line in said] == ["g: started", "g: took in the last minute: same 1; 0 wait"]

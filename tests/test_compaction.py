@@ -368,4 +368,4 @@ def test_the_command_refuses_with_a_hint(tmp_path: Path) -> None:
         assert found.code == code and all(word in found.err for word in words), found.err
     with cues.open(path):
         found = command("compact", path)
-        assert found.code == 1 and f"process {os.getpid()}" in found.err
+        assert found.code == 7 and f"process {os.getpid()}" in found.err

@@ -200,7 +200,7 @@ def test_the_commands_move_and_delete_a_group(store: Store) -> None:
         assert group_rows(store) == before
     with Member(store, "orders", "billing"):
         refused = terminal.cues("forget", target, "--yes")
-        assert refused.code == 1 and "has a living member" in refused.err
+        assert refused.code == 7 and "has a living member" in refused.err
     assert json.loads(terminal.cues("forget", target, "--yes", "--json").out) == {"group": "billing"}
     assert group_rows(store) == {}
 

@@ -463,7 +463,7 @@ def test_a_database_is_restarted_under_load(workers: list[str], tmp_path: Path) 
 
         def count() -> int:
             name = url.rpartition("%3D")[2]
-            with psycopg.connect(f"host={server._directory} user=postgres dbname=postgres") as connection:
+            with psycopg.connect(f"host={server.directory} user=postgres dbname=postgres") as connection:
                 there = connection.execute(f"select to_regclass('{name}.numbers')").fetchone()[0]
                 return int(connection.execute(f"select count(*) from {name}.numbers").fetchone()[0]) if there else 0
 
@@ -489,7 +489,7 @@ def test_a_database_is_restarted_under_load(workers: list[str], tmp_path: Path) 
         assert run.returncode == 0, err
         assert "waiting for postgresql" in err and "is there again" in err
         name = url.rpartition("%3D")[2]
-        with psycopg.connect(f"host={server._directory} user=postgres dbname=postgres") as connection:
+        with psycopg.connect(f"host={server.directory} user=postgres dbname=postgres") as connection:
             rows = [row[0] for row in connection.execute(f"select n from {name}.numbers order by n").fetchall()]
         assert rows == list(range(3000))
 

@@ -22,7 +22,7 @@ _ERRNOS: Final = frozenset(
     getattr(errno, name)
     for name in (
         "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ETIMEDOUT", "ECONNREFUSED", "ECONNRESET",
-        "ECONNABORTED", "ENOTCONN", "EPIPE", "ENOSPC", "EDQUOT", "ESTALE", "EIO", "EMFILE", "ENFILE",
+        "ECONNABORTED", "ENOTCONN", "EPIPE", "ENOSPC", "EDQUOT", "ESTALE", "EIO", "ENOMEM", "EMFILE", "ENFILE",
     )
     if hasattr(errno, name)
 )  # fmt: skip

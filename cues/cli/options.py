@@ -33,7 +33,7 @@ OUTPUT_LOST: Final = 5
 STOPPED: Final = 6
 """An error stopped a processor of a run, or the run could not go on; a later start continues there."""
 RUNNING: Final = 7
-"""The graph runs already, in another process."""
+"""Another process runs the graph, or has the store or the group that the command needs alone."""
 INTERRUPTED: Final = 130
 
 WATCHER: Final = "_CUES_RELOAD"

@@ -186,7 +186,8 @@ class PlainLines(Progress):
 
     def __init__(self, graph: str, verbose: bool = False) -> None:
         super().__init__(graph, verbose)
-        self._last = self.started_at
+        self.told_at = self.started_at
+        """The time of the last line about what moved."""
         self._before: dict[str, int] = {}
 
     @override
@@ -198,9 +199,9 @@ class PlainLines(Progress):
     def tick(self, running: Running) -> None:
         super().tick(running)
         now = time.monotonic()
-        if now - self._last < _QUIET_LINE_S:
+        if now - self.told_at < _QUIET_LINE_S:
             return
-        self._last = now
+        self.told_at = now
         rows = rows_of(running, queues_of(running))
         moved = [(row["processor"], row["taken"] - self._before.get(row["processor"], 0)) for row in rows]
         self._before = {row["processor"]: row["taken"] for row in rows}

@@ -255,7 +255,7 @@ def run(
         options.note(f"{file.graph.id}: starting Spark, which takes some 10 s.")
     engine_options = request.engine_options(file.target)
     declared = file.graph.store is not None and chosen is None
-    before = Before.of(path, elsewhere)
+    before, is_new = Before.of(path, elsewhere), not (path / "data.mdb").exists()
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose, json=output.form == "json")
     noted = request.noted(path, file.graph.id)
     with (
@@ -284,6 +284,8 @@ def run(
         collector.settle()
         if watcher is not None:
             watcher.started()
+        if is_new:
+            progress.event(events.Placed("", f"made the store {shown(running.store.path)}"))
         if server is not None:
             server.source = running
             progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))

@@ -16,7 +16,7 @@ from cues import jsontext
 from cues.base import names
 from cues.base.texts import count
 from cues.cli import options
-from cues.cli.options import CommandFailed, WrongUsage, command, option
+from cues.cli.options import CommandFailed, WrongUsage, command, note, option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import is_terminal
 from cues.cli.target import takes_store
@@ -163,12 +163,20 @@ def message_of(text: str | bytes) -> dict[str, Any]:
 
 
 def _open(target: targets.Target, create: bool) -> Store:
-    if target.file is not None:
-        _refuse_lost(target, create)
-        return open_or_make(target.path, target.file.graph.durability)
-    if not create:
-        target.require()
-    return target.open(readonly=False)
+    if target.file is None:
+        if not create:
+            target.require()
+        return target.open(readonly=False)
+    _refuse_lost(target, create)
+    if not target.exists:
+        if target.store is not None and not create:
+            raise StoreNotFound(
+                f"There is no store at {shown(target.path)}.",
+                "correct --store; or make the store with --create.",
+                path=str(target.path),
+            )
+        note(f"made the store {shown(target.path)}")
+    return open_or_make(target.path, target.file.graph.durability)
 
 
 def _refuse_lost(target: targets.Target, create: bool) -> None:

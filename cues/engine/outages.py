@@ -67,9 +67,10 @@ class OutageWait:
                 raise stopped
             wait_s = min(wait_s, left_s)
         end = time.monotonic() + wait_s
-        if sleep_while(self._host, lambda: time.monotonic() < end and not over()):
-            self._counters.away = ""
-            raise Interrupted from error
+        while time.monotonic() < end and not over():
+            if self._host.draining or self._host.pause(_LOOK_S):
+                self._counters.away = ""
+                raise Interrupted from error
 
     def _begin(self, error: BaseException) -> None:
         self.under_way, self._failures = True, 0
@@ -91,11 +92,3 @@ class OutageWait:
         self._counters.away_s += away_s
         text = f"goes on: {self._place} is there again after {duration(away_s)}"
         self._host.emit(events.Away(self._id, text, logging.WARNING, what=self._place, over=True))
-
-
-def sleep_while(host: Host, waits: Callable[[], bool]) -> bool:
-    """Sleep while ``waits`` returns True. Return True if the run ends meanwhile, also by a drain."""
-    while waits():
-        if host.draining or host.pause(_LOOK_S):
-            return True
-    return False

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from cues.base import events
 from cues.base.shown import Progress
 from cues.engine.disk_guard import DiskGuard
-from cues.engine.outages import sleep_while
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 from cues.graphs.running import RedriveResult, Running, Shared, UnitStatus
 from cues.overrides import override
@@ -365,7 +364,10 @@ class GraphRun(Running):
 
     def wait_for_disk(self) -> bool:
         """Wait while a disk of the run is low. Return True if the run ends meanwhile."""
-        return self._held and sleep_while(self, lambda: self._held)
+        while self._held:
+            if self.draining or self.pause(_LOOK_S):
+                return True
+        return False
 
     def keep_stop(self, event: events.Stopped) -> None:
         """Record the reason of a stop in the store's directory, where ``cues status`` reads it even after the end."""

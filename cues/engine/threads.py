@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from cues.base import events
 from cues.engine.engine import Host
-from cues.engine.outages import OutageWait
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, StoreError, WriterStuck
+from cues.graphs.outage import OutageRule
 from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.graphs.running import UnitStatus
 from cues.overrides import override
@@ -28,11 +28,11 @@ from cues.records.log_row import LogRow
 from cues.steps.calls import Interrupted
 from cues.steps.failure import passes, stop_event, stopped_by, words
 from cues.steps.feed import SourceStepper
-from cues.steps.outages import Outages
 from cues.steps.stepper import Stepper
 from cues.storage import wakeup
 
 if TYPE_CHECKING:
+    from cues.engine.outages import OutageWait
     from cues.forwarding.forwarder import Forwarder
 
 QUIET_S: Final = 0.1
@@ -52,8 +52,9 @@ class Worker:
         """True from the start of a search for messages until a search finds none."""
         self.stopped: BaseException | None = None
         self.finished = False
-        self._outage = OutageWait(running, self.id, stepper.node.options.outages, stepper.counters)
-        self._outages = Outages(stepper.node)
+        self._outage: OutageWait | None = None
+        """The outage that is under way."""
+        self._rule = OutageRule(stepper.node)
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
         """Seconds of one step before the next warning. Each warning doubles them."""
@@ -117,8 +118,9 @@ class Worker:
             raise
         finally:
             self._stepping_since = None
-        if self._outage.under_way and (not isinstance(stepper, SourceStepper) or stepper.is_answered):
+        if self._outage is not None and (not isinstance(stepper, SourceStepper) or stepper.is_answered):
             self._outage.end()
+            self._outage = None
         if outcome != "committed":
             self._mark(False)
             self.running.changed()
@@ -128,10 +130,14 @@ class Worker:
         """Return whether the unit waits after an error, instead of stopping."""
         if isinstance(error, ProcessorStopped):
             return error.away
-        return passes(error) or self._outages.concerns(error)
+        return passes(error) or self._rule.concerns(error)
 
     def _wait_out(self, error: BaseException) -> None:
         """Wait for what is away, then continue from the row of the processor."""
+        from cues.engine.outages import OutageWait  # rarely used
+
+        if self._outage is None:
+            self._outage = OutageWait(self.running, self.id, self._rule.outage, self.stepper.counters)
         while True:
             self._outage.wait(error, self._is_called_away)
             try:

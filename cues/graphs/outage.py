@@ -1,14 +1,23 @@
-"""Waits for something outside that is away: ``outage=cues.Outage(…)``."""
+"""Waits for something outside that is away: ``outage=cues.Outage(…)``.
+
+That something is away is no failure of a message. The step commits the messages before it and ends there, as a
+processor does that stops at a failure; the unit waits, and continues from its row, as after a restart
+(engine/threads.py). So a wait holds no lock, no transaction and no half of a step, and everything that is true after a
+kill is true after an outage.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cues.base.data import dataclass
 from cues.errors import CuesError, InvalidArgument, StoreError
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
+
+if TYPE_CHECKING:
+    from cues.graphs.processor import Node
 
 WAIT: Final = "wait"
 STOP: Final = "stop"
@@ -70,6 +79,21 @@ class Outage:
     def wait_s(failures: int, error: BaseException | None = None) -> float:
         """Seconds to wait after so many failures, the last of them ``error``."""
         return _WAITS.wait_s(failures, error)
+
+
+class OutageRule:
+    """The rule of one processor: which errors of its function, its target or its source are waited out."""
+
+    def __init__(self, node: Node) -> None:
+        self.outage = node.options.outages
+        named = node.options.retry.on
+        # Who names exceptions in retries= has said what happens to them.
+        self._retried = () if named is Exception else named
+        self._waits = not node.at_most_once and self.outage.then != FAIL
+
+    def concerns(self, error: BaseException) -> bool:
+        """Return whether the processor waits after this error."""
+        return self._waits and not isinstance(error, self._retried) and self.outage.concerns(error)
 
 
 def outage_of(value: Outage | str | float | timedelta) -> Outage:

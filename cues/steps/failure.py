@@ -93,7 +93,7 @@ class Failure:
     told: dict[str, Any] | None = None
     """Causes and context as plain data, if the function ran in another process: tracebacks cannot be pickled."""
     away: bool = False
-    """True if something outside cannot be reached now, and the processor waits for it (outages.py)."""
+    """True if something outside cannot be reached now, and the processor waits for it (graphs/outage.py)."""
 
     @property
     def stops(self) -> bool:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
+from cues.graphs.outage import OutageRule
 from cues.graphs.processor import position_count, wants_process
 from cues.graphs.processor_rows import has_state, source_of, with_source
 from cues.native import mypyc_attr
@@ -40,7 +41,6 @@ from cues.records.provenance import Provenance
 from cues.steps import outgoing, tries
 from cues.steps.concurrency import RunnerClosed
 from cues.steps.failure import Failure, error_message, retry_event, stopped_at
-from cues.steps.outages import Outages
 from cues.steps.outgoing import Packer
 from cues.steps.part import Part, divided, divided_table
 from cues.steps.results import Output, TableOutput
@@ -454,7 +454,7 @@ class SourceStepper(Stepper):
         self.process.core.checked = lambda message: self.feed.check(message)
         self.process.core.answered = lambda: self.feed.note_answer()
         self._failures = 0
-        self._outages = Outages(self.node)
+        self._outage_rule = OutageRule(self.node)
         self._has_state = has_state(source_of(self.fence.expected))
 
     @override
@@ -513,7 +513,7 @@ class SourceStepper(Stepper):
                     self._commit_yielded(afters, bodies)
             return "committed"
         if error is not None:
-            failure = Failure(error, self._failures + 1, away=self._outages.concerns(error))
+            failure = Failure(error, self._failures + 1, away=self._outage_rule.concerns(error))
             raise stopped_at(self.node, failure) from error
         self.check_fence()
         return "idle"

@@ -31,6 +31,7 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
 from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
+from cues.graphs.outage import OutageRule
 from cues.graphs.processor import ByExpression, Filter, Node, filter_of, positional_order, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
@@ -43,7 +44,6 @@ from cues.steps.concurrency import Limited, Schedule, Threads, TimedOut
 from cues.steps.failure import Failure, retry_event
 from cues.steps.imperative import Imperative
 from cues.steps.invocation import invocation, waiting
-from cues.steps.outages import Outages
 from cues.steps.outgoing import HasOptions, Packer
 from cues.steps.pace import Pace, Stride
 from cues.steps.process import Process, beside
@@ -110,7 +110,7 @@ class Runner(Calls):
         self._emit = emit
         self._counters = counters
         self._retry = node.options.retry
-        self._outages = Outages(node)
+        self._outage_rule = OutageRule(node)
         self._filters: dict[str, Filter | None] = {
             port.binding: filter_of(node.options, port.binding, node.fn) for port in node.inputs
         }
@@ -489,11 +489,11 @@ class Runner(Calls):
     def _failure(self, error: Exception, attempts: int) -> Failure:
         """Return the failure of a message. Raises an error of the store, which is no fault of a message."""
         self._trouble.check(self._paths, error)
-        return Failure(error, attempts, away=self._outages.concerns(error))
+        return Failure(error, attempts, away=self._outage_rule.concerns(error))
 
     def _next(self, repeats: Repeats, error: Exception) -> Wait | None:
         self._trouble.check(self._paths, error)
-        if not asks_to_repeat(error) and self._outages.concerns(error):
+        if not asks_to_repeat(error) and self._outage_rule.concerns(error):
             return None  # the unit waits, outside of the step
         return repeats.after(error)
 
