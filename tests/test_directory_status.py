@@ -165,7 +165,7 @@ def test_a_run_without_the_directory_is_told_that_it_does_not_continue(tmp_path:
     assert row["directory"] == "s3://bucket/flights"
     table = terminal.cues("status", file, "--table").out
     assert re.search(r"g last ran with its queues in s3://bucket/flights, .*: cues status s3://bucket/flights\n", table)
-    first, second = (terminal.cues("run", file, "--idle-exit", 0) for _ in range(2))
+    first, second = (terminal.cues("run", file, "--idle-exit", 0, "--json") for _ in range(2))
     assert first.code == second.code == 0, first
     warning = next(json.loads(line) for line in first.err.splitlines() if "last run had" in line)
     assert warning["level"] == "warning" and "--engine spark --queues s3://bucket/flights" in warning["text"]

@@ -120,7 +120,7 @@ def test_a_start_that_fails_is_never_ready_and_a_manager_that_is_gone_hurts_nobo
 
 def test_a_drain_ends_in_time_and_the_next_run_continues(tmp_path: Path) -> None:
     path = graph(tmp_path, SLOW)
-    with Command("run", path, "--drain", "0.5") as run:
+    with Command("run", path, "--drain", "0.5", "--json") as run:
         run.until('"type": "progress"')
         began = time.monotonic()
         run.signal(signal.SIGTERM)

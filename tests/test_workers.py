@@ -133,7 +133,7 @@ def test_a_finite_graph_ends_by_itself_and_the_next_run_finds_nothing_new(tmp_pa
             return number
         """
     )
-    first = command("run", tmp_path / "graph.py", "--workers", 2)
+    first = command("run", tmp_path / "graph.py", "--workers", 2, "--json")
     assert first.code == 0, first.err
     lines = first.out.splitlines()
     summary = json.loads(lines[-1])
@@ -183,7 +183,7 @@ def test_what_workers_print_is_not_mixed_with_the_table(tmp_path: Path, write: W
 def test_the_first_signal_drains_also_when_the_workers_get_it(tmp_path: Path, write: Write, number: int) -> None:
     """A Ctrl-C reaches the whole terminal, and a service manager sends SIGTERM to all of a service."""
     write(LIVE)
-    with Command("run", tmp_path / "graph.py", "--workers", 2) as running:
+    with Command("run", tmp_path / "graph.py", "--workers", 2, "--json") as running:
         running.until(r'"taken": [1-9]')
         record = WorkersRecord.of(str(tmp_path / "data" / "live"), "live")
         assert record is not None
@@ -199,7 +199,7 @@ def test_the_first_signal_drains_also_when_the_workers_get_it(tmp_path: Path, wr
 
 def test_the_second_signal_does_not_wait_for_a_function_that_does_not_return(tmp_path: Path, write: Write) -> None:
     write(LIVE.replace("    return tick\n", "    print('stuck')\n    time.sleep(1000)\n"))
-    with Command("run", tmp_path / "graph.py", "--workers", 2) as running:
+    with Command("run", tmp_path / "graph.py", "--workers", 2, "--json") as running:
         running.until("stuck")
         running.signal(signal.SIGINT)
         running.until("Draining")
@@ -684,7 +684,7 @@ def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, c
     """One is stopped with its workers past the lease, another takes the graph, the first continues: it is fenced."""
     write(LIVE)
     store = tmp_path / "data" / "live"
-    with Command("run", tmp_path / "graph.py", "--workers", 2) as first:
+    with Command("run", tmp_path / "graph.py", "--workers", 2, "--json") as first:
         first.until('"taken": ')
         record = WorkersRecord.of(str(store), "live")
         assert record is not None
@@ -694,7 +694,7 @@ def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, c
         refused = command("run", tmp_path / "graph.py", "--workers", 2)
         assert refused.code == 7 and f"by process {everybody[0]} and its workers" in refused.err
         until(lambda: all(left <= 0 for left in leases(store)), "the lease does not end")
-        with Command("run", tmp_path / "graph.py", "--workers", 2, "--take-over") as second:
+        with Command("run", tmp_path / "graph.py", "--workers", 2, "--take-over", "--json") as second:
             second.until('"taken": ')
             for pid in everybody:
                 os.kill(pid, signal.SIGCONT)
