@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from cues.base import events
 from cues.engine.engine import Host
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, StoreError, WriterStuck
-from cues.graphs.outage import OutageRule
 from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.graphs.running import UnitStatus
 from cues.overrides import override
@@ -54,7 +53,7 @@ class Worker:
         self.finished = False
         self._outage: OutageWait | None = None
         """The outage that is under way."""
-        self._rule = OutageRule(stepper.node)
+        self._rule = stepper.node.outages
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
         """Seconds of one step before the next warning. Each warning doubles them."""

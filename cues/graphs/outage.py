@@ -9,15 +9,12 @@ kill is true after an outage.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cues.base.data import dataclass
 from cues.errors import CuesError, InvalidArgument, StoreError
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
-
-if TYPE_CHECKING:
-    from cues.graphs.processor import Node
 
 WAIT: Final = "wait"
 STOP: Final = "stop"
@@ -84,12 +81,11 @@ class Outage:
 class OutageRule:
     """The rule of one processor: which errors of its function, its target or its source are waited out."""
 
-    def __init__(self, node: Node) -> None:
-        self.outage = node.options.outages
-        named = node.options.retry.on
+    def __init__(self, outage: Outage, retry: Retry, at_most_once: bool) -> None:
+        self.outage = outage
         # Who names exceptions in retries= has said what happens to them.
-        self._retried = () if named is Exception else named
-        self._waits = not node.at_most_once and self.outage.then != FAIL
+        self._retried = () if retry.on is Exception else retry.on
+        self._waits = not at_most_once and outage.then != FAIL
 
     def concerns(self, error: BaseException) -> bool:
         """Return whether the processor waits after this error."""

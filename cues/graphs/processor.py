@@ -15,6 +15,7 @@ from cues.base.names import ProcessorId, ProcessorKey
 from cues.errors import CodecError
 from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
 from cues.graphs.options import INHERIT, TABLES, Function, Kind, Options
+from cues.graphs.outage import OutageRule
 from cues.overrides import override
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ class Node:
     def pending(self) -> bool:
         """True if its messages to other stores are pending until its step has committed."""
         return self.options.across == "pending"
+
+    @property
+    def outages(self) -> OutageRule:
+        return OutageRule(self.options.outages, self.options.retry, self.at_most_once)
 
     @cached_property
     def at_most_once(self) -> bool:

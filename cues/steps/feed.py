@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
-from cues.graphs.outage import OutageRule
 from cues.graphs.processor import position_count, wants_process
 from cues.graphs.processor_rows import has_state, source_of, with_source
 from cues.native import mypyc_attr
@@ -454,7 +453,7 @@ class SourceStepper(Stepper):
         self.process.core.checked = lambda message: self.feed.check(message)
         self.process.core.answered = lambda: self.feed.note_answer()
         self._failures = 0
-        self._outage_rule = OutageRule(self.node)
+        self._outage_rule = self.node.outages
         self._has_state = has_state(source_of(self.fence.expected))
 
     @override

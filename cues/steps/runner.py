@@ -31,7 +31,6 @@ from cues import faults
 from cues.base import clock, events
 from cues.errors import CallTimedOut, Diverged, Fenced
 from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
-from cues.graphs.outage import OutageRule
 from cues.graphs.processor import ByExpression, Filter, Node, filter_of, positional_order, wants_process
 from cues.native import mypyc_attr
 from cues.overrides import override
@@ -110,7 +109,7 @@ class Runner(Calls):
         self._emit = emit
         self._counters = counters
         self._retry = node.options.retry
-        self._outage_rule = OutageRule(node)
+        self._outage_rule = node.outages
         self._filters: dict[str, Filter | None] = {
             port.binding: filter_of(node.options, port.binding, node.fn) for port in node.inputs
         }
