@@ -398,7 +398,7 @@ def test_on_a_shared_directory_the_ticks_are_the_same(tmp_path: Path, clock: tes
 @pytest.mark.interpreted
 def test_a_generator_that_waits_for_room_is_told_of_it_whenever_it_began_to_wait() -> None:
     """The last message that fits arrives between the look of the processor and its take."""
-    ahead = feed.Feed(SimpleNamespace(output=None))  # type: ignore[arg-type]
+    ahead = feed.Feed(SimpleNamespace(output=SimpleNamespace(core=None)))  # type: ignore[arg-type]
     full, told = threading.Event(), []
 
     class Between(list[bytes]):
