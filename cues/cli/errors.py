@@ -46,7 +46,7 @@ _GROUPS = (
 @takes_place("GRAPH[#QUEUE] | STORE[#QUEUE]")
 @option("--processor", metavar="NAME", help="Only those of this processor.")
 @option("--index", type=int, metavar="INDEX", help="One error message, whole: input, causes, traceback, times.")
-@option("--group", is_flag=True, help="Count them by cause. Numbers and quoted text in the cause do not matter.")
+@option("--group", is_flag=True, help="Count them by cause. Numbers that are no codes, and quoted text, do not matter.")
 @option("--where", metavar="EXPR", help="Only those for which this is true: 'type == \"KeyError\" and input.n > 3'.")
 @option("--all", "settled", is_flag=True, help="Also those that were redriven or discarded.")
 @option("--last", "-n", "most", type=Count(), default=SHOWN, show_default=True, help="The number of the last ones.")

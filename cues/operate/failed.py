@@ -17,7 +17,11 @@ COUNTED_MAX: Final = 10_000
 """Error messages that are read to count them by processor and by cause; of more, the counts are of the last ones."""
 
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
-_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+_NUMBER: Final = re.compile(
+    r"(?i:\b(status|code|answered|error|errno|http(?:/\d(?:\.\d)?)?|sqlstate|exit|signal)\W{1,3})?"
+    r"(0x[0-9a-fA-F]+|\d+(?:\.\d+)?)"
+)
+"""A number, after a word that makes it a code: 404 and 500 are different causes."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ def cause_of(record: ErrorRecord) -> str:
 
 
 def normalised(cause: str) -> str:
-    """A cause without the parts that differ from message to message: quoted text and numbers."""
-    return _NUMBER.sub("N", _QUOTED.sub("'…'", cause))[:300]
+    """A cause without the parts that differ from message to message: quoted text, and numbers that are no codes."""
+    return _NUMBER.sub(lambda found: found[0] if found[1] else "N", _QUOTED.sub("'…'", cause))[:300]
 
 
 def facts(record: ErrorRecord) -> dict[str, Any]:
