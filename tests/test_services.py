@@ -21,6 +21,7 @@ import pytest
 from terminal import Command, environment
 from terminal import cues as command
 
+import cues as library
 from cues.cli.options import INTERRUPTED, RUNNING
 
 LIVE = """
@@ -118,9 +119,10 @@ def test_a_start_that_fails_is_never_ready_and_a_manager_that_is_gone_hurts_nobo
     assert command("run", path, NOTIFY_SOCKET=str(tmp_path / "nobody")).code == 0
 
 
-def test_a_drain_ends_in_time_and_the_next_run_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [(), ("--workers", "1")], ids=["here", "workers"])
+def test_a_drain_ends_in_time_and_the_next_run_continues(tmp_path: Path, workers: tuple[str, ...]) -> None:
     path = graph(tmp_path, SLOW)
-    with Command("run", path, "--drain", "0.5", "--json") as run:
+    with Command("run", path, *workers, "--drain", "0.5", "--json") as run:
         run.until('"type": "progress"')
         began = time.monotonic()
         run.signal(signal.SIGTERM)
@@ -243,6 +245,39 @@ def test_the_first_process_of_a_container_ends_at_a_sigterm_during_the_import_of
         os.kill(inside(run), signal.SIGTERM)
         assert ended(run) == INTERRUPTED
     assert time.monotonic() - began < 45
+
+
+@needs_namespaces
+def test_a_command_that_serves_ends_at_sigterm_as_the_first_process(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    library.open(tmp_path / "store").close()
+    with first("metrics", tmp_path / "store", "--listen", "0") as serving:
+        read_until(serving, "metrics: http://")
+        os.kill(inside(serving), signal.SIGTERM)
+        assert ended(serving) == INTERRUPTED
+
+
+@needs_namespaces
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "workers"])
+def test_a_container_that_was_killed_is_started_again_with_the_same_process_numbers(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    """The record of the dead owner names process 1, which lives again in the new container: it is another one."""
+    path = graph(tmp_path, LIVE)
+    for _ in range(3):
+        with first("run", path, *workers) as run:
+            read_until(run, '"type": "progress"')
+            os.kill(inside(run), signal.SIGKILL)
+            run.communicate(timeout=60)
+    with first("run", path, *workers) as run:
+        read_until(run, '"type": "progress"')
+        os.kill(inside(run), signal.SIGTERM)
+        read_until(run, '"outcome": "drained"')
+        assert ended(run) == INTERRUPTED
+    assert command("check", tmp_path / "data" / "live").code == 0
+    with library.open(tmp_path / "data" / "live", readonly=True) as store:
+        taken = [message["n"] for message in store.queue("tocks").tailer()]
+    assert taken == list(range(len(taken)))
 
 
 @needs_namespaces

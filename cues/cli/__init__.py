@@ -4,7 +4,7 @@ Each command is a file. What they have in common is in ``app.py`` (the group, er
 (graph files, stores, queues), ``options.py`` and ``output.py`` (tables for a terminal, JSON lines for a pipe).
 
 Results are printed on stdout, everything else on stderr. Exit codes: 0, 1 failed, 2 wrong usage,
-3 low disk, 4 full queue, 5 output that could not be written, 130 interrupted.
+3 low disk, 4 full queue, 5 output that could not be written, 6 stopped run, 7 running graph, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         err("Cues runs on Linux and macOS; on Windows it runs inside WSL (wsl --install).")
         sys.exit(2)
+    if os.getpid() == 1:
+        # The kernel drops signals that the first process of a container does not handle. A run has handlers of its own.
+        import signal
+
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(130))
     os.environ.setdefault(*ARROW_POOL)
     collector.begin()
     from cues.cli.app import run

@@ -78,8 +78,8 @@ Options have variables (CUES_RUN_IDLE_EXIT) and settings in cues.toml; cues conf
 
 Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
 else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 3 the disk is
-low, 4 a bounded queue is full, 5 the output could not be written (all else was done), 130
-interrupted.
+low, 4 a bounded queue is full, 5 the output could not be written (all else was done), 6 an error
+stopped a processor, 7 the graph runs already, 130 interrupted.
 """
 
 

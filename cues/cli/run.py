@@ -211,9 +211,6 @@ def run(
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
-    if os.getpid() == 1:
-        # The first process of a container gets only signals that it handles. _Signals replaces this handler.
-        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(options.INTERRUPTED))
     request = RunRequest(engine, master, queues, backfill, workers, fresh, idle_exit, replicate, reload, dry_run)
     if ui is not None:
         page.need()
