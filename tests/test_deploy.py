@@ -186,7 +186,7 @@ def test_an_entry_point_is_healthy_while_it_runs_and_ends_in_time(tmp_path: Path
         )
 
     assert not healthy()
-    with Command(*[word for word in entry[3:] if word != "--quiet"], cwd=tmp_path) as run:
+    with Command(*entry[3:], "--json", cwd=tmp_path) as run:
         run.until(f"{port}/metrics" if metrics else '"type": "progress"')
         run.until('"type": "progress"')
         assert healthy()

@@ -218,7 +218,7 @@ needs_namespaces = pytest.mark.skipif(not namespaces(), reason="this user may no
 def test_the_first_process_of_a_container_drains_at_sigterm_and_reaps_its_workers(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
-    with first("run", graph(tmp_path, LIVE), *workers) as run:
+    with first("run", graph(tmp_path, LIVE), *workers, "--json") as run:
         read_until(run, '"type": "progress"')
         number = inside(run)
         assert len(children(number)) == (2 if workers else 0)
@@ -240,7 +240,7 @@ def test_the_first_process_of_a_container_ends_at_a_sigterm_during_the_import_of
     """Without a handler the kernel would drop the signal, and the container would be killed after its grace time."""
     path = graph(tmp_path, 'print("importing", flush=True)\nimport time\ntime.sleep(50)\n' + LIVE)
     began = time.monotonic()
-    with first("run", path) as run:
+    with first("run", path, "--json") as run:
         read_until(run, "importing")
         os.kill(inside(run), signal.SIGTERM)
         assert ended(run) == INTERRUPTED
@@ -265,11 +265,11 @@ def test_a_container_that_was_killed_is_started_again_with_the_same_process_numb
     """The record of the dead owner names process 1, which lives again in the new container: it is another one."""
     path = graph(tmp_path, LIVE)
     for _ in range(3):
-        with first("run", path, *workers) as run:
+        with first("run", path, *workers, "--json") as run:
             read_until(run, '"type": "progress"')
             os.kill(inside(run), signal.SIGKILL)
             run.communicate(timeout=60)
-    with first("run", path, *workers) as run:
+    with first("run", path, *workers, "--json") as run:
         read_until(run, '"type": "progress"')
         os.kill(inside(run), signal.SIGTERM)
         read_until(run, '"outcome": "drained"')
@@ -284,9 +284,9 @@ def test_a_container_that_was_killed_is_started_again_with_the_same_process_numb
 def test_a_second_container_with_the_same_volume_ends_with_code_7(tmp_path: Path) -> None:
     """Both processes have the number 1, which is what LMDB knows its readers by; the first one is not disturbed."""
     path = graph(tmp_path, LIVE)
-    with first("run", path) as run:
+    with first("run", path, "--json") as run:
         read_until(run, '"type": "progress"')
-        with first("run", path) as second:
+        with first("run", path, "--json") as second:
             said, _ = second.communicate(timeout=60)
             assert second.returncode == RUNNING, said
             assert "in another container" in said

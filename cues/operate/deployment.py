@@ -155,10 +155,10 @@ class Deployment:
         words = self.command()
         at = words.index("--drain")
         idle = ["--idle-exit", "5"] if self.fed and not self.endless else []
-        return [*words[:at], *idle, *words[at + 2 :]]
+        return [*words[:at], "--quiet", *idle, *words[at + 2 :]]
 
     def _options(self, ui: tuple[str, int] | None, metrics: tuple[str, int] | None) -> list[str]:
-        words = ["--quiet", "--drain", str(self.drain_s)]
+        words = ["--drain", str(self.drain_s)]
         for option, value in (
             ("--workers", self.workers),
             ("--min-free", self.min_free),
