@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import cues
 from cues.base import events
 from cues.cli.app import run as cli
 from cues.errors import DiskLow, InvalidArgument, StoreFull
+from cues.graphs import graphfile
 from cues.storage import free_space
 
 GIB = 1 << 30
@@ -189,3 +191,26 @@ def test_a_file_system_that_tells_no_size_has_no_limit(tmp_path: Path, monkeypat
     monkeypatch.setattr(free_space.os, "statvfs", lambda _: Status())
     assert not free_space.look(tmp_path).is_low
     assert not free_space.look(tmp_path, 1 << 40).is_low
+
+
+def test_workers_wait_too(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor looks at the disks, and tells the workers."""
+    monkeypatch.setattr("cues.engine.disk_guard._LOOK_S", 0.01)
+    (tmp_path / "graph.py").write_text(
+        'import cues\ngraph = cues.Graph("g", durability="process")\n'
+        '@graph.stream("in", "out")\ndef same(message): return message\n'
+    )
+    graph = graphfile.load(str(tmp_path / "graph.py")).graph
+    heard: list[events.Event] = []
+    with graph.start(store=tmp_path / "s", workers=1, listeners=(heard.append,)) as running:
+        running.send("in", {"n": 0})
+        assert running.wait_idle(60)
+        disk(GIB // 2)
+        until(lambda: [event for event in heard if isinstance(event, events.Away)])
+        time.sleep(0.2)  # the workers are told
+        for n in range(1, 50):
+            running.send("in", {"n": n})
+        assert not running.wait_idle(0.5) and len(running.messages("out")) <= 2
+        disk(50 * GIB)
+        assert running.wait_idle(60)
+        assert [m["n"] for m in running.messages("out")] == list(range(50))

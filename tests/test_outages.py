@@ -605,3 +605,99 @@ def test_the_deterministic_runner_stops_at_an_outage(tmp_path: Path) -> None:
         outside.error = lambda: outside.back.set() or ConnectionResetError()
         report = testing.run_until_idle(graph, store)
         assert numbers(store, "out") == list(range(7)) and len(report.waits_s) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_files_wait_for_a_full_disk(kind: str, tmp_path: Path) -> None:
+    """Another program fills the disk of the output, and frees it again."""
+    from test_incidents_storage import small_disk
+
+    from cues.processors.file_sink import FileSink
+
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        graph, heard = cues.Graph("g", store=tmp_path / "s", durability="process"), Heard()
+        other = disk / "other"
+        with open(other, "wb") as file:
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+            os.posix_fallocate(file.fileno(), 0, free - 200_000)
+
+        @graph.source("in")
+        def count(position: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+            for n in range(position or 0, 3000):
+                yield n + 1, {"n": n, "x": f"{n:x}" * 200}
+
+        graph.add(FileSink(disk / "out", kind, roll_bytes=300_000).sink("in", id="save", batch_size=100))
+        with graph.start(listeners=(heard,)) as running:
+            assert "No space left" in until(lambda: running.counters()["g.save"].away)
+            other.unlink()
+            assert running.wait_done()
+        found: list[int] = []
+        for path in sorted((disk / "out").glob(f"*.{kind}*")):
+            if kind == "parquet":
+                import pyarrow.parquet as pq
+
+                found += pq.read_table(path)["n"].to_pylist()
+            else:
+                import json
+
+                found += [json.loads(line)["n"] for line in path.read_text().splitlines()]
+        assert found == list(range(3000)) and heard.outages[-1] == ("g.save", True)
+
+
+@pytest.mark.slow
+def test_a_locked_file_of_sqlite_is_waited_for(tmp_path: Path) -> None:
+    from cues.processors.sql import SQLite
+
+    path = tmp_path / "x.db"
+    graph, heard = cues.Graph("g", store=tmp_path / "s", durability="process"), Heard()
+    graph.add(cues.Source("in", None))
+
+    @graph.sink("in", checkpoint=SQLite(path, timeout_s=0.2), batch=True)
+    def save(messages: Any, process: cues.Process) -> None:
+        process.connection.execute("create table if not exists t (n integer)")
+        process.connection.executemany("insert into t values (?)", [(m["n"],) for m in messages])
+
+    with graph.start(listeners=(heard,)) as running:
+        running.send({"n": 0})
+        assert running.wait_idle(60)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("begin exclusive")
+        for n in range(1, 50):
+            running.send({"n": n})
+        assert "locked" in until(lambda: running.counters()["g.save"].away)
+        other.execute("rollback")
+        assert running.wait_idle(60)
+        assert [row[0] for row in other.execute("select n from t order by n")] == list(range(50))
+        other.close()
+    assert heard.outages == [("g.save", False), ("g.save", True)]
+
+
+@pytest.mark.slow
+def test_a_table_is_read_on_after_its_database_was_restarted(tmp_path: Path) -> None:
+    from cues.processors.sql_source import Rows
+
+    psycopg = pytest.importorskip("psycopg")
+    if postgres.programs() is None:
+        pytest.skip("no PostgreSQL")
+    with postgres.running() as server:
+        url = server.database()
+        name = url.rpartition("%3D")[2]
+        with psycopg.connect(f"host={server.directory} user=postgres dbname=postgres") as connection:
+            connection.execute(f"create table {name}.t (n integer primary key)")
+            connection.execute(f"insert into {name}.t select generate_series(0, 4999)")
+        graph, heard = cues.Graph("g", store=tmp_path / "s", durability="process"), Heard()
+        graph.add(cues.Source("in", Rows(url, "t", "n", follow=True, poll_s=0.05)))
+        server.stop()
+        with graph.start(listeners=(heard,)) as running:
+            until(lambda: running.counters()["g.in"].away)
+            server.start()
+            until(lambda: len(running.queues["in"]) == 5000)
+            server.stop()
+            until(lambda: running.counters()["g.in"].away)
+            server.start()
+            with psycopg.connect(f"host={server.directory} user=postgres dbname=postgres") as connection:
+                connection.execute(f"insert into {name}.t select generate_series(5000, 5999)")
+            until(lambda: len(running.queues["in"]) == 6000)
+            assert [message["n"] for message in running.messages("in")] == list(range(6000))
+        assert [over for _, over in heard.outages] == [False, True, False, True]
