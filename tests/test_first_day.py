@@ -117,7 +117,7 @@ def test_fail_on_errors_and_the_count_of_unresolved_errors(shop: Path, capsys: p
     assert f"2 failed messages unresolved on errors, all of them in earlier runs: cues errors {shop}" in (
         capsys.readouterr().out
     )
-    assert cli(["send", str(shop), "{}", "--store", "other"]) == 0
+    assert cli(["send", str(shop), "{}", "--store", "other", "--create"]) == 0
     assert cli(["run", str(shop), "--idle-exit", "0", "--quiet", "--table", "--store", "other"]) == 0
     assert f"1 message failed: cues errors {shop} --store other" in capsys.readouterr().out
     assert cli(["status", str(shop), "--store", "other", "--table"]) == 0

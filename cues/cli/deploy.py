@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cues.base.texts import quoted
 from cues.cli import options, page
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, output_options
@@ -72,7 +73,7 @@ def deploy(
     /data, whatever --store is. docs/how-to/deploy.md is about backups, upgrades, logs and alerts too.
     """
     if not graphfile.is_file(graph):
-        raise WrongUsage(f"{graph} is not a graph file.", f"cues deploy {kind} graph.py")
+        raise WrongUsage(f"{graph} is not a graph file.", f"cues deploy {quoted(kind)} graph.py")
     if len(schedule.split()) != 5 and not schedule.startswith("@"):
         raise WrongUsage(f"--schedule {schedule!r} does not have five fields.", "give one such as '*/15 * * * *'.")
     size_of(min_free)

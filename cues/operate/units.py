@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from cues.base.texts import quoted
 from cues.operate.deployment import VOLUME, Deployment
 
 _EXTRAS_OF: Final = "cues-streams"
@@ -239,7 +240,7 @@ def _choice(facts: Deployment, what: str, *, endless: bool) -> list[str]:
         other = f"cues deploy cron {facts.path.name}"
         return [f"# The sources of this graph seem to end, and {what} is made for others: see {other}."]
     if facts.endless:
-        other = f"cues deploy systemd {facts.path.name}"
+        other = f"cues deploy systemd {quoted(facts.path.name)}"
         goes_on = f"{', '.join(facts.endless)} {'does' if len(facts.endless) == 1 else 'do'} not end"
         return [f"# {goes_on}, and {what} is made for graphs that do: see {other}."]
     return [f"# It is fed by cues send ({', '.join(facts.fed)}): each run ends when it was idle for 5 s."]
