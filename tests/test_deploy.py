@@ -262,7 +262,7 @@ def test_the_line_of_a_crontab_runs_the_graph(tmp_path: Path) -> None:
 def test_a_crontab_for_a_graph_that_does_not_end_says_so(tmp_path: Path) -> None:
     pytest.importorskip("starlette")
     fed, hooked = text("cron", graph(tmp_path / "f", FED)), text("cron", graph(tmp_path / "h", HOOK))
-    assert "--idle-exit 5" in fed and "fed by cues send (orders)" in fed
+    assert "--idle-exit 5" in fed and "orders: fed by cues send" in fed
     assert "--idle-exit" not in hooked and "# events does not end" in hooked
     command = re.findall(r"\((cd .*)\) 2>&1", fed)[0]
     ran = subprocess.run(

@@ -282,7 +282,7 @@ def run(
         if watcher is not None:
             watcher.started()
         if is_new:
-            progress.event(events.Placed("", f"made the store {shown(running.store.path)}"))
+            progress.event(events.Placed(file.graph.id, f"made the store {shown(running.store.path)}"))
         if server is not None:
             server.source = running
             progress.event(events.Placed("", f"metrics: {server.url}", url=server.url))

@@ -243,7 +243,7 @@ def _choice(facts: Deployment, what: str, *, endless: bool) -> list[str]:
         other = f"cues deploy systemd {quoted(facts.path.name)}"
         goes_on = f"{', '.join(facts.endless)} {'does' if len(facts.endless) == 1 else 'do'} not end"
         return [f"# {goes_on}, and {what} is made for graphs that do: see {other}."]
-    return [f"# It is fed by cues send ({', '.join(facts.fed)}): each run ends when it was idle for 5 s."]
+    return [f"# {', '.join(facts.fed)}: fed by cues send, so each run ends when it was idle for 5 s."]
 
 
 def _network(facts: Deployment) -> list[str]:

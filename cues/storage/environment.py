@@ -426,7 +426,7 @@ def logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
     """Iterate over the logs of a store and their rows. Leave out a log with a damaged row: nothing reads it."""
     prefix = names.row_key("", 0)
     for key, raw in rows(txn, prefix):
-        log = key[len(prefix) :].decode()
+        log = key[len(prefix) :].decode(errors="backslashreplace")
         line = txn.get(names.timeline_key(log))
         if sealed.intact(raw) and (line is None or sealed.intact(line)):
             yield log, unpack_row(raw, log)

@@ -210,9 +210,9 @@ class StoreCore:
                 handle = self.visit(lambda txn: env.open_db(name, txn=txn, create=False))
         except lmdb.NotFoundError:
             raise QueueNotFound(
-                f"The store {self.path} has no database {name.decode()!r}.",
+                f"The store {self.path} has no database {name.decode(errors='backslashreplace')!r}.",
                 "run cues check on the store.",
-                queue=name.decode(),
+                queue=name.decode(errors="backslashreplace"),
             ) from None
         except lmdb.Error as error:
             raise translate(error, self.path) from error

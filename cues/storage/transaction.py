@@ -104,7 +104,7 @@ class StoreTransaction(Protocol):
 
 def named_rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[str, bytes]]:
     """:func:`rows` by the rest of their keys, as text."""
-    return ((key[len(prefix) :].decode(), value) for key, value in rows(txn, prefix))
+    return ((key[len(prefix) :].decode(errors="backslashreplace"), value) for key, value in rows(txn, prefix))
 
 
 def rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
