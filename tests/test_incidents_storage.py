@@ -108,7 +108,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def started(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "cues", "run", "graph.py", "--idle-exit", "0", "--min-free", "8MB"],
+        [sys.executable, "-m", "cues", "run", "graph.py", "--json", "--idle-exit", "0", "--min-free", "8MB"],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
