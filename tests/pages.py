@@ -12,6 +12,7 @@ Blocks without a language are shown, not run.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -20,6 +21,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import cues
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 HEADER = re.compile(r"# (\w+\.(?:py|toml))(?:: (add|replace (.*)))?\n")
@@ -47,7 +50,15 @@ def run_page(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsy
             for line in block.splitlines():
                 assert line in printed, f"{page.name}: {line!r} is not in {printed!r}"
         ran += language in ("python", "sh", "text")
+    _close_stores(directory)
     return ran
+
+
+def _close_stores(directory: Path) -> None:
+    """Close the stores that examples keep open for the life of their process, such as those of web servers."""
+    for thing in gc.get_objects():
+        if type(thing) is cues.Store and not thing.closed and directory in Path(thing.path).resolve().parents:
+            thing.close()
 
 
 def _write(path: Path, text: str, how: str, line: str) -> None:
