@@ -21,7 +21,7 @@ import seeds
 from sets import slow_except
 
 import cues
-from cues import cli
+from cues.cli.app import run as cli
 from cues.tools import metrics
 
 TEN_MILLION = 10_000_000
@@ -213,9 +213,7 @@ def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def commanded(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 0
+    assert cli(arguments) == 0
 
 
 LOOKS = {
