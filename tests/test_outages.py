@@ -316,12 +316,14 @@ def test_a_wrong_outage_is_refused(wrong: Any) -> None:
 
 def test_a_drain_ends_the_wait_at_once_and_the_next_start_goes_on(tmp_path: Path) -> None:
     graph, outside = waiting_graph(tmp_path, lambda: Away("off", retry_after_s=1000))
-    with graph.start() as running:
+    heard = Heard()
+    with graph.start(listeners=(heard,)) as running:
         for n in range(10):
             running.send({"n": n})
         until(lambda: running.counters()["g.call"].away)
         began = time.monotonic()
     assert time.monotonic() - began < 30
+    assert [event.text for event in heard.all if "ends while what it needs is away" in event.text]
     outside.back.set()
     with graph.start() as running:
         assert running.wait_idle(60)
@@ -332,12 +334,14 @@ def test_a_pause_ends_the_wait_and_so_does_a_resume(tmp_path: Path) -> None:
     graph, outside = waiting_graph(
         tmp_path, lambda: Away("off", retry_after_s=1000 if not outside.back.is_set() else 0)
     )
-    with graph.start() as running:
+    heard = Heard()
+    with graph.start(listeners=(heard,)) as running:
         for n in range(10):
             running.send({"n": n})
         until(lambda: running.counters()["g.call"].away)
         cues.pause(running.store, processor="call")
-        until(lambda: [unit.state for unit in running.standings()] == ["paused"] or running.idle())
+        until(lambda: "paused" in [unit.state for unit in running.standings()])
+        assert running.counters()["g.call"].away == "" and heard.outages == [("g.call", False)]
         outside.back.set()
         cues.resume(running.store)
         assert running.wait_idle(60)

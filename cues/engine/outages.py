@@ -70,6 +70,8 @@ class OutageWait:
         while time.monotonic() < end and not over():
             if self._host.draining or self._host.pause(_LOOK_S):
                 self._counters.away = ""
+                text = f"ends while {self._place} is away; its messages stay for the next start"
+                self._host.emit(events.Event(self._id, text, logging.WARNING))
                 raise Interrupted from error
 
     def _begin(self, error: BaseException) -> None:
@@ -83,12 +85,14 @@ class OutageWait:
         if self._outage.limit_s != 0:
             self._host.emit(events.Away(self._id, f"waiting for {text}", logging.WARNING, what=self._place))
 
-    def end(self) -> None:
-        """Note that the unit goes on."""
+    def end(self, tell: bool = True) -> None:
+        """Note that the unit goes on. ``tell``: with an event, because what was away has answered."""
         if not self.under_way:
             return
         away_s = time.monotonic() - self._since_s
         self.under_way, self._counters.away = False, ""
         self._counters.away_s += away_s
+        if not tell:
+            return
         text = f"goes on: {self._place} is there again after {duration(away_s)}"
         self._host.emit(events.Away(self._id, text, logging.WARNING, what=self._place, over=True))

@@ -27,7 +27,7 @@ from cues.records.log_row import LogRow
 from cues.steps.calls import Interrupted
 from cues.steps.failure import passes, stop_event, stopped_by, words
 from cues.steps.feed import SourceStepper
-from cues.steps.stepper import Stepper
+from cues.steps.stepper import Outcome, Stepper
 from cues.storage import wakeup
 
 if TYPE_CHECKING:
@@ -117,9 +117,8 @@ class Worker:
             raise
         finally:
             self._stepping_since = None
-        if self._outage is not None and (not isinstance(stepper, SourceStepper) or stepper.is_answered):
-            self._outage.end()
-            self._outage = None
+        if self._outage is not None:
+            self._look_for_end(outcome)
         if outcome != "committed":
             self._mark(False)
             self.running.changed()
@@ -146,6 +145,15 @@ class Worker:
                 if not self._is_away(again):
                     raise
                 error = again
+
+    def _look_for_end(self, outcome: Outcome) -> None:
+        """End the outage, if the step shows that it is over; a pause ends it unseen."""
+        assert self._outage is not None
+        stepper = self.stepper
+        answers = stepper.is_answered if isinstance(stepper, SourceStepper) else outcome in ("committed", "idle")
+        if answers or outcome == "paused":
+            self._outage.end(answers)
+            self._outage = None
 
     def _is_called_away(self) -> bool:
         """Return whether somebody has paused the unit, moved its position, or taken it over."""
