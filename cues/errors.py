@@ -408,7 +408,7 @@ class CheckpointError(CuesError):
     message is not the cause, so a sink stops and writes nothing to the error queue. ``where`` is the
     database or file. ``again``: the database undid the transaction because of another one, and asks to repeat it; a
     sink repeats the step, and then waits as for a target that is away. ``away``: the target cannot be reached now;
-    None: the exception that is its cause decides (``cues/base/away.py``).
+    None: its ``__cause__`` decides (``cues/base/away.py``).
     """
 
     where: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -137,6 +138,9 @@ REFUSED = 'connection failed: connection to server at "::1", port 5432 failed: '
         (of_driver("psycopg", "OperationalError", REFUSED + 'FATAL:  password authentication failed for "x"'), False),
         (of_driver("psycopg", "OperationalError", REFUSED + 'FATAL:  Datenbank »x« existiert nicht'), False),
         (of_driver("psycopg.errors", "UniqueViolation", sqlstate="23505"), False),
+        (of_driver("psycopg.errors", "ProtocolViolation", sqlstate="08P01"), False),
+        (of_driver("psycopg", "OperationalError", "the connection is closed"), False),
+        (of_driver("psycopg", "OperationalError", "server closed the connection unexpectedly"), True),
         (of_driver("duckdb", "IOException", "Cannot open file"), False),
         (CheckpointError("x", where="x", away=False), False),
         (wrapped(ValueError()), False),
@@ -317,7 +321,7 @@ def test_a_wrong_outage_is_refused(wrong: Any) -> None:
 def test_a_drain_ends_the_wait_at_once_and_the_next_start_goes_on(tmp_path: Path) -> None:
     graph, outside = waiting_graph(tmp_path, lambda: Away("off", retry_after_s=1000))
     heard = Heard()
-    with graph.start(listeners=(heard,)) as running:
+    with pytest.raises(ProcessorStopped, match="Away: off"), graph.start(listeners=(heard,)) as running:
         for n in range(10):
             running.send({"n": n})
         until(lambda: running.counters()["g.call"].away)
@@ -346,6 +350,91 @@ def test_a_pause_ends_the_wait_and_so_does_a_resume(tmp_path: Path) -> None:
         cues.resume(running.store)
         assert running.wait_idle(60)
         assert [message["n"] for message in running.messages("out")] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rate": "20/s"}, {"batch": True, "linger_s": 0.05}, {"concurrency": 2}],
+    ids=["rate", "linger", "concurrency"],
+)
+def test_only_a_step_that_calls_the_function_ends_an_outage(options: dict[str, Any], tmp_path: Path) -> None:
+    """A step that waits for ``rate=`` or for more messages says nothing: the limit and the growing waits hold."""
+    graph = cues.Graph("g", store=tmp_path / "s", durability="process")
+    heard, calls = Heard(), [0]
+
+    @graph.stream("in", "out", outage=0.8, **options)
+    def call(message: Any) -> Any:
+        calls[0] += 1
+        raise ConnectionResetError
+
+    graph.add(cues.Source("in", None))
+    with pytest.raises(ProcessorStopped, match="ConnectionResetError"), graph.start(listeners=(heard,)) as running:
+        running.send({"n": 0})
+        running.wait_idle(60)
+    assert heard.outages == [("g.call", False)] and 2 < calls[0] < 12
+
+
+def test_a_source_without_positions_does_not_repeat_its_messages_at_each_try(tmp_path: Path) -> None:
+    for resume in ("again", "skip"):
+        graph = cues.Graph(f"g-{resume}", store=tmp_path / resume, durability="process")
+        calls: list[int] = []
+
+        def read(calls: list[int]) -> Iterator[dict[str, int]]:
+            calls.append(1)
+            for n in range(50):
+                yield {"n": n}
+            raise ConnectionResetError
+
+        graph.source("in", resume=resume, outage=0.5)(lambda: read(calls))
+        running = graph.start()
+        with pytest.raises(ProcessorStopped):
+            running.wait_done()
+        assert len(running.messages("in")) == 50 and len(calls) < 10 and (resume == "skip" or len(calls) == 1)
+        running.close()
+
+
+def test_while_something_is_away_no_other_message_is_tried(tmp_path: Path) -> None:
+    graph, back = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors"), threading.Event()
+    calls: dict[int, int] = {}
+
+    @graph.sink("in", concurrency=8)
+    def call(message: Any) -> None:
+        calls[message["n"]] = calls.get(message["n"], 0) + 1
+        if message["n"] == 0 and not back.is_set():
+            raise TimeoutError
+
+    graph.add(cues.Source("in", None))
+    with graph.start() as running:
+        running.queues["in"].appender().write_many([{"n": n} for n in range(8)])
+        until(lambda: calls.get(0, 0) >= 5)
+        back.set()
+        assert running.wait_idle(60) and not running.messages("errors")
+    assert all(calls[n] <= 2 for n in range(1, 8)), calls
+
+
+def test_a_redrive_of_a_paused_processor_waits_too(tmp_path: Path) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors")
+    away, calls = threading.Event(), [0]
+
+    @graph.stream("in", "out")
+    def call(message: Any) -> Any:
+        calls[0] += 1
+        if away.is_set():
+            raise ConnectionResetError
+        raise ValueError
+
+    graph.add(cues.Source("in", None))
+    running = graph.start()
+    running.send({"n": 0})
+    assert running.wait_idle(60)
+    cues.pause(running.store, processor="call")
+    until(lambda: "paused" in [unit.state for unit in running.standings()])
+    away.set()
+    calls[0] = 0
+    with contextlib.suppress(WaitTimeout, ProcessorStopped):
+        running.redrive(all=True, timeout=1.5)
+    assert 1 <= calls[0] < 12
+    running.close()
 
 
 def test_an_outage_is_shown_by_every_display(

@@ -28,8 +28,9 @@ _ERRNOS: Final = frozenset(
 )  # fmt: skip
 """Errors of the system that pass: the network, the disk, the other side of a pipe."""
 
-_STATES: Final = re.compile(r"08|57P|53|40001|40P01")
-"""SQLSTATEs, by their beginning: connections, the operator (shutdown, start), resources, and transactions to repeat."""
+_STATES: Final = re.compile(r"08(?!P01)|57P|53|40001|40P01")
+"""SQLSTATEs, by their beginning: connections (not a protocol violation), the operator (shutdown, start), resources, and
+transactions to repeat."""
 
 _MYSQL: Final = frozenset([1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 2002, 2003, 2006, 2013, 2055])
 """Codes of MySQL and MariaDB: too many connections, shutdown, network, lock wait, deadlock, lost connections."""
@@ -55,7 +56,7 @@ _CLASSES: Final = frozenset(
 )  # fmt: skip
 """Exceptions of libraries that mean the same as ConnectionError and TimeoutError, by name."""
 _NEVER: Final = frozenset(("redis.exceptions.AuthenticationError", "requests.exceptions.SSLError"))
-"""Exceptions below those that are faults."""
+"""Subclasses of these classes that are faults."""
 _DEPTH_MAX: Final = 10
 
 
@@ -98,7 +99,9 @@ def _of_database(error: BaseException) -> bool:
     if isinstance(state, str):
         return _STATES.match(state) is not None
     text = str(error)
-    if package in ("psycopg", "psycopg2") and name in ("OperationalError", "ConnectionTimeout", "InterfaceError"):
+    if package in ("psycopg", "psycopg2") and name in ("OperationalError", "ConnectionTimeout"):
+        if "connection is closed" in text:  # a connection that a function keeps heals only by a new process
+            return False
         return _REFUSED_BY_SERVER.search(text) is None or _SERVER_IS_BUSY.search(text) is not None
     if package == "sqlite3":
         return str(getattr(error, "sqlite_errorname", "")).startswith(_SQLITE)

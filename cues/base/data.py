@@ -18,6 +18,7 @@ Threads may come to it at the same time: each makes equal methods. Of the option
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -112,7 +113,8 @@ class _Methods:
                 if name in found:
                     setattr(cls, name, found[name])
                 elif name in vars(cls):
-                    delattr(cls, name)
+                    with contextlib.suppress(AttributeError):  # another thread was first
+                        delattr(cls, name)
         if "__replace__" in found and "__replace__" not in own:
             cls.__replace__ = found["__replace__"]  # type: ignore[attr-defined]
         for name in self._names:

@@ -111,6 +111,10 @@ class Engine(Protocol):
     def stopped(self) -> list[BaseException]:
         """The errors that stopped processors, or the engine."""
 
+    @property
+    def left(self) -> list[BaseException]:
+        """The errors of outages because of which messages stay for the next start."""
+
     def idle(self) -> bool:
         """Return whether no processor has anything to do, at one moment.
 

@@ -157,6 +157,10 @@ class EmbeddedEngine:
         threads: list[Worker | ForwarderThread] = [*self.workers, *self.forwarder_threads]
         return [*(thread.stopped for thread in threads if thread.stopped is not None), *self._failures]
 
+    @property
+    def left(self) -> list[BaseException]:
+        return [stopped_by(worker.id, worker.left) for worker in self.workers if worker.left is not None]
+
     def idle(self) -> bool:
         before = self._progress()
         workers = list(self.workers)  # the growth of a queue adds some; then the progress differs

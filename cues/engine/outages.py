@@ -1,7 +1,7 @@
 """The waits of a unit while something that it needs is away: a database, an API, room on the disk.
 
     begins    one event: what it waits for, since when, and why. It is in the counters too, for every display
-    waits     0.1 s, 0.2 s, … up to 30 s; for the disk and the lock of a store at most 2 s
+    waits     0.1 s, 0.2 s, … up to 30 s; at most 2 s if the disk is full or another process holds the writer lock
     ends      one event, with the first step after it
 
 A wait ends early if the run ends, also by a drain: then the unit ends, and its messages stay for the next start. It
@@ -38,8 +38,8 @@ class OutageWait:
         self._outage = outage
         self._counters = counters
         self.under_way = False
-        self._failures = self._steps = 0
-        """The tries in a row, and the number of steps before them."""
+        self._failures = self._taken = 0
+        """The tries in a row, and the number of messages taken before them."""
         self._since_s = self._began_s = 0.0
         """The beginning of the outage, and of the tries in a row."""
         self._place = ""
@@ -54,8 +54,8 @@ class OutageWait:
             error = error.__cause__
         if not self.under_way:
             self._begin(error)
-        if self._counters.steps != self._steps:  # a part of the messages was delivered
-            self._failures, self._steps, self._began_s = 0, self._counters.steps, time.monotonic()
+        if self._counters.taken != self._taken:  # a part of the messages was delivered
+            self._failures, self._taken, self._began_s = 0, self._counters.taken, time.monotonic()
         self._failures += 1
         wait_s, limit_s = self._outage.wait_s(self._failures, error), self._outage.limit_s
         if isinstance(error, StoreError):
@@ -77,7 +77,7 @@ class OutageWait:
     def _begin(self, error: BaseException) -> None:
         self.under_way, self._failures = True, 0
         self._began_s = self._since_s = time.monotonic()
-        self._steps = self._counters.steps
+        self._taken = self._counters.taken
         cause = root_of(error)
         self._place = place_of(error) or place_of(cause) or "what it needs"
         text = f"{self._place} since {datetime.now().astimezone():%H:%M:%S}: {short(cause)}"

@@ -44,7 +44,10 @@ _LOOK_S: Final = 0.05
 class GraphRun(Running):
     """A running graph over its engine."""
 
-    def __init__(self, graph: Graph, engine: Engine, listeners: tuple[events.Listener, ...] = ()) -> None:
+    def __init__(
+        self, graph: Graph, engine: Engine, listeners: tuple[events.Listener, ...] = (), held: bool = False
+    ) -> None:
+        """``held``: a disk of the run is low already."""
         self.graph = graph
         self.engine = engine
         self.bus = events.Bus(list(listeners))
@@ -61,7 +64,7 @@ class GraphRun(Running):
         self.hurried_at = -HURRY_S
         self._low: list[BaseException] = []
         """The error of the disk guard, if it stopped the run."""
-        self._held = False
+        self._held = held
         """True while a disk of the run is low."""
         self._guard: DiskGuard | None = None
         self._progress = Progress(self)
@@ -326,7 +329,7 @@ class GraphRun(Running):
             with self.changes:
                 self.changes.wait(_LOOK_S)
         self.halt()
-        return True
+        return not self.engine.left
 
     @override
     def end_sources(self) -> None:
@@ -388,7 +391,8 @@ class GraphRun(Running):
                 self.drain()
             finally:
                 self.close()
-            self._raise()
+            for error in (*self.stopped, *self.engine.left):
+                raise error
         else:
             self.close()
 

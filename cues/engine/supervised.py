@@ -171,6 +171,11 @@ class SupervisedEngine:
         failed = self._supervisor.failed
         return [*([] if failed is None else [failed]), *self._supervisor.stopped.values()]
 
+    @property
+    def left(self) -> list[BaseException]:
+        """Empty: workers tell of their outages by events only."""
+        return []
+
     def idle(self) -> bool:
         first = self._answers()
         if first is None or not all(answer.idle for answer in first):

@@ -14,11 +14,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues.base import events
 from cues.engine.engine import Host
-from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, StoreError, WriterStuck
+from cues.errors import Closed, Fenced, ProcessorStopped, StoreError, WriterStuck
 from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.graphs.running import UnitStatus
 from cues.overrides import override
@@ -54,6 +54,12 @@ class Worker:
         self._outage: OutageWait | None = None
         """The outage that is under way."""
         self._rule = stepper.node.outages
+        self._position: Any = None
+        """The position of a source at the begin of the outage."""
+        self._was_paused = False
+        """True if the unit was paused at the begin of the outage, which is one of a redrive then."""
+        self.left: BaseException | None = None
+        """What was away when the run ended, if messages stay for the next start because of it."""
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
         """Seconds of one step before the next warning. Each warning doubles them."""
@@ -95,6 +101,7 @@ class Worker:
         if self.running.wait_for_disk():
             raise Interrupted
         self._stepping_since, self._slow_at = time.monotonic(), SLOW_S
+        taken = stepper.counters.taken
         try:
             outcome = stepper.step()
         except Fenced as fence:
@@ -102,7 +109,7 @@ class Worker:
                 raise
             self._adopt()
             return True
-        except (CuesError, OSError) as error:
+        except Exception as error:
             if self._is_away(error):
                 self._stepping_since = None
                 self._wait_out(error)
@@ -118,7 +125,7 @@ class Worker:
         finally:
             self._stepping_since = None
         if self._outage is not None:
-            self._look_for_end(outcome)
+            self._look_for_end(outcome, taken)
         if outcome != "committed":
             self._mark(False)
             self.running.changed()
@@ -134,25 +141,43 @@ class Worker:
         """Wait for what is away, then continue from the row of the processor."""
         from cues.engine.outages import OutageWait  # rarely used
 
+        stepper = self.stepper
         if self._outage is None:
-            self._outage = OutageWait(self.running, self.id, self._rule.outage, self.stepper.counters)
+            self._outage = OutageWait(self.running, self.id, self._rule.outage, stepper.counters)
+            self._position = stepper.position if isinstance(stepper, SourceStepper) else None
+            self._was_paused = stepper.pause.row is not None
         while True:
-            self._outage.wait(error, self._is_called_away)
+            try:
+                self._outage.wait(error, self._is_called_away)
+            except Interrupted:
+                self.left = error
+                raise
             try:
                 self._adopt(tell=False)
+                stepper.probe()
                 return
-            except (CuesError, OSError) as again:
+            except Exception as again:
                 if not self._is_away(again):
                     raise
                 error = again
 
-    def _look_for_end(self, outcome: Outcome) -> None:
-        """End the outage, if the step shows that it is over; a pause ends it unseen."""
+    def _look_for_end(self, outcome: Outcome, taken: int) -> None:
+        """End the outage after a step that shows that it is over; a new pause ends it unseen.
+
+        ``taken``: the number of messages taken before the step. A step may also have waited for more messages, for
+        ``rate=``, or for room, or have been of a lane beside the one that waits: then nothing is known.
+        """
         assert self._outage is not None
         stepper = self.stepper
-        answers = stepper.is_answered if isinstance(stepper, SourceStepper) else outcome in ("committed", "idle")
-        if answers or outcome == "paused":
-            self._outage.end(answers)
+        if isinstance(stepper, SourceStepper):
+            is_over = stepper.goes_on_after(self._position)
+        elif outcome == "idle":
+            is_over = not (stepper.taker.waits() or stepper.lanes_wait()) and stepper.lingers_s is None
+        else:
+            is_over = outcome == "committed" and stepper.counters.taken > taken
+        is_paused = outcome == "paused" and not (self._was_paused and stepper.lanes_wait())  # redrives are made
+        if is_over or is_paused:
+            self._outage.end(is_over)
             self._outage = None
 
     def _is_called_away(self) -> bool:
@@ -163,7 +188,7 @@ class Worker:
             return True
         except StoreError:
             return False
-        return self.stepper.pause.row is not None
+        return self.stepper.pause.row is not None and not self._was_paused
 
     def tell_if_slow(self) -> None:
         """Warn of a step that has run for a long time. Nothing else shows a function that hangs."""

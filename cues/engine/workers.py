@@ -286,8 +286,8 @@ class _WorkerProcess:
         loaded.directory = None if carry.directory is None else Path(carry.directory)
         collector.settle()  # before the start, in which the processors begin
         engine = WorkerEngine(self, loaded, carry)
-        self._running = running = GraphRun(loaded, engine, (self.tell,))
-        running.hold(self._holds)
+        self._running = running = GraphRun(loaded, engine, (self.tell,), self._holds)
+        running.hold(self._holds)  # it may have changed during the start
         if self._drained.is_set():  # the message came during the start
             running.end_sources()
         if self._halted.is_set():

@@ -2,8 +2,8 @@
 
 That something is away is no failure of a message. The step commits the messages before it and ends there, as a
 processor does that stops at a failure; the unit waits, and continues from its row, as after a restart
-(engine/threads.py). So a wait holds no lock, no transaction and no half of a step, and everything that is true after a
-kill is true after an outage.
+(engine/threads.py). So a wait holds no lock, no transaction and no half of a step, and an outage
+has the guarantees of a kill.
 """
 
 from __future__ import annotations
@@ -81,11 +81,12 @@ class Outage:
 class OutageRule:
     """The rule of one processor: which errors of its function, its target or its source are waited out."""
 
-    def __init__(self, outage: Outage, retry: Retry, at_most_once: bool) -> None:
+    def __init__(self, outage: Outage, retry: Retry, is_called_once: bool) -> None:
+        """``is_called_once``: it cannot be called again for the same messages, so it does not wait."""
         self.outage = outage
-        # Who names exceptions in retries= has said what happens to them.
+        # Exceptions that retries= names follow that rule.
         self._retried = () if retry.on is Exception else retry.on
-        self._waits = not at_most_once and outage.then != FAIL
+        self._waits = not is_called_once and outage.then != FAIL
 
     def concerns(self, error: BaseException) -> bool:
         """Return whether the processor waits after this error."""

@@ -131,7 +131,9 @@ class Node:
 
     @property
     def outages(self) -> OutageRule:
-        return OutageRule(self.options.outages, self.options.retry, self.at_most_once)
+        # A source that begins anew at each call would repeat its messages at each try.
+        is_called_once = self.at_most_once or self.options.resume == "again"
+        return OutageRule(self.options.outages, self.options.retry, is_called_once)
 
     @cached_property
     def at_most_once(self) -> bool:

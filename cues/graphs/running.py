@@ -216,8 +216,9 @@ class Running(Shown, ABC):
     def drain(self, timeout: float | None = None) -> bool:
         """Stop the sources, let the other processors finish the messages on the queues, and halt.
 
-        Return False if ``timeout`` comes first. A processor that stopped at an error leaves the messages that it did
-        not take, and a stopped forwarder those that it did not forward.
+        Return False if ``timeout`` comes first, or if messages stay because something outside is away. A processor that
+        stopped at an error leaves the messages that it did not take, and a stopped forwarder those that it did not
+        forward.
         """
 
     @abstractmethod

@@ -136,6 +136,8 @@ class Feed:
         self.ended = False
         self.answered = False
         """Whether the generator has yielded, or has paused: before, nobody knows whether there is something to take."""
+        self.waits_for_new = False
+        """Whether the generator has paused, because it has nothing more now."""
         self.error: BaseException | None = None
         self.closed = False
         self.thread: threading.Thread | None = None
@@ -414,7 +416,7 @@ class Feed:
 
     def note_answer(self) -> None:
         """Note that the generator waits for something new."""
-        self.answered = True
+        self.answered = self.waits_for_new = True
 
     def close(self) -> None:
         """Stop pulling at the next yield; yielded messages can still be taken."""
@@ -479,10 +481,10 @@ class SourceStepper(Stepper):
         position, count, *_ = codec.unpack(source)
         return position, count
 
-    @property
-    def is_answered(self) -> bool:
-        """True if the generator has yielded, has paused for something new, or has ended by itself."""
-        return self.feed.answered or (self.feed.ended and self.feed.error is None)
+    def goes_on_after(self, position: Any) -> bool:
+        """Return whether the generator is past a position, has paused for something new, or has ended by itself."""
+        feed = self.feed
+        return self.position != position or feed.waits_for_new or (feed.ended and feed.error is None)
 
     @property
     def ended(self) -> bool:

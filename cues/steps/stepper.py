@@ -193,7 +193,7 @@ class Stepper:
         """The last comparison of the fence while there was nothing to do."""
         self._turn = 0
         """The place of the lane whose turn is next. After the last one it is that of the inputs."""
-        self._rested = False
+        self._rested = self._probes = False
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self._prepared = False
         """Whether the target and the function have opened what they need."""
@@ -322,6 +322,17 @@ class Stepper:
         with self.store.core.view() as txn:
             self.fence.check(txn)
 
+    # --- after an outage ---
+
+    def probe(self) -> None:
+        """Take one message, if calls run at once: while something is away, no other message is tried.
+
+        Each message of a message function has its own hash, so a snapshot of several messages may be divided.
+        """
+        if self.node.options.concurrency > 1 and not self.node.options.batch and type(self) is Stepper:
+            self._probes = True
+            self.taker.repeats = None
+
     # --- after a death ---
 
     def be_careful(self, careful: Mapping[int, list[tuple[int, int]]], verdict: Verdict | None) -> None:
@@ -375,6 +386,8 @@ class Stepper:
                 return outcome
         gate, taker = self.gate, self.taker
         room = gate.room()
+        if self._probes and room:
+            room = 1
         if not room and taker.waits():
             return self._wait_for_readers()
         taken = taker.take(room) if room else None
@@ -393,7 +406,7 @@ class Stepper:
         else:
             with self.tracer.step(self.committer, taken.count, taken):
                 self._make(taken)
-        self._rested = False
+        self._rested = self._probes = False
         return "committed"
 
     def _others_first(self) -> Outcome | None:

@@ -344,7 +344,11 @@ class MetricsServer(Closing):
     def ready(self) -> bool:
         """True while its graph runs and does not drain, or while its store is open."""
         source = self.source
-        return not (source.draining or source.halted) if isinstance(source, Running) else source is not None
+        return (
+            not (source.draining or source.halted or source.stopped)
+            if isinstance(source, Running)
+            else source is not None
+        )
 
     def _answer(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         """Answer ``/ready`` without a measurement: 200 or 503, for probes of containers. Other paths have metrics."""

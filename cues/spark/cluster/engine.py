@@ -145,7 +145,8 @@ class _StageThread(_Turns):
                 raise
             self._outage.wait(stopped, lambda: False)
             return True
-        self._outage.end()
+        if moved:
+            self._outage.end()
         return moved
 
     @override
@@ -467,6 +468,10 @@ class ClusterEngine:
         """The errors that stopped processors and feeders. Messages that are not copied are never processed."""
         loops = [*self._inlets, *self._stages, *self._copiers]
         return self.sources.stopped + [loop.stopped for loop in loops if loop.stopped is not None]
+
+    @property
+    def left(self) -> list[BaseException]:
+        return self.sources.left
 
     def idle(self) -> bool:
         # In the direction of the messages: a message that leaves one part is seen in the next one, or counted.
