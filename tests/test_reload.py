@@ -221,7 +221,7 @@ def test_fresh_is_done_once_and_a_run_that_ended_waits_for_a_save(tmp_path: Path
     path, store = tmp_path / "fed.py", tmp_path / "data" / "fed"
     path.write_text(FED)
     assert cues("send", f"{path}#orders", "n=0").code == 0
-    with Command("run", path, "--reload", "--fresh", "--yes") as command:
+    with Command("run", path, "--reload", "--fresh", "--yes", "--json") as command:
         command.until("fresh: no step yet")
         assert cues("send", f"{path}#orders", "n=1").code == 0
         until(lambda: versions(store) == {1}, "version 1")

@@ -284,7 +284,7 @@ def test_nothing_is_moved_or_deleted_while_a_driver_runs_the_graph(tmp_path: Pat
     ledger = Ledger(open_files(str(tmp_path)), "g.plain", "nobody")
     assert ledger.claim(None, {"g.plain.in": ("00", 1)})
     with another_driver(tmp_path, "g"):
-        error = refused(1, "seek", f"{tmp_path}#plain", "--to", "end", "--yes")
+        error = refused(7, "seek", f"{tmp_path}#plain", "--to", "end", "--yes")
         assert "runs the graph 'g'" in error and "stop that driver first" in error
         with pytest.raises(AlreadyRunning, match="runs the graph 'g'"), fresh.shared_part(str(tmp_path), "g"):
             pass
