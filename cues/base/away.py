@@ -35,6 +35,10 @@ transactions to repeat."""
 _MYSQL: Final = frozenset([1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 2002, 2003, 2006, 2013, 2055])
 """Codes of MySQL and MariaDB: too many connections, shutdown, network, lock wait, deadlock, lost connections."""
 
+_DRIVERS: Final = frozenset(
+    ("psycopg", "psycopg2", "sqlite3", "duckdb", "_duckdb", "pymysql", "MySQLdb", "mysql", "mariadb")
+)
+"""Packages of the exceptions of drivers."""
 _SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
 
 _REFUSED_BY_SERVER: Final = re.compile(r"\bfailed: (\w+: |SSL)")
@@ -62,7 +66,10 @@ _DEPTH_MAX: Final = 10
 
 def is_away(error: BaseException) -> bool:
     """Return whether an exception says that something outside cannot be reached now."""
-    return any(map(_is_away, _links(error)))
+    try:
+        return any(map(_is_away, _links(error)))
+    except Exception:  # an exception of a user may raise in anything, also in str()
+        return False
 
 
 def _links(error: BaseException) -> Iterator[BaseException]:
@@ -98,6 +105,8 @@ def _of_database(error: BaseException) -> bool:
     state: Any = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if isinstance(state, str):
         return _STATES.match(state) is not None
+    if package not in _DRIVERS:
+        return False
     text = str(error)
     if package in ("psycopg", "psycopg2") and name in ("OperationalError", "ConnectionTimeout"):
         if "connection is closed" in text:  # a connection that a function keeps heals only by a new process
@@ -108,4 +117,4 @@ def _of_database(error: BaseException) -> bool:
     if "duckdb" in package and name == "IOException":
         return "lock on file" in text or "No space left" in text
     code = error.args[0] if error.args else None
-    return package in ("pymysql", "MySQLdb", "mysql", "mariadb") and code in _MYSQL
+    return code in _MYSQL
