@@ -111,8 +111,6 @@ def width(text: str) -> int:
     """The width of a text on a terminal."""
     if text.isascii():
         return len(text)
-    if text.isascii():
-        return len(text)
     import unicodedata
 
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
