@@ -259,11 +259,12 @@ class GraphRun(Running):
     def wait_done(self, idle_exit_s: float | None = None) -> bool:
         while not self.halted:
             self._check()
-            over = self.engine.done() or (idle_exit_s is not None and self._quiet_for(idle_exit_s))
+            done = self.engine.done()  # asked once: a unit that only looks for messages makes it False for a moment
+            over = done or (idle_exit_s is not None and self._quiet_for(idle_exit_s))
             self._progress.look(over)
             if over:
                 self._raise()
-                if self.engine.done():
+                if done:
                     self._finish_targets()
                 return True
             with self.changes:
