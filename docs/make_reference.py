@@ -45,6 +45,7 @@ MODULES = {
     "cues.processors.foreign": "reserved keys that messages from outside may not set",
     "cues.processors.kafka_source": "a source of the records of a Kafka topic",
     "cues.processors.kafka_sink": "a sink into a Kafka topic",
+    "cues.processors.redis_streams": "Redis streams as a source, and Redis as the target of sinks",
     "cues.processors.databases": "SQLite, PostgreSQL and DuckDB in one form",
     "cues.processors.http": "answers, failures, rates and signatures of the HTTP processors",
     "cues.processors.http_sink": "a request for each message",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kafka_broker import Broker
     from postgres import Postgres
     from pyspark.sql import SparkSession
+    from redis_server import RedisServer
 
 
 SPARK_PROCESSES = {
@@ -92,7 +93,7 @@ def _group(item: pytest.Function) -> str | None:
     if item.path.stem.startswith("test_spark"):
         # A Java each, and many megabytes. Two groups, or the tests of Spark would still run when all others have ended.
         return "spark processes" if item.path.stem in SPARK_PROCESSES else "spark"
-    for fixture in ("spark", "postgres", "kafka"):
+    for fixture in ("spark", "postgres", "kafka", "redis"):
         if fixture in item.fixturenames:
             return fixture
     scopes = {found[-1].scope for found in item._fixtureinfo.name2fixturedefs.values() if found}
@@ -182,6 +183,18 @@ def kafka() -> Iterator[Broker]:
     import kafka_broker
 
     with kafka_broker.running() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis server of the tests' own; ``stream()`` names a new stream in it."""
+    pytest.importorskip("redis")
+    import redis_server
+
+    if redis_server.program() is None:
+        pytest.skip("no redis-server (pip install 'cues-streams[test]')")
+    with redis_server.running() as found:
         yield found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka_broker import Broker
+from redis_server import RedisServer
 
 import cues
 from cues import testing
@@ -22,6 +23,7 @@ from cues.processors import places, sql
 from cues.processors.databases import DuckDB, Reader
 from cues.processors.file_sink import FileSink
 from cues.processors.kafka_sink import Topic
+from cues.processors.redis_streams import RedisTarget
 from cues.processors.sql_sink import Table
 
 COUNT = 23
@@ -101,6 +103,29 @@ def _topic_numbers(topic: Topic) -> list[int]:
     return [json.loads(record.value())["n"] for record in Broker(topic.servers).records(topic.topic)]
 
 
+REDIS: list[RedisServer] = []
+"""The server of the tests (tests/redis_server.py), if a case needs it."""
+
+
+def redis_stream(path: Path) -> tuple[str, str]:
+    """The same new stream for each call with this directory, also from another process."""
+    place = path / "stream"
+    if not place.exists():
+        path.mkdir(exist_ok=True)
+        place.write_text(f"{REDIS[0].url} {REDIS[0].stream()}")
+    url, stream = place.read_text().split()
+    return url, stream
+
+
+def _redis(path: Path) -> RedisTarget:
+    url, stream = redis_stream(path)
+    return RedisTarget(url, stream, prefix=stream + ".p")
+
+
+def _redis_numbers(target: RedisTarget) -> list[int]:
+    return [int(fields[b"n"]) for _, fields in target.client.xrange(target.stream)]
+
+
 def _files(format: str, **options: Any) -> Callable[[Path], FileSink]:
     return lambda path: FileSink(path / "out", format, **{"roll_bytes": 40, "durability": "process", **options})
 
@@ -130,6 +155,7 @@ SINKS = {
     "table-duckdb": SinkCase(_table("duckdb"), write, _table_numbers, ("sqlalchemy", "duckdb")),
     "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
     "kafka": SinkCase(_topic, write, _topic_numbers, ("confluent_kafka",)),
+    "redis": SinkCase(_redis, write, _redis_numbers, ("redis",)),
     "jsonl": SinkCase(_files("jsonl"), write, file_numbers),
     "jsonl-each-step": SinkCase(_files("jsonl", roll_bytes=0), write, file_numbers),
     "jsonl-one-file": SinkCase(_files("jsonl", roll_bytes=10**9), write, file_numbers),
@@ -141,7 +167,17 @@ SINKS = {
 }
 """A new sink joins here."""
 
-IN_PROCESSES = ("sqlite", "jsonl", "csv-gzip", "parquet", "table-sqlite", "table-duckdb", "table-postgres", "kafka")
+IN_PROCESSES = (
+    "sqlite",
+    "jsonl",
+    "csv-gzip",
+    "parquet",
+    "table-sqlite",
+    "table-duckdb",
+    "table-postgres",
+    "kafka",
+    "redis",
+)
 """Those whose target other processes can see."""
 
 

@@ -6,6 +6,7 @@ run over all cases.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import json
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from contracts_sinks import database, kafka_topic
+from contracts_sinks import REDIS, database, kafka_topic, redis_stream
 from http_servers import Reply, Seen
 
 import cues
@@ -25,6 +26,7 @@ from cues.graphs.processor import wants_process
 from cues.processors import files
 from cues.processors.file_source import Files
 from cues.processors.kafka_source import Records
+from cues.processors.redis_streams import RedisStream
 from cues.processors.sql_sink import Table
 from cues.processors.sql_source import Rows
 
@@ -156,7 +158,18 @@ def _records(path: Path) -> Source:
     return Records(*kafka_topic(path), value="json", shape="value")
 
 
-def _kafka_row(message: Any) -> Any:
+def _entries(path: Path) -> Source:
+    """A stream of which an entry was removed, before the source began."""
+    if not (path / "stream").exists():
+        _, stream = redis_stream(path)
+        (gone,) = REDIS[0].add(stream, {"n": "gone"})
+        REDIS[0].add(stream, *ROWS)
+        with contextlib.closing(REDIS[0].client) as client:
+            client.xdel(stream, gone)
+    return RedisStream(*redis_stream(path))
+
+
+def _without_metadata(message: Any) -> Any:
     return {name: value for name, value in message.items() if name != "q/meta"}
 
 
@@ -205,7 +218,8 @@ SOURCES = {
     "arrow": SourceCase(_files("arrow"), ("pyarrow",)),
     "last-grows": SourceCase(_files("jsonl", follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)),
     "tail": SourceCase(_tailed),
-    "kafka": SourceCase(_records, ("confluent_kafka",), _kafka_row),
+    "kafka": SourceCase(_records, ("confluent_kafka",), _without_metadata),
+    "redis": SourceCase(_entries, ("redis",), _without_metadata),
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),

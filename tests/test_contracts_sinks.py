@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import IN_PROCESSES, KAFKA, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
+from contracts_sinks import IN_PROCESSES, KAFKA, REDIS, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
 from contracts_sinks import POSTGRES as SERVERS
 from sets import slow_except
 from test_processors_sql import Presented
@@ -28,12 +28,14 @@ from cues.processors.file_sink import FileSink
 FILES = [name for name, case in SINKS.items() if case.numbers is file_numbers]
 
 
-@pytest.fixture(params=slow_except([name for name in SINKS if name != "kafka"], SINKS))
+@pytest.fixture(params=slow_except([name for name in SINKS if name not in ("kafka", "redis")], SINKS))
 def case(request: pytest.FixtureRequest) -> SinkCase:
     if "postgres" in request.param:
         SERVERS[:] = [request.getfixturevalue("postgres")]
     if request.param == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
+    if request.param == "redis":
+        REDIS[:] = [request.getfixturevalue("redis")]
     return case_of(request.param)
 
 
@@ -126,6 +128,8 @@ def test_random_kills_leave_each_message_once(name: str, tmp_path: Path, request
         SERVERS[:] = [request.getfixturevalue("postgres")]
     if name == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
+    if name == "redis":
+        REDIS[:] = [request.getfixturevalue("redis")]
     case, chance = case_of(name), random.Random(seeds.new())
     (tmp_path / "slow").touch()
     target = case.make(tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import KAFKA, POSTGRES
+from contracts_sinks import KAFKA, POSTGRES, REDIS
 from contracts_sources import HTTP, ROWS, SOURCES, SourceCase, begun, graph_over, http_answer
 from http_servers import serving
 from sets import slow_except
@@ -22,7 +22,7 @@ import cues
 from cues import codec, testing
 
 FAST = ("jsonl", "tail", "rows-sqlite")
-SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "http-list", "http-pages", "http-cursor")
+SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "redis", "http-list", "http-pages", "http-cursor")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,8 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         POSTGRES[:] = [request.getfixturevalue("postgres")]
     if request.param == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
+    if request.param == "redis":
+        REDIS[:] = [request.getfixturevalue("redis")]
     if "http" in request.param:
         HTTP[:] = [request.getfixturevalue("http_rows")]
     return SOURCES[request.param]
@@ -103,12 +105,17 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka"])
+@pytest.mark.parametrize(
+    "name", ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka", "redis"]
+)
 def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     chance = random.Random(seeds.new())
     (tmp_path / "data").mkdir()
     if name == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
+        SOURCES[name].make(tmp_path / "data")
+    if name == "redis":
+        REDIS[:] = [request.getfixturevalue("redis")]
         SOURCES[name].make(tmp_path / "data")
     code = "import sys; from contracts_sources import run_child; run_child(sys.argv[1], sys.argv[2])"
     for _ in range(4):

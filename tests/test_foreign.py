@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from http_servers import Reply, serving
+from test_processors_docs import declared, loaded
 
 import cues
 from cues import processors, testing
@@ -21,11 +22,13 @@ from cues.processors.event_time import WATERMARK
 from cues.processors.file_source import Files
 from cues.processors.http_source import Poll
 from cues.processors.kafka_source import Records
+from cues.processors.redis_streams import RedisStream
 from cues.processors.sql_source import Rows
 from cues.processors.webhook import Webhook
 
 if TYPE_CHECKING:
     from kafka_broker import Broker
+    from redis_server import RedisServer
 
 Row = dict[str, str]
 
@@ -135,9 +138,9 @@ UNLESS_ALLOWED: list[Row] = [
 
 
 def test_every_ready_made_source_is_in_the_table() -> None:
-    points = processors.available()
-    sources = {name for name in points if processors.facts_of(points[name].load())["Kind"] == "source"}
-    assert sources == {name.partition(" ")[0] for name in SOURCES} | {"kafka-records"}
+    points = declared()
+    sources = {name for name in points if processors.facts_of(loaded(points[name]))["Kind"] == "source"}
+    assert sources == {name.partition(" ")[0] for name in SOURCES} | {"kafka-records", "redis-stream"}
 
 
 @pytest.mark.parametrize("row", [*NEVER, *UNLESS_ALLOWED], ids=str)
@@ -173,6 +176,17 @@ def test_a_record_of_kafka(row: Row, kafka: Broker, tmp_path: Path) -> None:
         assert found["q/type"] == "order/paid"
     else:
         assert isinstance(found, Refused) and "reserved" in found
+
+
+@pytest.mark.parametrize("row", [*NEVER, *UNLESS_ALLOWED], ids=str)
+def test_an_entry_of_redis(row: Row, redis: RedisServer, tmp_path: Path) -> None:
+    stream = redis.stream()
+    redis.add(stream, {"n": "1", **row})
+    found = through(RedisStream(redis.url, stream), tmp_path)
+    assert isinstance(found, Refused) and "reserved" in found
+    if row in UNLESS_ALLOWED[:2]:
+        (_, message), *_ = RedisStream(redis.url, stream, reserved=["q/type"])(None)
+        assert {**message, **row} == message
 
 
 @pytest.mark.parametrize("wrong", ["q/type", ["q/uuid"], ["other"]])

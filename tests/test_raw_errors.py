@@ -25,6 +25,7 @@ from cues.processors.http_sink import Requests
 from cues.processors.http_source import Poll
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
+from cues.processors.redis_streams import RedisStream, RedisTarget
 from cues.processors.reducers import count
 from cues.processors.sql import SQLite
 from cues.processors.sql_sink import Table
@@ -125,6 +126,16 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         Topic,
         {"servers": "s:1", "topic": "t", "shape": "value", "key": "k", "partition": "key", "timeout_s": 5}
         | {"transaction_timeout_s": 5, "prefix": "cues", "config": None},
+    ),
+    "RedisStream": (
+        RedisStream,
+        {"url": "redis://h", "stream": "s", "fields": "text", "field": None, "follow": False, "start": "oldest"}
+        | {"on_gap": "raise", "timeout_s": 5, "config": None, "reserved": ()},
+    ),
+    "RedisTarget": (
+        RedisTarget,
+        {"url": "redis://h", "stream": "s", "fields": "text", "field": None, "maxlen": 5, "prefix": "cues"}
+        | {"timeout_s": 5, "config": None},
     ),
     "read_jsonl": (lambda path: files.read_jsonl(path), {"path": "*.jsonl"}),
     "read_csv": (lambda path: files.read_csv(path), {"path": "*.csv"}),

@@ -54,12 +54,18 @@ _CLASSES: Final = frozenset(
         "urllib3.exceptions.MaxRetryError", "urllib3.exceptions.ProtocolError", "urllib3.exceptions.TimeoutError",
         "httpx.NetworkError", "httpx.TimeoutException", "httpx.RemoteProtocolError",
         "aiohttp.client_exceptions.ClientConnectionError", "botocore.exceptions.HTTPClientError",
-        "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "pymongo.errors.AutoReconnect",
+        "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "redis.exceptions.ReadOnlyError",
+        "redis.exceptions.OutOfMemoryError", "redis.exceptions.MasterDownError", "pymongo.errors.AutoReconnect",
         "openai.APIConnectionError", "anthropic.APIConnectionError", "socket.gaierror",
     )
 )  # fmt: skip
 """Exceptions of libraries that mean the same as ConnectionError and TimeoutError, by name."""
-_NEVER: Final = frozenset(("redis.exceptions.AuthenticationError", "requests.exceptions.SSLError"))
+_NEVER: Final = frozenset(
+    (
+        "redis.exceptions.AuthenticationError", "redis.exceptions.AuthorizationError",
+        "redis.exceptions.ExternalAuthProviderError", "requests.exceptions.SSLError",
+    )
+)  # fmt: skip
 """Subclasses of these classes that are faults."""
 _DEPTH_MAX: Final = 10
 
