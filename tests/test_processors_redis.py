@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -397,6 +399,53 @@ def test_a_wrong_password_is_a_fault_and_a_server_that_is_away_is_none() -> None
     with pytest.raises(CheckpointError) as gone:
         deliver(RedisTarget(url, stream), 3, 4)
     assert is_away(gone.value)
+
+
+class Proxy:
+    """A TCP proxy before a server. ``armed``: the answer to the next EXEC is lost, and the connection with it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server, self.armed, self.lost = server, 0, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._server.port)) as server:
+            while True:
+                ready, _, _ = select.select([client, server], [], [])
+                for one in ready:
+                    data = one.recv(1 << 20)
+                    if not data:
+                        return
+                    (server if one is client else client).sendall(data)
+                    if one is client and self.armed and b"EXEC" in data:
+                        self.armed -= 1
+                        server.recv(1)  # it is done
+                        self.lost += 1
+                        return
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_an_answer_that_is_lost_repeats_and_loses_nothing(redis: RedisServer, tmp_path: Path) -> None:
+    """The commit was done, and nobody was told: the row says so."""
+    source, target = redis.stream(), redis.stream()
+    redis.add(source, *({"n": n} for n in range(40)))
+    proxy = Proxy(redis)
+    graph = cues.Graph("g", [cues.Source("q", RedisStream(redis.url, source))])
+    graph.add(RedisTarget(proxy.url, target, prefix=target + ".p").sink("q", batch_size=5))
+    proxy.armed = 3
+    with contextlib.closing(proxy), graph.start(store=tmp_path / "store") as started:
+        assert started.wait_done(60)
+    assert proxy.lost == 3 and numbers(redis, target) == list(range(40))
 
 
 def mirror_graph(url: str, source: str, target: str, count: int = 0) -> cues.Graph:
