@@ -47,10 +47,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from cues.arguments import path_of, texts_of
+from cues.arguments import check_number, path_of, text_of, texts_of
 from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, blocks, files, foreign, places, takes, waits
+from cues.processors import SOURCE, blocks, consumed, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
 from cues.processors.opened_file import Opened, checksum, is_damage, is_inode
 from cues.processors.tail import Tail
@@ -61,6 +61,8 @@ ORDERS: Final = ("name", "modified")
 
 _TYPES: Final = -1
 """The row of the state with the inferred schema."""
+_COMMIT_S: Final = 0.01
+"""Seconds between two looks at whether messages are committed."""
 _LISTINGS_SHARE: Final = 10
 """A directory is listed again after so many times the time that its listing takes."""
 _ENDINGS: Final = {
@@ -84,6 +86,11 @@ class Files:
                      ``"arrow"`` (IPC file or stream); None: by the ending of each name, before ``.gz`` and the like
     ``order``        of files that were not read: ``"name"`` (with numbers as numbers: ``part-9`` before ``part-10``) or
                      ``"modified"`` (the time of the last write, then the name)
+    ``settle_s``     read a file when it did not change for so many seconds, for programs that write it under its name
+    ``after``        ``"keep"`` files; ``"delete"`` each one, or ``"move:DIR"`` it to this directory of the same
+                     filesystem, when all its messages are committed (:mod:`cues.processors.consumed`); also those that
+                     earlier runs have read. A file that has changed since it was read stays, and the log says so; so
+                     does one that cannot be read to its end. A later file of the same name is a new one
     ``watch``        True: wait for new files; otherwise the source ends with the last one
     ``follow``       True: the last file grows; a path without wildcards is followed through its rotations
     ``bad``          ``"error"``: a record that cannot be read is a failed message: it is written to the error queue, or
@@ -118,6 +125,8 @@ class Files:
         format: str | None = None,
         *,
         order: str = "name",
+        settle_s: float = 0.0,
+        after: str = consumed.KEEP,
         watch: bool = False,
         follow: bool = False,
         bad: str = "error",
@@ -156,6 +165,18 @@ class Files:
             raise InvalidArgument(
                 f"{self.pattern} cannot be followed: an object does not grow.", "use watch=True, for new objects."
             )
+        check_number("settle_s", settle_s, 0)
+        self.settle_s = settle_s
+        self.consumed = consumed.Consumed(text_of("after", after), self.pattern)
+        for option, is_on in ((f"after={after!r}", self.consumed.is_on), (f"settle_s={settle_s:g}", settle_s > 0)):
+            if is_on and follow:
+                raise InvalidArgument(f"{option} needs files that do not grow.", "use watch=True in place of follow=.")
+            if is_on and places.is_remote(self.pattern):
+                raise InvalidArgument(
+                    f"{option} needs the times of files, which the object store {self.pattern} does not say.",
+                    "leave it out; an object is whole when it is there, and rules of the store can delete it.",
+                )
+        self._owner = ""
         if follow and self.schema == blocks.INFER:
             raise InvalidArgument(
                 "schema='infer' needs files that do not grow.", "give the types: schema={'n': 'int64'}."
@@ -195,10 +216,24 @@ class Files:
         waiting = Waiting(self, process)
         if self.tails:
             return Tail(self, state, waiting).records(place, former)
+        owner = getattr(process, "id", "")
+        if self.consumed.is_on and owner:
+            if self._owner not in ("", owner):
+                raise InvalidArgument(
+                    f"{self!r} with after={self.consumed.after!r} is the function of {self._owner} and of {owner}.",
+                    "give each source files of its own: the first one to read a file would take it from the other.",
+                )
+            self._owner = owner
+        self.consumed = self.consumed.again()
         run = copy.copy(self)  # with the types that this run has inferred
         if self.schema == blocks.INFER and (kept := state.get(_TYPES)) is not None:
             run.types = places.arrow().ipc.read_schema(places.arrow().py_buffer(kept))
         return run._in_order(place, former, KnownFiles(state), waiting, Pieces(process, state, by_columns))
+
+    def committed(self, position: Position) -> None:
+        """Delete or move the files whose messages are committed; the engine calls it after each commit."""
+        if self.consumed.is_on:
+            self.consumed.committed(position[1])
 
     # --- the files of a directory or pattern ---
 
@@ -208,21 +243,30 @@ class Files:
         where = places.place_of(self.pattern)
         looked: dict[str, tuple[places.Stat, bool]] = {}
         """The files that have nothing more to be read, as they were then, and whether they grew."""
+        settled = Settled(self.settle_s)
+        is_first = True
         while True:
             begun = time.monotonic()
             entries = where.entries(self.pattern)
             until = time.monotonic() + max(self.poll_s, _LISTINGS_SHARE * (time.monotonic() - begun))
             place = self._renamed(where, entries, place)
-            if self._compare(where, entries, former, known, place):
+            changed = self._compare(where, entries, former, known, place)
+            for name in self._gone(entries, known, is_first):
+                known.forget(name)
+                looked.pop(name, None)
+                entries.pop(name, None)  # it is listed again, if there is a new one
+                changed = True
+            if changed:
                 place = place.reread()
                 yield place.packed(), None
-            former = None
+            former, is_first = None, False
             grows = self._growing(entries)
             todo = [
                 n
                 for n, stat in entries.items()
                 if looked.get(n) != (stat, n in grows) and self._has_more(known.get(n), stat)
             ]
+            unsettled = settled.take_away(todo, entries, place)
             todo.sort(key=self._order_of(entries, place))
             for name in todo:
                 try:
@@ -235,8 +279,22 @@ class Files:
                 looked[name] = entries[name], name in grows
                 if time.monotonic() > until:
                     break  # earlier ones may have come
-            if not todo and not ((self.watch or self.follow) and waiting.pause()):
+            if todo:
+                continue
+            while self.consumed.waits and waiting.commits():
+                pass
+            if self.consumed.has_gone:
+                continue
+            if not ((self.watch or self.follow or unsettled) and waiting.pause(at_end=not unsettled)):
                 return
+
+    def _gone(self, entries: dict[str, places.Stat], known: KnownFiles, is_first: bool) -> list[str]:
+        """Return the files that are gone because they were read. At the start also finish those of the run before."""
+        gone = self.consumed.gone()
+        if self.consumed.is_on and is_first:
+            done = [row for row in known.done() if row.end]
+            gone += [row.identity.name for row in done if row.identity.name not in entries or self.consumed.finish(row)]
+        return gone
 
     def _order_of(self, entries: dict[str, places.Stat], place: Progress) -> Any:
         """Return the key by which files are read: first the one that is under way."""
@@ -324,10 +382,28 @@ class Files:
         for row, stat in [*known.changed(entries)]:
             if self.follow and stat.size > row.size:
                 continue
+            if self.consumed.is_on and self._is_another(where, row, stat):
+                known.forget(row.identity.name)
+                changed = True
+                continue
             self._say_changed(row, stat)
             known.put(row._replace(size=stat.size, modified=stat.modified, end=b""))
             changed = True
         return changed
+
+    def _is_another(self, where: places.Place, row: Known, stat: places.Stat) -> bool:
+        """Return whether a file is another one than that which was read under its name."""
+        if not is_inode(stat, row.identity):
+            return True
+        try:
+            Opened(self, where, row.identity.name, Progress(0, row.identity, row.offset, row.line)).close()
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            if not is_damage(error, where.remote):
+                raise
+            return True
+        return False
 
     def _file(
         self,
@@ -363,9 +439,9 @@ class Files:
                 if grows:
                     return
                 found = stat if where.remote else opened.start_stat
-                known.put(
-                    Known(opened.identity(opened.offset), *found[2:], opened.end(), opened.offset, opened.line, True)
-                )
+                row = Known(opened.identity(opened.offset), *found[2:], opened.end(), opened.offset, opened.line, True)
+                known.put(row)
+                self.consumed.read(place.next().serial, row)
         except FileNotFoundError:
             raise
         except Exception as error:
@@ -497,6 +573,33 @@ class Pieces:
         return types
 
 
+class Settled:
+    """Which files have not changed for ``settle_s``: by the time of their last write, or as this process has seen."""
+
+    def __init__(self, settle_s: float) -> None:
+        self._settle_s = settle_s
+        self._seen: dict[str, tuple[places.Stat, float]] = {}
+
+    def take_away(self, names: list[str], entries: dict[str, places.Stat], place: Progress) -> bool:
+        """Remove the names of files that may still be written to; return whether there are some."""
+        if not self._settle_s:
+            return False
+        current = place.current.name if place.current is not None else None
+        now, seen = time.monotonic(), self._seen
+        # A clock may have jumped, and some programs set the time of a file: then what was seen counts.
+        self._seen = {
+            name: seen[name] if name in seen and seen[name][0] == entries[name] else (entries[name], now)
+            for name in names
+        }
+        young = {
+            name
+            for name, (stat, since) in self._seen.items()
+            if time.time() - stat.modified < self._settle_s and now - since < self._settle_s and name != current
+        }
+        names[:] = [name for name in names if name not in young]
+        return bool(young)
+
+
 class Waiting:
     """The end of a source that waits: a drain of the graph, or a time without records."""
 
@@ -509,6 +612,10 @@ class Waiting:
 
     def moved(self) -> None:
         self._since = self.clock()
+
+    def commits(self) -> bool:
+        """Wait a moment for a commit; False if none will come while the source waits."""
+        return hasattr(self._process, "pause") and bool(self._process.pause(_COMMIT_S))
 
     def pause(self, at_end: bool = True) -> bool:
         """Wait for a moment; False if the source should end. ``at_end``: no known file has more to be read."""

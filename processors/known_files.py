@@ -125,6 +125,15 @@ class KnownFiles:
         self._rows[name] = known
         self._state[packed_name(name)] = [*known.identity[1:], *known[1:]]
 
+    def forget(self, name: str) -> None:
+        """Remove the row of a file, so that another one of this name is a new file."""
+        if self._rows.pop(name, None) is not None:
+            del self._state[packed_name(name)]
+
+    def done(self) -> list[Known]:
+        """Return the rows of the files that were read to their ends."""
+        return [row for row in self._rows.values() if row.done]
+
     def moved(self, entries: Mapping[str, Stat], is_same: Callable[[str, Known], bool]) -> list[tuple[str, str]]:
         """Give the rows of files that are gone to listed files that have no row and are the same; return both names.
 

@@ -1,0 +1,179 @@
+"""Files of a source that go when all their messages are committed: ``after="delete"`` or ``"move:DIR"``.
+
+    1. read      a file to its end; its row of state (known_files.py) says so
+    2. commit    the last messages, the position and the row, by the engine
+    3. finish    delete or move the file, if it is as it was when it was read
+    4. forget    the row, with the next commit, so that a later file of this name is read
+
+A kill between 2 and 4 leaves a row of a file that was read; the next start repeats 3 and 4. So no file goes before its
+messages are committed, and none is read twice. A file is moved by a link and an unlink, so nothing in the other
+directory is replaced: of two files of one name, the second one gets a number.
+
+Not guaranteed: that a program does not write to a file between the look at it and its deletion. With
+``durability="process"`` of the store, a power cut may take back the messages of a file that is deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import glob
+import itertools
+import logging
+import os
+from collections import deque
+from typing import Final
+
+from cues.errors import InvalidArgument
+from cues.processors import opened_file, places
+from cues.processors.known_files import Known
+
+KEEP: Final = "keep"
+_MOVE: Final = "move:"
+_NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
+"""Errors of filesystems that have no hard links."""
+
+_log = logging.getLogger("cues.processors")
+
+
+class Consumed:
+    """The files of one start of a source. The engine's thread commits; that of the source does the rest."""
+
+    def __init__(self, after: str, pattern: str) -> None:
+        """Raises :class:`cues.errors.InvalidArgument` for a value of ``after=`` that cannot be done."""
+        self.after, self.pattern = after, pattern
+        self.root = _fixed(pattern)
+        self.directory = os.path.abspath(after.removeprefix(_MOVE)) if after.startswith(_MOVE) else None
+        if after not in (KEEP, "delete") and not after.removeprefix(_MOVE).strip():
+            raise InvalidArgument("after='move:' names no directory.", "give one, as in after='move:done'.")
+        if after not in (KEEP, "delete") and self.directory is None:
+            raise InvalidArgument(f"after={after!r:.60} is unknown.", "use 'keep', 'delete' or 'move:DIR'.")
+        if self.directory is not None and _takes(pattern, self.directory):
+            raise InvalidArgument(
+                f"after={after!r} moves files to where {pattern} finds them, and they would be read again.",
+                "move them to a directory that the pattern does not match.",
+            )
+        self._waiting: deque[tuple[int, Known]] = deque()
+        self._gone: deque[str] = deque()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether files do not stay."""
+        return self.after != KEEP
+
+    @property
+    def waits(self) -> bool:
+        """Whether files that were read are not committed."""
+        return bool(self._waiting)
+
+    def again(self) -> Consumed:
+        """Return the same for another start. What the former one has read, and has not committed, is forgotten.
+
+        Raises :class:`cues.errors.InvalidArgument` for a directory to which no file can be renamed.
+        """
+        if self.directory is not None:
+            os.makedirs(self.directory, exist_ok=True)
+            if os.path.isdir(self.root) and os.stat(self.directory).st_dev != os.stat(self.root).st_dev:
+                raise InvalidArgument(
+                    f"after={self.after!r} is on another filesystem than {self.root}, so no file can be renamed to it.",
+                    "give a directory of the same filesystem.",
+                )
+        return Consumed(self.after, self.pattern)
+
+    def read(self, serial: int, row: Known) -> None:
+        """Note that a file was read to its end, which is committed with the position of this serial."""
+        if self.is_on:
+            self._waiting.append((serial, row))
+
+    def committed(self, serial: int) -> None:
+        """Finish the files that are committed."""
+        while self._waiting and self._waiting[0][0] <= serial:
+            _, row = self._waiting[0]
+            if self.finish(row):
+                self._gone.append(row.identity.name)
+            self._waiting.popleft()  # afterwards: the source waits for it
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether files are gone since the last call of :meth:`gone`."""
+        return bool(self._gone)
+
+    def gone(self) -> list[str]:
+        """Return the names of the files that are gone since the last call."""
+        return [self._gone.popleft() for _ in range(len(self._gone))]
+
+    def finish(self, row: Known) -> bool:
+        """Delete or move a file whose messages are committed; return whether it is gone."""
+        name = row.identity.name
+        try:
+            with open(name, "rb") as file:
+                found = os.fstat(file.fileno())
+                stat = places.Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
+                if not row.is_as(stat) or not row.end or opened_file.end_of(file) != row.end:
+                    _log.warning("%s has changed since it was read, so it stays (after=%r).", name, self.after)
+                    return False
+            if self.directory is None:
+                os.unlink(name)
+            else:
+                _move(name, os.path.join(self.directory, os.path.relpath(name, self.root)))
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            _log.warning("%s was read, and stays: %s (after=%r). The next start tries again.", name, error, self.after)
+            return False
+        return True
+
+
+def _move(name: str, target: str) -> None:
+    """Move a file, and replace none. A kill leaves it at both places, and a second call ends that."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    folder, last = os.path.split(target)
+    stem, dot, ending = last.partition(".") if not last.startswith(".") else (last, "", "")
+    for number in itertools.count(2):
+        try:
+            os.link(name, target)
+            break
+        except FileExistsError:
+            if os.path.samefile(name, target):
+                break
+            target = os.path.join(folder, f"{stem}.{number}{dot}{ending}")
+        except OSError as error:
+            if error.errno not in _NO_LINKS or os.path.lexists(target):
+                raise
+            os.rename(name, target)
+            return
+    os.unlink(name)
+
+
+def _fixed(pattern: str) -> str:
+    """The directory of a pattern up to its first wildcard."""
+    if os.path.isdir(pattern):
+        return pattern
+    folder = os.path.dirname(pattern)
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    return folder or "."
+
+
+def _takes(pattern: str, directory: str) -> bool:
+    """Return whether a pattern may find files in a directory, or in one below it that is made for them."""
+    if os.path.isdir(pattern):
+        pattern = os.path.join(glob.escape(pattern), "*")
+    parts, folders = os.path.abspath(pattern).split(os.sep), directory.split(os.sep)
+    # A moved file keeps its directories below the fixed part of the pattern.
+    return any(_matches(parts, [*folders, *["?"] * more]) for more in range(1, len(parts)))
+
+
+def _matches(pattern: list[str], parts: list[str]) -> bool:
+    """Return whether parts of a path match those of a pattern; ``?`` is any name."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        seen = next((at for at, part in enumerate(parts) if part.startswith(".")), len(parts))
+        rest = pattern[1:] or ["*"]
+        return any(_matches(rest, parts[at:]) for at in range(seen + 1))
+    if not parts:
+        return False
+    hidden = parts[0].startswith(".") and not pattern[0].startswith(".")
+    is_same = parts[0] == "?" or (not hidden and fnmatch.fnmatchcase(parts[0], pattern[0]))
+    return is_same and _matches(pattern[1:], parts[1:])
