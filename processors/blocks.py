@@ -45,7 +45,6 @@ INFER: Final = "infer"
 
 
 _OF_COLUMN: Final = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?CSV conversion error to ")
-_QUOTE: Final = 0x22
 _NEWLINE: Final = 0x0A
 _RETURN: Final = 0x0D
 
@@ -144,7 +143,7 @@ class Typed:
 
         A reserved column is read row by row, because ``parse`` looks at its values.
         """
-        if not self._is_plain:
+        if not self._is_plain or (not offset and data.startswith(codecs.BOM_UTF8)):
             return None
         try:
             table, lines = self.table(data)
@@ -194,6 +193,8 @@ class Columns(Typed):
         self._chosen = [name for name in self._names if keep is None or name in keep]
         super().__init__(shape, parse, shape.record_lines_max, self._chosen)
         self._delimiter = shape.delimiter.encode(shape.encoding)
+        self._quote = (shape.quote or "").encode()
+        self._has_header = shape.header is None
         self.typed = schema is not None or keep is not None
         text = self.pa.string()
         types = {} if schema is None else {field.name: field.type for field in schema}
@@ -202,21 +203,37 @@ class Columns(Typed):
 
     @override
     def table(self, data: bytes) -> tuple[Any, int]:
-        lines, count, has_quotes = self._checked(data)
+        lines, count, has_signs = self._checked(data)
+        if not self._is_utf8:
+            data = data.decode(self.shape.encoding).encode()
+        shape = self.shape
+        found = self._read(data, shape.delimiter, *((shape.quote, shape.escape) if has_signs else (None, None)))
+        if found.num_rows != (count or lines - _empty_lines(data)):
+            raise Odd("another number of records")
+        return found, lines
+
+    @override
+    def one(self, raw: bytes, row: files.Row) -> Any:
+        # The fields that Python has found, in quotes, as Arrow reads them whatever the signs of the file are.
+        cells = ('"' + row[name].replace('"', '""') + '"' for name in self._names)
+        return self._read((",".join(cells) + "\n").encode(), ",", '"', None)
+
+    def _read(self, data: bytes, delimiter: str, quote: str | None, escape: str | None) -> Any:
+        """Return whole records in UTF-8 as a table. Raises ValueError."""
+        csv = self._csv
         try:
-            if not self._is_utf8:
-                data = data.decode(self.shape.encoding).encode()
-            found = self._csv.read_csv(
+            return csv.read_csv(
                 self.pa.BufferReader(data),
-                read_options=self._csv.ReadOptions(
+                read_options=csv.ReadOptions(
                     column_names=self._names, block_size=max(len(data) + 1, 1024), use_threads=False
                 ),
-                parse_options=self._csv.ParseOptions(
-                    delimiter=self.shape.delimiter,
-                    quote_char='"' if has_quotes else False,
-                    newlines_in_values=has_quotes,
+                parse_options=csv.ParseOptions(
+                    delimiter=delimiter,
+                    quote_char=quote or False,
+                    escape_char=escape or False,
+                    newlines_in_values=bool(quote or escape),
                 ),
-                convert_options=self._csv.ConvertOptions(
+                convert_options=csv.ConvertOptions(
                     column_types=self._types,
                     include_columns=self._chosen,
                     null_values=[""],
@@ -226,13 +243,6 @@ class Columns(Typed):
             )
         except self.pa.ArrowException as error:
             raise ValueError(self._said(str(error))) from None
-        if found.num_rows != (count or lines - _empty_lines(data)):
-            raise Odd("another number of records")
-        return found, lines
-
-    @override
-    def one(self, raw: bytes, row: files.Row) -> Any:
-        return self.table(raw)[0]
 
     def _said(self, error: str) -> str:
         """The text of an error of Arrow, with the name of the column in place of its number."""
@@ -246,24 +256,31 @@ class Columns(Typed):
         if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
             raise Odd("a lone CR")
         lines = data.count(b"\n") + (not data.endswith(b"\n"))
-        if b'"' in data:
+        if self.shape.has_signs(data):
             return lines, self._checked_quotes(data), True
         self._check_lengths(data)
-        if self._header in data and any(line.rstrip(b"\r") == self._header for line in data.split(b"\n")):
+        if (
+            self._has_header
+            and self._header in data
+            and any(line.rstrip(b"\r") == self._header for line in data.split(b"\n"))
+        ):
             raise Odd("the header again")
         return lines, 0, False
 
     def _checked_quotes(self, data: bytes) -> int:
-        count = self._count_simple(data)
-        if count is not None:
-            return count
+        escape = (self.shape.escape or "").encode()
+        if escape and escape in data:
+            if escape + b"\n" in data or escape + b"\r" in data:
+                raise Odd("an escape at the end of a line")
+        elif (simple := self._count_simple(data)) is not None:
+            return simple
         count = 0
         try:
             text = io.StringIO(data.decode(self.shape.encoding), newline="")
-            for row in csv.reader(text, delimiter=self.shape.delimiter, strict=True):
+            for row in csv.reader(text, **self.shape.dialect):
                 if row:
                     count += 1
-                    if len(row) != len(self._names) or row == self._names:
+                    if len(row) != len(self._names) or (self._has_header and row == self._names):
                         raise Odd("another number of fields, or the header again")
         except csv.Error as error:
             raise Odd(str(error)) from None
@@ -284,10 +301,11 @@ class Columns(Typed):
         import numpy
 
         first = self._names[0].encode(self.shape.encoding)
-        if len(self._delimiter) > 1 or data.startswith((first, b'"' + first)):
+        quote = self._quote
+        if len(self._delimiter) > 1 or (self._has_header and data.startswith((first, quote + first))):
             return None  # the header again?
         signs = numpy.frombuffer(b"\n" + data + b"\n", numpy.uint8)
-        quotes = numpy.flatnonzero(signs == _QUOTE)
+        quotes = numpy.flatnonzero(signs == quote[0])
         before, after = signs[quotes[0::2] - 1], signs[quotes[1::2] + 1]
         delimiter = self._delimiter[0]
         opens = (before == delimiter) | (before == _NEWLINE)
@@ -296,8 +314,10 @@ class Columns(Typed):
             return None
         ends = numpy.flatnonzero(signs[1:-1] == _NEWLINE) + 1
         # A search for the header is slow, so first the bytes at the beginnings of lines are looked at.
-        heads = signs[ends + 1 + (signs[ends + 1] == _QUOTE)]
-        if not first or ((heads == first[0]).any() and (b"\n" + first in data or b'\n"' + first in data)):
+        heads = signs[ends + 1 + (signs[ends + 1] == quote[0])]
+        if self._has_header and (
+            not first or ((heads == first[0]).any() and (b"\n" + first in data or b"\n" + quote + first in data))
+        ):
             return None
         if (numpy.searchsorted(quotes, ends) % 2).any():
             return None  # a line end in quotes
@@ -320,15 +340,15 @@ class Columns(Typed):
         """
         ends: list[int] = []
         shape, size = self.shape, len(data)
-        has_quotes = b'"' in data
+        has_quotes = bool(self._quote) and self._quote in data
         begun = 0
         while begun < size:
             first = end = data.find(b"\n", begun) + 1 or size
-            inside = has_quotes and files.ends_inside(data[begun:end], False, self._delimiter)
+            inside = has_quotes and shape.ends_inside(data[begun:end], False)
             lines = 1
             while inside and end < size and lines < shape.record_lines_max and end - begun <= shape.line_bytes_max:
                 at, end = end, data.find(b"\n", end) + 1 or size
-                inside = files.ends_inside(data[at:end], True, self._delimiter)
+                inside = shape.ends_inside(data[at:end], True)
                 lines += 1
             if not complete and end == size and (inside or not data.endswith(b"\n")):
                 break
@@ -338,7 +358,7 @@ class Columns(Typed):
 
     @override
     def complete(self, data: bytes) -> int:
-        if b'"' not in data:
+        if not self._quote or self._quote not in data:
             return data.rfind(b"\n") + 1
         return max(self.ends(data, False), default=0)
 

@@ -110,6 +110,9 @@ class Files:
     ``idle_exit_s``  end the source after so many seconds without a record; 0: at the end of what is there; None: never
     ``grace_s``      a rotated file counts as whole when it did not grow for so many seconds, because a program may
                      write to it until it opens the new one
+    ``header``       of CSV without a header line: the names of the columns; None: the first line has them
+    ``quote``        of CSV: the sign around fields with delimiters or line ends, doubled in them; None: there is none
+    ``escape``       of CSV: a sign such as a backslash, which makes the next character a part of the field
     ``delimiter``, ``record_lines_max``, ``line_bytes_max``, ``at``   as :func:`cues.processors.files.read_csv` has them
 
     Kind: source
@@ -134,6 +137,9 @@ class Files:
         schema: Any = None,
         columns: Sequence[str] | None = None,
         delimiter: str = ",",
+        header: Sequence[str] | None = None,
+        quote: str | None = '"',
+        escape: str | None = None,
         record_lines_max: int = files.RECORD_LINES_MAX,
         line_bytes_max: int = files.LINE_BYTES_MAX,
         at: str | None = None,
@@ -146,7 +152,7 @@ class Files:
         given = path_of("pattern", pattern)
         self.pattern = given if places.is_remote(given) else places.local_path(given)
         self.format, self.watch, self.follow, self.bad = format, watch, follow, bad
-        self.shape = files.Shape(delimiter, encoding, record_lines_max, line_bytes_max)
+        self.shape = files.Shape(delimiter, encoding, record_lines_max, line_bytes_max, header, quote, escape)
         self.order, self.at = order, at
         self.schema = blocks.checked_schema(schema)
         self.types: Any = None if self.schema == blocks.INFER else self.schema
@@ -507,6 +513,13 @@ class Files:
 
     def _fits(self, format: str) -> str:
         """Return the format, or refuse it with options that it has not."""
+        if format != "csv":
+            shape = self.shape
+            for name, value, default in (
+                ("header", shape.header, None), ("quote", shape.quote, '"'), ("escape", shape.escape, None),
+            ):  # fmt: skip
+                if value != default:
+                    raise InvalidArgument(f"The format {format!r} has no {name}=.", "leave it out; CSV has it.")
         if self.is_typed and format == "text":
             raise InvalidArgument("The format 'text' has neither schema= nor columns=.", "leave them out.")
         if self.columns is not None and self.schema is None and format == "jsonl":

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import json
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -39,7 +41,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import cues
 from cues import jsontext
-from cues.arguments import check_number, text_of
+from cues.arguments import check_number, text_of, texts_of
 from cues.errors import InvalidArgument
 from cues.processors import foreign, places
 
@@ -57,6 +59,9 @@ RECORD_LINES_MAX: Final = 100
 
 DEPTH_MAX: Final = 256
 """Deepest nesting of a JSON row: half of the limit for messages."""
+
+ASCII_BYTES: Final = frozenset(("utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252"))
+"""Encodings in which a byte of ASCII is that character wherever it is. A block is the same text as its lines."""
 
 _RAW_CHARACTERS_MAX: Final = 1_000
 """Bytes of a record that is too long, in ``raw``."""
@@ -91,17 +96,38 @@ class Shape:
     encoding: str = "utf-8"
     record_lines_max: int = RECORD_LINES_MAX
     line_bytes_max: int = LINE_BYTES_MAX
+    header: Sequence[str] | None = None
+    """The names of the columns of CSV without a header."""
+    quote: str | None = '"'
+    escape: str | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.delimiter, str) and len(self.delimiter) == 1 and self.delimiter not in '"\r\n'):
+        delimiter = self.delimiter
+        if not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in f"{self.quote or ''}\r\n"):
             raise InvalidArgument(
-                f"The delimiter is {self.delimiter!r}.", "give one character, neither a quote nor a line end."
+                f"The delimiter is {delimiter!r}.", "give one character, neither a quote nor a line end."
             )
+        for name, sign in (("quote", self.quote), ("escape", self.escape)):
+            if sign is not None and not (isinstance(sign, str) and len(sign) == 1 and "!" <= sign <= "~"):
+                raise InvalidArgument(f"{name}={sign!r:.60}.", "give one sign of ASCII, or None.")
+        if self.escape is not None and self.escape in (delimiter, self.quote):
+            raise InvalidArgument(
+                f"escape={self.escape!r} is the delimiter or the quote, too.", "leave escape= out: a quote is doubled."
+            )
+        if self.header is not None:
+            names = texts_of("header", self.header)
+            if not names or isinstance(self.header, str) or len(set(names)) < len(names):
+                raise InvalidArgument(f"header={self.header!r:.60}.", "give a list of different names of columns.")
         for name in ("record_lines_max", "line_bytes_max"):
             check_number(name, getattr(self, name), 1, 1 << 40, whole=True)
         if not _writes_plain_line_ends(text_of("encoding", self.encoding)):
             raise InvalidArgument(
                 f"The encoding {self.encoding!r} does not write line ends as the byte 0x0A, by which lines are found.",
+                "convert the files to UTF-8.",
+            )
+        if self.escape is not None and codecs.lookup(self.encoding).name not in ASCII_BYTES:
+            raise InvalidArgument(
+                f"escape= cannot be used with the encoding {self.encoding!r}: other characters may have its byte.",
                 "convert the files to UTF-8.",
             )
         try:
@@ -112,6 +138,59 @@ class Shape:
             ) from None
         # The limit is one of the process. Raised, it changes nothing for others but what they refuse.
         csv.field_size_limit(max(csv.field_size_limit(), self.line_bytes_max))
+
+    @functools.cached_property
+    def dialect(self) -> dict[str, Any]:
+        """The arguments of csv.reader."""
+        quoting = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
+        signs = {"delimiter": self.delimiter, "quotechar": self.quote, "escapechar": self.escape}
+        return {**signs, "quoting": quoting, "strict": True}
+
+    @functools.cached_property
+    def signs(self) -> tuple[bytes, ...]:
+        """The bytes without which a record is one line, with its fields between the delimiters."""
+        return tuple(sign.encode() for sign in (self.quote, self.escape) if sign)
+
+    def has_signs(self, data: bytes) -> bool:
+        """Return whether there may be quotes or escapes."""
+        return any(sign in data for sign in self.signs)
+
+    def fields(self, line: str) -> list[str]:
+        """Return the fields of one record. Raises ValueError with the problem."""
+        if (self.quote is None or self.quote not in line) and (self.escape is None or self.escape not in line):
+            return line.rstrip("\r\n").split(self.delimiter)
+        try:
+            return next(csv.reader([line.rstrip("\r\n")], **self.dialect))
+        except csv.Error as error:
+            if str(error) != "unexpected end of data":
+                raise ValueError(str(error)) from None
+            is_escape = self.escape is not None and line.endswith(self.escape)
+            raise ValueError("an escape ends the record" if is_escape else "a quote is not closed") from None
+
+    @functools.cached_property
+    def _escaped(self) -> re.Pattern[bytes] | None:
+        return None if self.escape is None else re.compile(re.escape(self.escape.encode()) + b"[\\0-\\xff]")
+
+    def ends_inside(self, line: bytes, inside: bool) -> bool:
+        """Return whether a quoted field is open at the end of a line; ``inside``: one is open at its start.
+
+        A quote opens a field only as its first character: in ``5'11"`` it is a character like others.
+        """
+        if self.quote is None:
+            return False
+        if self._escaped is not None:
+            line = self._escaped.sub(b"xx", line)
+        quote, delimiter = self.quote.encode(), self.delimiter.encode(self.encoding)
+        at = line.find(quote)
+        while at >= 0:
+            if not inside:
+                inside = at == 0 or line.endswith(delimiter, 0, at)
+            elif line.startswith(quote, at + 1):
+                at += 1  # a quote inside of the field
+            else:
+                inside = False
+            at = line.find(quote, at + 1)
+        return inside
 
 
 def check(row: Row) -> Row:
@@ -125,6 +204,9 @@ def read_csv(
     *paths: str | os.PathLike[str],
     position: Position | None = None,
     delimiter: str = ",",
+    header: Sequence[str] | None = None,
+    quote: str | None = '"',
+    escape: str | None = None,
     encoding: str = "utf-8",
     record_lines_max: int = RECORD_LINES_MAX,
     line_bytes_max: int = LINE_BYTES_MAX,
@@ -134,8 +216,10 @@ def read_csv(
     """Yield ``(position, row)`` for every row of the files; a row is a dict of strings by column.
 
     ``paths`` are plain, or compressed by the ending of their names (``.gz``, ``.bz2``, ``.xz``, ``.zst``; ``.zip`` with
-    one file in it); each begins with a header.
+    one file in it); each begins with a header, or has the columns that ``header`` names.
     ``position`` is the position of the last committed row, None for the start.
+    ``quote`` begins and ends a field that may have delimiters and line ends, and is doubled in it; None: no field has.
+    ``escape``, such as a backslash, makes the next character a part of the field; it does not escape a line end.
     ``encoding`` must write line ends as the byte 0x0A, as UTF-8 and the Latin encodings do.
     ``record_lines_max`` is the largest number of lines of a row, whose quoted fields may have line ends. A quote that
     is not closed within them is an error of its own line, and the next line is a row again.
@@ -152,8 +236,8 @@ def read_csv(
     ValueError when a header cannot be read. These errors concern the file, so they stop the source.
     """
 
-    shape = Shape(delimiter, encoding, record_lines_max, line_bytes_max)
-    return _read(paths, position, csv_parser(shape, foreign.allowed(reserved)), True, shape, at)
+    shape = Shape(delimiter, encoding, record_lines_max, line_bytes_max, header, quote, escape)
+    return _read(paths, position, csv_parser(shape, foreign.allowed(reserved)), header is None, shape, at)
 
 
 def read_jsonl(
@@ -184,16 +268,16 @@ Parser = Callable[[bytes], Row]
 
 def csv_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str, bytes], Parser]:
     """Return a function that takes the path and the header line of a file, and returns the parser of its rows."""
-    delimiter, encoding = shape.delimiter, shape.encoding
+    encoding, has_header = shape.encoding, shape.header is None
 
     def of_file(path: str, header: bytes) -> Parser:
         columns = csv_names(shape, may, path, header)
 
         def read(line: bytes) -> Row:
-            fields = _fields(line.decode(encoding), delimiter)
+            fields = shape.fields(line.decode(encoding))
             if len(fields) != len(columns):
                 raise ValueError(f"{len(fields)} fields, expected {len(columns)}")
-            if fields == columns:
+            if has_header and fields == columns:
                 raise ValueError("the header again")
             row = dict(zip(columns, fields, strict=True))
             foreign.check(row, may)
@@ -205,11 +289,11 @@ def csv_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str
 
 
 def csv_names(shape: Shape, may: frozenset[str], path: str, header: bytes) -> list[str]:
-    """Return the names of the columns in a header. Raises ValueError, which names the file."""
-    if b"\r" in header.rstrip(b"\r\n") and b'"' not in header:
+    """Return the names of the columns: those in a header, or those given. Raises ValueError, which names the file."""
+    if b"\r" in header.rstrip(b"\r\n") and not shape.has_signs(header):
         raise ValueError(f"{path}: its lines end with CR (byte 0x0D), expected LF or CR LF")
     try:
-        names = _fields(_without_mark(header, shape.encoding).decode(shape.encoding), shape.delimiter)
+        names = list(shape.header or shape.fields(_without_mark(header, shape.encoding).decode(shape.encoding)))
     except ValueError as error:
         raise ValueError(f"{path}: the header cannot be read: {error}") from None
     if len(set(names)) < len(names):
@@ -268,12 +352,11 @@ def records(
     Empty lines are skipped.
     """
     encoding, limit = shape.encoding, shape.line_bytes_max
-    delimiter = shape.delimiter.encode(encoding)
     ahead: deque[bytes] = deque()
     """Lines that were read to find the end of a quote, and are records of their own."""
     while record := ahead.popleft() if ahead else file.readline(limit + 1):
         lines = 1
-        if lines_max > 1 and b'"' in record and ends_inside(record, False, delimiter):
+        if lines_max > 1 and shape.has_signs(record) and shape.ends_inside(record, False):
             parts, size, inside = [record], len(record), True
             while inside and len(parts) < lines_max and size <= limit and parts[-1].endswith(b"\n"):
                 more = ahead.popleft() if ahead else file.readline(limit + 1)
@@ -284,7 +367,7 @@ def records(
                     break
                 parts.append(more)
                 size += len(more)
-                inside = ends_inside(more, True, delimiter)
+                inside = shape.ends_inside(more, True)
             if inside:
                 ahead.extendleft(reversed(parts[1:]))
             else:
@@ -388,39 +471,11 @@ def _skip_line(file: IO[bytes]) -> tuple[int, bool]:
     return skipped, False
 
 
-def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
-    """Return whether a quoted field is open at the end of a line; ``inside``: one is open at its start.
-
-    A quote opens a field only as its first character: in ``5'11"`` it is a character like others.
-    """
-    at = line.find(b'"')
-    while at >= 0:
-        if not inside:
-            inside = at == 0 or line.endswith(delimiter, 0, at)
-        elif line.startswith(b'"', at + 1):
-            at += 1  # a quote inside of the field
-        else:
-            inside = False
-        at = line.find(b'"', at + 1)
-    return inside
-
-
 def _writes_plain_line_ends(encoding: str) -> bool:
     try:
         return "a\n".encode(encoding)[-2:] == b"a\n" and "\n\n".encode(encoding).endswith(b"\n\n")
     except LookupError:
         raise InvalidArgument(f"The encoding {encoding!r} is unknown.", "use one that Python knows.") from None
-
-
-def _fields(line: str, delimiter: str) -> list[str]:
-    """The fields of one record. Without quotes they are the parts between the delimiters."""
-    if '"' not in line:
-        return line.rstrip("\r\n").split(delimiter)
-    try:
-        return next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        open_quote = str(error) == "unexpected end of data"
-        raise ValueError("a quote is not closed" if open_quote else str(error)) from None
 
 
 def _depth(value: object) -> int:

@@ -44,8 +44,6 @@ _DAMAGE: Final = (
 _ROWS: Final = 1_000
 _BLOCK_ROWS: Final = 50_000
 """Rows of a batch of Parquet that become messages, and of one that is written as columns."""
-_BY_BLOCKS: Final = frozenset(("utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252"))
-"""Encodings in which a block is the same text as its lines, one after another."""
 _REFUSED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP))
 """Errors of the system that are about one file."""
 
@@ -173,7 +171,7 @@ class Opened:
         """Return whether the rows of text may be read by blocks."""
         if self._is_typed:
             return True
-        known = codecs.lookup(self._source.shape.encoding).name in _BY_BLOCKS
+        known = codecs.lookup(self._source.shape.encoding).name in files.ASCII_BYTES
         return known and (self._format != "csv" or (blocks.may_be_columns(self.names) and places.has("pyarrow")))
 
     def _blocks(self, complete: bool) -> Iterator[Piece]:
@@ -215,13 +213,14 @@ class Opened:
     def _begin(self, complete: bool) -> bool:
         """Read the header; False if there is none yet."""
         source, header = self._source, b""
-        if self._format == "csv":
+        if self._format == "csv" and source.shape.header is None:
             self._plain.seek(0)
             header = self._plain.readline(source.shape.line_bytes_max)
             if not header or (not complete and not header.endswith(b"\n")):
                 return False
             if not self.offset:
                 self.offset, self.line = len(header), 1
+        if self._format == "csv":
             self.names = files.csv_names(source.shape, source.may, self.name, header)
         self._parse = _PARSERS[self._format](source.shape, source.may)(self.name, header)
         return True
