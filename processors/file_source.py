@@ -50,12 +50,12 @@ from typing import Any, Final
 from cues.arguments import check_number, path_of, text_of, texts_of
 from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, blocks, consumed, files, foreign, places, takes, waits
+from cues.processors import SOURCE, blocks, consumed, documents, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
-from cues.processors.opened_file import Opened, checksum, is_damage, is_inode
+from cues.processors.opened_file import NUMBERED, TABLES, Opened, checksum, is_damage, is_inode
 from cues.processors.tail import Tail
 
-FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
+FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow", "json", "avro")
 """The formats of a source."""
 ORDERS: Final = ("name", "modified")
 
@@ -67,7 +67,7 @@ _LISTINGS_SHARE: Final = 10
 """A directory is listed again after so many times the time that its listing takes."""
 _ENDINGS: Final = {
     ".txt": "text", ".log": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv",
-    ".parquet": "parquet", ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
+    ".avro": "avro", ".parquet": "parquet", ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
 }  # fmt: skip
 
 _log = logging.getLogger("cues.processors")
@@ -82,8 +82,9 @@ class Files:
     """A source of the records of files; see the module. Give it to ``cues.Source(id, Files(...))``.
 
     ``pattern``      a path, a directory or a glob pattern (``**`` too); a URL is read through fsspec (not followed)
-    ``format``       ``"text"`` (``{"line": text}``), ``"jsonl"``, ``"csv"`` (strings by column), ``"parquet"`` or
-                     ``"arrow"`` (IPC file or stream); None: by the ending of each name, before ``.gz`` and the like
+    ``format``       ``"text"`` (``{"line": text}``), ``"jsonl"``, ``"csv"`` (strings by column), ``"parquet"``,
+                     ``"arrow"`` (IPC file or stream), ``"json"`` (a file is one object, or one array of objects) or
+                     ``"avro"``; None: by the ending of each name, before ``.gz`` and the like: ``.json`` is jsonl
     ``order``        of files that were not read: ``"name"`` (with numbers as numbers: ``part-9`` before ``part-10``) or
                      ``"modified"`` (the time of the last write, then the name)
     ``settle_s``     read a file when it did not change for so many seconds, for programs that write it under its name
@@ -116,7 +117,7 @@ class Files:
     ``delimiter``, ``record_lines_max``, ``line_bytes_max``, ``at``   as :func:`cues.processors.files.read_csv` has them
 
     Kind: source
-    Needs: nothing for text, JSON lines and CSV; extra `files` for Parquet, Arrow, zstd and URLs
+    Needs: nothing for text, JSON and CSV; extra `files` for Parquet, Arrow, Avro, zstd and URLs
     Guarantee: exactly once: each record of each file is on the queue once, also after kill -9
     Mechanism: position of file identity (device, inode, fingerprint) and offset, and a row of state for each file that
     was read, committed with the messages
@@ -191,7 +192,9 @@ class Files:
             raise InvalidArgument("columns= names no column.", "leave it out, to read all.")
         if format is not None:
             self._fits(format)
-        if follow and format in ("parquet", "arrow"):
+        if format == "avro":
+            documents.avro()
+        if follow and format in NUMBERED:
             raise InvalidArgument(f"A file of the format {format!r} cannot be followed.", "use watch=True.")
 
     @property
@@ -481,7 +484,7 @@ class Files:
     def problem(self, name: str, place: Progress, error: Exception) -> str:
         """Say why a file cannot be read after ``place``."""
         reason = error.message if isinstance(error, files.FileChanged) else str(error).removeprefix(f"{name}: ")
-        unit = "row" if self.format_of(name) in ("parquet", "arrow") else "line"
+        unit = "record" if self.format_of(name) in NUMBERED else "line"
         where = f", after {unit} {place.line:,}" if place.line else ""
         return f"it cannot be read{where}: {reason or type(error).__name__}"
 
@@ -500,9 +503,10 @@ class Files:
         if record.row is None:
             if self.bad == "error":
                 expected = self.format_of(name)
+                unit = "record" if expected in NUMBERED else "line"
                 return files.Malformed(
-                    f"{name}, line {record.first_line}: {record.problem}; expected a line of {expected}"
-                    f" ({self.shape.encoding}). The line: {record.raw[:200]!r}"
+                    f"{name}, {unit} {record.first_line}: {record.problem}; expected a {unit} of {expected}"
+                    f" ({self.shape.encoding}). The {unit}: {record.raw[:200]!r}"
                 )
             row = files.malformed(last, record)
         else:
@@ -520,11 +524,11 @@ class Files:
             ):  # fmt: skip
                 if value != default:
                     raise InvalidArgument(f"The format {format!r} has no {name}=.", "leave it out; CSV has it.")
-        if self.is_typed and format == "text":
-            raise InvalidArgument("The format 'text' has neither schema= nor columns=.", "leave them out.")
+        if self.is_typed and format in ("text", "json", "avro"):
+            raise InvalidArgument(f"The format {format!r} has neither schema= nor columns=.", "leave them out.")
         if self.columns is not None and self.schema is None and format == "jsonl":
             raise InvalidArgument("The format 'jsonl' has columns= only with types.", "give schema= too, or 'infer'.")
-        if self.schema is not None and format in ("parquet", "arrow"):
+        if self.schema is not None and format in TABLES:
             raise InvalidArgument(f"The format {format!r} has its own schema.", "leave schema= out.")
         return format
 

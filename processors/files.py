@@ -391,16 +391,21 @@ def records(
             continue
         row: Row | None = None
         if not problem:
-            try:
-                row = parse(record)
-            except UnicodeDecodeError as error:
-                problem = f"not {encoding}: byte 0x{record[error.start]:02x} at {error.start}"
-            except InvalidArgument as error:
-                problem = error.message
-            except (ValueError, RecursionError) as error:
-                problem = str(error)
+            row, problem = parsed(parse, record, encoding)
         raw = record.decode(encoding, "backslashreplace") if problem else ""
         yield Record(offset, line, line - lines + 1, row, problem, raw)
+
+
+def parsed(parse: Parser, record: bytes, encoding: str) -> tuple[Row | None, str]:
+    """Return the row of a record, or None and the problem."""
+    try:
+        return parse(record), ""
+    except UnicodeDecodeError as error:
+        return None, f"not {encoding}: byte 0x{record[error.start]:02x} at {error.start}"
+    except InvalidArgument as error:
+        return None, error.message
+    except (ValueError, RecursionError) as error:
+        return None, str(error)
 
 
 def malformed(file: str, record: Record) -> Row:

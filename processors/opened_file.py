@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from typing import IO, Any, Final, Protocol
 
 from cues.errors import CuesError, InvalidArgument
-from cues.processors import blocks, columns, files, foreign, json_columns, places
+from cues.processors import blocks, columns, documents, files, foreign, json_columns, places
 from cues.processors.known_files import Identity, Progress
 
 FINGERPRINT_BYTES: Final = 1_024
@@ -26,9 +26,15 @@ FINGERPRINT_BYTES: Final = 1_024
 
 _PARSERS: Final[dict[str, Callable[[files.Shape, frozenset[str]], Callable[[str, bytes], files.Parser]]]] = {
     "csv": files.csv_parser,
+    "json": files.jsonl_parser,
     "jsonl": files.jsonl_parser,
     "text": files.text_parser,
 }
+
+TABLES: Final = ("parquet", "arrow")
+"""Formats of columns."""
+NUMBERED: Final = (*TABLES, "json", "avro")
+"""Formats whose records have numbers, and no lines."""
 
 _DAMAGE: Final = (
     EOFError,
@@ -105,7 +111,8 @@ class Opened:
     def _open(self, stack: ExitStack, place: Progress) -> None:
         source, where, name = self._source, self._where, self.name
         self._file = stack.enter_context(where.open(name))
-        self._is_table = self._format in ("parquet", "arrow")
+        self._is_table = self._format in TABLES
+        self._is_numbered = self._format in NUMBERED
         self._compressed = places.compression_of(name) is not None and not self._is_table
         self._plain = places.open_plain(self._file, name, stack) if self._compressed else self._file
         self.start_stat = places.Stat(0, 0, 0, 0.0) if where.remote else _fstat(self._file)
@@ -120,7 +127,7 @@ class Opened:
                     path=name,
                     position=place.packed(),
                 )
-        if self._is_table:  # its bytes are read in another order than the records
+        if self._is_numbered:  # its bytes are read in another order than the records
             head = self._head(FINGERPRINT_BYTES)
             self._print = len(head), checksum(head)
 
@@ -134,8 +141,8 @@ class Opened:
 
     def records(self, complete: bool) -> Iterator[files.Record]:
         """Yield the records that are there after those that were yielded."""
-        if self._is_table:
-            yield from self._rows()
+        if self._is_numbered:
+            yield from self._rows() if self._is_table else self._documents()
             return
         if self._parse is None and not self._begin(complete):
             return
@@ -156,6 +163,8 @@ class Opened:
         """Yield the records of a file that does not grow, many at once where this is possible and worth it."""
         if self._is_table:
             yield from self._table_pieces()
+        elif self._is_numbered:
+            yield from self._lists(self._documents())
         elif (self._parse is not None or self._begin(True)) and self._has_blocks():
             self._plain.seek(self.offset)
             yield from self._blocks(True)
@@ -225,6 +234,32 @@ class Opened:
         self._parse = _PARSERS[self._format](source.shape, source.may)(self.name, header)
         return True
 
+    def _documents(self) -> Iterator[files.Record]:
+        """Yield the records of a JSON document or an Avro file: a record's number is its offset and its line."""
+        source = self._source
+        self._plain.seek(0)
+        parse = files.jsonl_parser(source.shape, source.may)(self.name, b"")
+        for record in documents.records_of(self._format, self._plain, self.offset, parse, source.shape, source.may):
+            self.offset = self.line = record.offset
+            yield record
+
+    def _lists(self, records: Iterator[files.Record]) -> Iterator[Piece]:
+        """Yield records in lists, and those that cannot be read by themselves."""
+        held: list[files.Record] = []
+        try:
+            for record in records:
+                if record.row is not None:
+                    held.append(record)
+                if record.row is None or len(held) >= blocks.LINES:
+                    yield from _listed(held)
+                    held = []
+                if record.row is None:
+                    yield record
+        except Exception:
+            yield from _listed(held)  # those before the damage
+            raise
+        yield from _listed(held)
+
     def _rows(self) -> Iterator[files.Record]:
         """Yield the rows of a table: a row's number is its offset and its line."""
         for first, batch in tables(self._file, self._format, self.offset, self._source.columns, self.name, _ROWS):
@@ -259,7 +294,7 @@ class Opened:
     def identity(self, offset: int) -> Identity:
         """Return the identity of the file, of which ``offset`` bytes were read."""
         size = min(offset, FINGERPRINT_BYTES)
-        if self._print[0] < size and not self._is_table:
+        if self._print[0] < size and not self._is_numbered:
             head = self._head(size)
             self._print = len(head), checksum(head)
         return Identity(self.name, self.start_stat.device, self.start_stat.inode, *self._print)
@@ -267,7 +302,7 @@ class Opened:
     def is_same(self, offset: int) -> bool:
         """Return whether the file has ``offset`` bytes, and still begins with those that were read."""
         size, known = self._print
-        if not (self._compressed or self._is_table or self._where.remote) and self.stat().size < offset:
+        if not (self._compressed or self._is_numbered or self._where.remote) and self.stat().size < offset:
             return False
         head = self._head(size)
         return len(head) == size and (not size or checksum(head) == known)
@@ -287,7 +322,7 @@ class Opened:
 
     def is_line_end(self) -> bool:
         """Return whether the position is at the end of a line, or of the file."""
-        if not self.offset or self._is_table:
+        if not self.offset or self._is_numbered:
             return True
         self._plain.seek(self.offset - 1)
         before = self._plain.read(1)
@@ -303,7 +338,7 @@ class Opened:
             return os.pread(self._file.fileno(), size, 0)
         self._plain.seek(0)
         head = self._plain.read(size)
-        self._plain.seek(0 if self._is_table else self.offset)
+        self._plain.seek(0 if self._is_numbered else self.offset)
         return head
 
     def close(self) -> None:
@@ -314,6 +349,14 @@ class Opened:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _listed(records: list[files.Record]) -> Iterator[Piece]:
+    if records:
+        first, last = records[0], records[-1]
+        of_numbers = first.line if last.line - first.line == len(records) - 1 else 0
+        rows = [record.row for record in records]
+        yield blocks.Block(rows, last.offset, last.line, of_numbers, lambda: iter(records))
 
 
 def open_file(source: Source, where: places.Place, name: str, place: Progress) -> Opened | None:

@@ -75,6 +75,14 @@ def _write(path: Path, format: str) -> list[Path]:
             else:
                 with pa.ipc.new_file(str(name), table.schema) as out:
                     out.write_table(table, max_chunksize=4)
+        elif format == "avro":
+            import fastavro
+
+            fields = [{"name": "n", "type": "string"}, {"name": "s", "type": "string"}]
+            with open(name, "wb") as file:
+                fastavro.writer(file, {"type": "record", "name": "r", "fields": fields}, rows, sync_interval=60)
+        elif format == "json":
+            name.write_text(json.dumps(rows, indent=1))
         elif format == "jsonl.gz":
             name.write_bytes(gzip.compress(_jsonl(rows)))
         else:
@@ -215,6 +223,8 @@ SOURCES = {
     "csv": SourceCase(_files("csv")),
     "text": SourceCase(_files("jsonl", format="text"), row=lambda message: json.loads(message["line"])),
     "parquet": SourceCase(_files("parquet"), ("pyarrow",)),
+    "json": SourceCase(_files("json", format="json")),
+    "avro": SourceCase(_files("avro"), ("fastavro",)),
     "arrow": SourceCase(_files("arrow"), ("pyarrow",)),
     "last-grows": SourceCase(_files("jsonl", follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)),
     "tail": SourceCase(_tailed),

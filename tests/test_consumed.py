@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,6 +54,11 @@ def write_arrow(path: Path, rows: Rows) -> None:
         out.write_table(pa.table({"n": [row["n"] for row in rows]}))
 
 
+def write_avro(path: Path, rows: Rows) -> None:
+    with open(path, "wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}, rows)
+
+
 WRITERS: dict[str, Callable[[Path, Rows], None]] = {
     "txt": write_text,
     "jsonl": write_jsonl,
@@ -60,6 +66,7 @@ WRITERS: dict[str, Callable[[Path, Rows], None]] = {
     "csv": write_csv,
     "parquet": lambda path, rows: pq.write_table(pa.table({"n": [row["n"] for row in rows]}), path),
     "arrow": write_arrow,
+    "avro": write_avro,
 }
 
 
