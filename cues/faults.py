@@ -202,6 +202,14 @@ TIMER_POINTS: dict[str, str] = {
 }
 """Points of timers, whose steps also reach the points of steps."""
 
+CLOSING_POINTS: dict[str, str] = {
+    "closing.asking": "a unit asked to close what it keeps open, not committed",
+    "closing.asked": "a unit asked to close what it keeps open, its owner not woken",
+    "closing.claimed": "the closer of a unit claimed, not recovered yet",
+    "closing.inside": "a step that closes written and its request removed, not committed",
+}
+"""Points of closing, whose steps also reach the points of steps."""
+
 EXPIRY_POINTS: dict[str, str] = {
     "state.expiring": "expired values of an idle processor deleted, not committed",
     "state.expired": "expired values of an idle processor deleted and committed",
@@ -265,6 +273,7 @@ POINTS: dict[str, str] = {
     **PAUSE_POINTS,
     **TIMER_POINTS,
     **DELAY_POINTS,
+    **CLOSING_POINTS,
     **EXPIRY_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,

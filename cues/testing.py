@@ -39,6 +39,7 @@ from cues.base import names
 from cues.base.events import Counters, Event, Recovered
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.assembly import Assembly, assemble
+from cues.engine.ending import Ending
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.graphs.outage import Outage
@@ -295,6 +296,7 @@ def run_until_idle(
     accept_topology: bool = False,
     take_over: bool = False,
     stopped: Literal["raise", "return"] = "raise",
+    close_open: bool = False,
 ) -> Report:
     """Start ``graph``, let its processors take turns until all are idle, and close it.
 
@@ -302,6 +304,9 @@ def run_until_idle(
     step if it can (a source is pulled for up to its ``batch_size`` messages first). ``seed`` shuffles
     the order of each round, in the same way for the same seed: run a test with several seeds to try
     other orders. ``steps_max`` is the number of steps after which the run ends, for endless sources.
+
+    ``close_open``: then close windows and files, as a run does when all its sources have ended, also those with
+    ``at_end="keep"``.
 
     A processor that finds something outside away tries its step again, up to :data:`OUTAGE_TRIES_MAX` times in a row;
     then it stops. If a processor stops at an error, the others continue; at the end its
@@ -325,7 +330,13 @@ def run_until_idle(
         for stepper in assembly.steppers:
             report.steps[stepper.node.name] = 0
             report.counters[stepper.node.name] = stepper.counters
-        _rounds(assembly, report, steps_max, random.Random(seed) if seed is not None else None)
+        chance = random.Random(seed) if seed is not None else None
+        _rounds(assembly, report, steps_max, chance)
+        if close_open:
+            units = [stepper.node for stepper in assembly.steppers]
+            ending = Ending(assembly.plan, assembly.stores.home, lambda: units, emit, kept=True)
+            while not report.stopped and ending.go_on():
+                _rounds(assembly, report, steps_max, chance)
         faults.point("close.before")
     finally:
         assembly.close()

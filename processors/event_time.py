@@ -335,6 +335,8 @@ class EventTime:
     """The output binding of the results."""
     MOVES_FIRST: bool = False
     """True: a message moves the watermark before it is accepted, and is not in what it completes."""
+    at_end: str = "close"
+    """What happens to open windows when all sources have ended: ``"close"`` or ``"keep"``."""
 
     def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
         self._several = len(bindings) > 1
@@ -466,6 +468,34 @@ class EventTime:
                 self._wake(call, process, now + call.due - mark)
         return self._end(call)
 
+    # --- the end of all sources ---
+
+    def __cues_open__(self, state: Any) -> bool:
+        """Return whether a result waits for the watermark, as the state of a unit says."""
+        call = Call(state, None)
+        return call.due is not None and (self.awaits_all or self._last_awaited(call) is not None)
+
+    def __cues_close__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
+        """Move the watermark to the time at which the last result that waits is complete, and no further."""
+        call = Call(process.state, None)
+        while (last := self._last_awaited(call)) is not None:  # a row may open others
+            self._advance(call, last)
+        return self._end(call)
+
+    def _last_awaited(self, call: Call) -> int | None:
+        if call.due is None:
+            return None
+        rest = bytes(self.ROW_BYTES - 9)
+        open_rows = call.state.range(self.KIND + at(call.due) + rest, self.KIND + at(END_US + 1) + rest)
+        return next((time_of(row[1:9]) for row, _ in reversed(open_rows) if self.awaits(call, row)), None)
+
+    awaits_all: bool = True
+    """Whether each row is a result that waits; else :meth:`awaits` tells."""
+
+    def awaits(self, call: Call, row: bytes) -> bool:
+        """Return whether a result may be written when the watermark reaches the time of this row."""
+        return self.awaits_all
+
     def _end(self, call: Call) -> dict[str, Any] | None:
         call.end()
         if not (call.results or call.late):
@@ -561,6 +591,9 @@ def stream(
             "give late= the name of a queue of its own.",
         )
     given = {"id": id or next(iter(outputs.values())), **options}
+    function.at_end = given.pop("at_end", "close")
+    if function.at_end not in ("close", "keep"):
+        raise GraphError(f"at_end={function.at_end!r} is unknown.", "use 'close' or 'keep'.")
     if "timer" in function.takes:
         given.setdefault("timer", function.tick)
     return cues.Stream(function, inputs, dict(outputs), **given)

@@ -178,9 +178,9 @@ class FileSink:
                 _Directory(self, f"{row.parent.name}/{row.stem}").roll(lambda open: True)
         return self.finished()
 
-    def __cues_finish__(self, processors: Iterable[str]) -> list[str]:
-        """Finish the open files of these processors, because all sources have ended; return where they are."""
-        if self.at_end == "keep" or places.is_remote(self.path):
+    def __cues_finish__(self, processors: Iterable[str], kept: bool) -> list[str]:
+        """Finish the open files of these units, because all sources have ended; return where they are."""
+        if (self.at_end == "keep" and not kept) or places.is_remote(self.path):
             return []
         texts = []
         for processor in processors:

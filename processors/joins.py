@@ -205,6 +205,7 @@ class _AsOf(_Join):
     """
 
     ROW_BYTES = 34
+    awaits_all = False
 
     def __init__(self, *given: Any, how: str, tolerance: int | None) -> None:
         super().__init__(*given)
@@ -231,6 +232,10 @@ class _AsOf(_Join):
         elif known is not None and known[0] + (self._tolerance or 0) <= time_us:  # messages of later times may follow
             del call.state[entry]
 
+    @override
+    def awaits(self, call: Call, row: bytes) -> bool:
+        return row[9] < 2
+
 
 class _Interval(_Join):
     """Each message is kept until the watermark has passed all times at which it may have a partner.
@@ -240,6 +245,7 @@ class _Interval(_Join):
     """
 
     ROW_BYTES = 42
+    awaits_all = False
 
     def __init__(self, *given: Any, before: int, after: int, how: str) -> None:
         super().__init__(*given)
@@ -269,6 +275,10 @@ class _Interval(_Join):
         if not matched and row[:1] in self._outer:
             pair = (message, None) if row[:1] == b"l" else (None, message)
             call.results += self._pairs.final(*pair)
+
+    @override
+    def awaits(self, call: Call, row: bytes) -> bool:
+        return row[9:10] in self._outer and not call.state[row[9:]][1]
 
 
 @takes(STREAM)
@@ -334,6 +344,8 @@ def as_of(
     late     the queue of late messages: ``message``, ``input``, ``time``, ``watermark`` and its ``number``
     delay    how late messages of an input may be; one value, or a dict by input
     idle     an input that is silent for so long does not hold the watermark back; None: it does
+    options  those of :class:`cues.Stream`, and ``at_end="keep"``: messages that wait do so for the next run when all
+             sources have ended; else their results are written
 
     The other arguments are those of :func:`lookup`.
 

@@ -461,7 +461,8 @@ def tumbling(
     idle     an input that is silent for so long does not hold the watermark back; if all are, event time follows the
              clock; None: it holds it, and windows stay open while no message comes
     id       the name of the processor; None: the name of ``output``
-    options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …
+    options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …; and ``at_end="keep"``: windows stay
+             open for the next run when all sources have ended; else they are closed
 
     Raises :class:`cues.errors.GraphError` for arguments that do not fit.
 

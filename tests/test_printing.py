@@ -69,6 +69,7 @@ COMMANDS = {
     "errors": "errors {shop}",
     "errors --index": "errors {shop} --index 1",
     "errors --group": "errors {shop} --group",
+    "close": "close {shop}",
     "redrive": "redrive {shop} --index {n} --yes",
     "discard": "discard {shop} --index 4 --reason x",
     "pause": "pause {shop}#price",

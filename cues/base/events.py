@@ -48,7 +48,10 @@ class Recovered(Event):
 
 @dataclass(frozen=True)
 class Placed(Event):
-    """The place where a graph runs, if it is not only this process; ``url`` is a page that shows it, or None."""
+    """A place that people look for: where a graph runs, or a file that it has finished.
+
+    ``url`` is a page that shows it, or None.
+    """
 
     url: str | None = None
 

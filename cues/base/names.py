@@ -153,6 +153,16 @@ def timer_queue(unit: ProcessorKey) -> str:
     return f"{timer_id(unit)}.due"
 
 
+def closer_id(unit: ProcessorKey) -> ProcessorKey:
+    """Return the id under which a unit closes what it keeps open, and the id of the try log of these steps."""
+    return ProcessorKey(f"{unit}.closing")
+
+
+def closing_queue(unit: ProcessorKey) -> str:
+    """Return the id of the queue of a unit's requests to close what it keeps open."""
+    return f"{closer_id(unit)}.asked"
+
+
 def delayer_id(unit: ProcessorKey) -> ProcessorKey:
     """Return the id under which a unit holds messages until their time, and takes those that are due."""
     return ProcessorKey(f"{unit}.delayed")

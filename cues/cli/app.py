@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "ui": "A page in the browser: the graph, queues, messages, errors.",
     "tries": "The steps of a processor: snapshots and attempts.",
     "errors": "The messages that failed, and why.",
+    "close": "Close the windows and files that a graph keeps open.",
     "redrive": "Give failed messages to their processors once more.",
     "discard": "Mark failed messages as done with, for a reason.",
     "pause": "Let a processor take nothing until it is resumed.",

@@ -198,6 +198,9 @@ class Summary:
             for port in node.outputs:
                 alone = writers[port.queue] == 1 and len(node.outputs) > 1
                 outputs.append(f"{port.queue} {self.new.get(port.queue, 0):,}" if alone else port.queue)
+            target = getattr(node.options.checkpoint, "where", None)
+            if target is not None:
+                outputs.append(target if "://" in target else shown(target))
             rows.append(
                 {
                     "processor": node.name,

@@ -43,6 +43,7 @@ from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
 from cues.steps.calls import Pause
+from cues.steps.closing import ClosingLane
 from cues.steps.due_lane import DueLane
 from cues.steps.expiry import ExpiryLane
 from cues.steps.feed import SourceStepper
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 else:
     low_water = lazy.module("cues.forwarding.low_water")
 
-LANES: Final = (RedriveLane, DueLane.of_timers, DueLane.of_messages, ExpiryLane.of)
+LANES: Final = (RedriveLane, ClosingLane.of, DueLane.of_timers, DueLane.of_messages, ExpiryLane.of)
 """The makers of the lanes of a stream or sink, in the order of their turns."""
 
 

@@ -16,11 +16,12 @@ Not guaranteed: that an engine can be started twice. Each start makes a new one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cues.base import events
 from cues.graphs.plan import Plan
+from cues.graphs.processor import Node
 from cues.graphs.running import Shared, UnitStatus
 from cues.queues.queue import Queue
 from cues.queues.store import Store
@@ -40,6 +41,9 @@ class Host(Protocol):
 
     @property
     def draining(self) -> bool: ...
+
+    @property
+    def pulls(self) -> bool: ...
 
     @property
     def emit(self) -> Callable[[events.Event], None]: ...
@@ -103,6 +107,10 @@ class Engine(Protocol):
     @property
     def pids(self) -> dict[str, int]:
         """The worker processes that are alive, by name."""
+
+    @property
+    def units(self) -> Sequence[Node]:
+        """The units whose steps this engine makes, with their keys."""
 
     def standings(self) -> list[UnitStatus]:
         """Return the status of each unit, in the order of the plan."""

@@ -149,6 +149,10 @@ class EmbeddedEngine:
 
     # --- the work that is left ---
 
+    @property
+    def units(self) -> Sequence[Node]:
+        return [worker.stepper.node for worker in self.workers]
+
     def standings(self) -> list[UnitStatus]:
         return [worker.standing for worker in self.workers]
 
@@ -318,7 +322,9 @@ def start(
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
+    sources: bool = True,
 ) -> GraphRun:
     """Start ``graph`` in threads of this process; see :meth:`Graph.start`."""
     engine = EmbeddedEngine(graph, store=store, accept_topology=accept_topology, take_over=take_over)
+    engine.pulls = sources
     return GraphRun(graph, engine, listeners)

@@ -26,11 +26,11 @@ from cues.steps.tries import open_named
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from cues.engine.ending import Ending
     from cues.engine.engine import Engine
     from cues.graphs.graph import Graph
     from cues.graphs.pause import ProcessorPause
     from cues.graphs.plan import Plan
-    from cues.graphs.processor import Node
     from cues.queues.options import At, Delay
     from cues.queues.queue import Queue
     from cues.queues.store import Store
@@ -257,6 +257,7 @@ class GraphRun(Running):
 
     @override
     def wait_done(self, idle_exit_s: float | None = None) -> bool:
+        ending: Ending | None = None
         while not self.halted:
             self._check()
             done = self.engine.done()  # asked once: a unit that only looks for messages makes it False for a moment
@@ -265,28 +266,38 @@ class GraphRun(Running):
             if over:
                 self._raise()
                 if done:
-                    self._finish_targets()
+                    ending = ending or self._ending(kept=False)
+                    if ending.go_on():
+                        self._await_change()
+                        continue
                 return True
-            with self.changes:
-                self.changes.wait(_LOOK_S)
+            self._await_change()
         for error in self._low:
             raise error
         return False
 
-    def _finish_targets(self) -> None:
-        """All sources have ended: let the targets finish what they keep open, and say where it is.
+    @override
+    def close_open(self) -> bool:
+        if self.shared is not None:
+            raise InvalidArgument(
+                f"close_open() is for stores, and the queues of {self.graph.id!r} are in {self.shared.place}.",
+                "send watermark(None) to the inputs of its windows.",
+            )
+        ending = self._ending(kept=True)
+        while self.wait_idle():
+            if not ending.go_on():
+                return True
+        return False
 
-        The hook is a method ``__cues_finish__(processors)`` of ``checkpoint=``, with the ids of the units that write to
-        it. It returns a text for each thing that it has finished.
-        """
-        units: dict[int, tuple[Any, list[Node]]] = {}
-        for node in self.plan.nodes:
-            target = node.options.checkpoint
-            if hasattr(target, "__cues_finish__"):
-                units.setdefault(id(target), (target, []))[1].append(node)
-        for target, nodes in units.values():
-            for text in target.__cues_finish__([node.key for node in nodes]):
-                self.emit(events.Event(nodes[0].processor, text))
+    def _ending(self, kept: bool) -> Ending:
+        from cues.engine import ending  # it loads what most runs do not need
+
+        units, only_targets = lambda: self.engine.units, self.shared is not None
+        return ending.Ending(self.plan, self.store, units, self.emit, kept=kept, only_targets=only_targets)
+
+    def _await_change(self) -> None:
+        with self.changes:
+            self.changes.wait(_LOOK_S)
 
     def _quiet_for(self, seconds: float) -> bool:
         """Return whether the graph is idle, and made no step for this time."""

@@ -162,6 +162,10 @@ class SupervisedEngine:
 
     # --- the work that is left ---
 
+    @property
+    def units(self) -> Sequence[Node]:
+        return self._units
+
     def standings(self) -> list[UnitStatus]:
         status = self._supervisor.standings()
         return [status[unit.id] for unit in self._units if unit.id in status]

@@ -210,6 +210,10 @@ class Worker:
         stepper = self.stepper
         if not isinstance(stepper, SourceStepper):
             return
+        if not self.running.pulls:
+            stepper.feed.close()
+            stepper.feed.ended = True
+            return
         if self.running.draining:
             stepper.feed.close()
         thread = threading.Thread(target=stepper.feed.run, name=f"cues {self.id} generator", daemon=True)

@@ -694,6 +694,7 @@ class EngineOptions(TypedDict, total=False):
     master: str | None
     queues: str | os.PathLike[str] | None
     backfill: bool
+    sources: bool
 
 
 class StartOptions(EngineOptions, total=False):
@@ -760,6 +761,7 @@ START_TEXTS: Final = {
     "backfill": OptionText(
         False, "With Spark: True processes all messages of the queues in large steps, runs no source, and ends."
     ),
+    "sources": OptionText(True, "In this process: False runs no source; what is on the queues is processed."),
 }
 """The options of :meth:`Graph.start` and :meth:`Graph.run`."""
 

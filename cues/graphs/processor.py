@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import codec
 from cues.base import names
@@ -196,7 +196,23 @@ class Node:
 
 
 @dataclass(frozen=True)
-class RedriveNode(Node):
+class BesideNode(Node):
+    """A node whose stepper is beside that of a unit, and takes messages of queues of its own (steps/beside.py)."""
+
+    @override
+    @property
+    def input_partition(self) -> int:
+        """0: its queues are those of one unit."""
+        return 0
+
+    @override
+    def tailer(self, queue: str) -> str:
+        """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
+        return queue
+
+
+@dataclass(frozen=True)
+class RedriveNode(BesideNode):
     """A unit that takes redriven messages: the same function and outputs, with inputs of its own (steps/redrive.py).
 
     It has an id of its own, which is the ``process.id`` of its calls. So a target keeps a row of its own for them.
@@ -223,17 +239,6 @@ class RedriveNode(Node):
         return RedriveNode(**shared | own)
 
     @override
-    @property
-    def input_partition(self) -> int:
-        """0: each unit has queues of its own for redriven messages."""
-        return 0
-
-    @override
-    def tailer(self, queue: str) -> str:
-        """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
-        return queue
-
-    @override
     def config(self) -> dict[str, Any]:
         """Return the processor of which it redrives messages. A message that fails again can be redriven again."""
         assert self.redrives is not None
@@ -241,7 +246,7 @@ class RedriveNode(Node):
 
 
 @dataclass(frozen=True)
-class TimerNode(Node):
+class TimerNode(BesideNode):
     """A unit that takes its due timers: the function is ``timer=``, the outputs are the same (steps/timers.py)."""
 
     timers_of: Node | None = None
@@ -250,47 +255,61 @@ class TimerNode(Node):
     @staticmethod
     def of(node: Node) -> TimerNode:
         """Return the node for the timers of a unit."""
-        shared = {field.name: getattr(node, field.name) for field in fields(Node)}
-        options = node.options
-        assert options.timer is not None
-        own: dict[str, Any] = {
-            "id": ProcessorId(names.timer_id(node.key)),
-            "first_id": None,
-            "fn": _firing(options.timer),
-            "mode": "one",
-            "inputs": (Port("timer", names.timer_queue(node.key)),),
-            "options": replace(
-                options,
-                types=None,
-                topics=None,
-                where=None,
-                isolation="uncommitted",
-                linger_s=0,
-                batch=False,
-                concurrency=1,
-                key=None if options.key is None else _key_of_timer,
-            ),
-            "timers_of": node,
-            "schemas": {},
-        }
-        return TimerNode(**shared | own)
-
-    @override
-    @property
-    def input_partition(self) -> int:
-        """0: each unit has a queue of its own for due timers."""
-        return 0
-
-    @override
-    def tailer(self, queue: str) -> str:
-        """The id of its position on a queue, which is the id of that queue: it belongs to this unit."""
-        return queue
+        assert node.options.timer is not None
+        id = names.timer_id(node.key)
+        port = Port("timer", names.timer_queue(node.key))
+        return TimerNode(**_called_beside(node, id, _firing(node.options.timer), port), timers_of=node)
 
     @override
     def config(self) -> dict[str, Any]:
         """Return the processor whose timer failed, with the function of its timers."""
         assert self.timers_of is not None
         return self.timers_of.config() | {"timer": function_name(self.timers_of.options.timer)}
+
+
+@dataclass(frozen=True)
+class ClosingNode(BesideNode):
+    """A unit that is asked to close what it keeps open: the outputs are those of the unit (steps/closing.py)."""
+
+    @staticmethod
+    def of(node: Node) -> ClosingNode:
+        """Return the node for the requests of a unit whose function has :data:`CLOSE`."""
+        port = Port("closing", names.closing_queue(node.key))
+        return ClosingNode(**_called_beside(node, names.closer_id(node.key), getattr(node.fn, CLOSE), port))
+
+
+CLOSE: Final = "__cues_close__"
+"""The method of a function that closes what it keeps open: ``close(message, process)``; it returns what a call does.
+
+A function that has it has ``__cues_open__(state)`` too, which tells from its state whether something is open, and
+``at_end``: ``"close"`` it when all sources have ended, or ``"keep"`` it open for the next run.
+"""
+
+
+def _called_beside(node: Node, id: ProcessorKey, fn: Function, port: Port) -> dict[str, Any]:
+    """Return the fields of a node that takes messages of its own queue, and calls another function than the unit."""
+    shared = {field.name: getattr(node, field.name) for field in fields(Node)}
+    options = replace(
+        node.options,
+        types=None,
+        topics=None,
+        where=None,
+        isolation="uncommitted",
+        linger_s=0,
+        batch=False,
+        concurrency=1,
+        key=None if node.options.key is None else _key_of_timer,
+    )
+    own: dict[str, Any] = {
+        "id": ProcessorId(id),
+        "first_id": None,
+        "fn": fn,
+        "mode": "one",
+        "inputs": (port,),
+        "options": options,
+        "schemas": {},
+    }
+    return shared | own
 
 
 def _key_of_timer(timer: dict[str, Any]) -> Any:

@@ -203,13 +203,24 @@ class Running(Shown, ABC):
 
     @abstractmethod
     def wait_done(self, idle_exit_s: float | None = None) -> bool:
-        """Wait until every source has ended and every queue is drained.
+        """Wait until every source has ended and every queue is drained. Then close open windows and finish files.
+
+        Those with ``at_end="keep"`` stay open for the next run; see :meth:`close_open`.
 
         A graph that is fed by ``send`` is never done, unless ``idle_exit_s`` is set: then it is done after this
         number of seconds without anything to do. Return False when the graph was halted before.
 
         Raises :class:`ProcessorStopped` when a processor stopped. With ``workers`` the other processors
         continue, and it is raised at the end.
+        """
+
+    @abstractmethod
+    def close_open(self) -> bool:
+        """Close what processors keep open: windows, joins and files, also with ``at_end="keep"``.
+
+        Waits until nothing is left to do before and after it. Windows close in the order of the graph, and the
+        watermark of each processor moves to the end of its last open window. Later messages of these windows are late.
+        Return False when the graph was halted before. Raises the errors of :meth:`wait_idle`.
         """
 
     @abstractmethod

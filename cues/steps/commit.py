@@ -114,7 +114,8 @@ class Committer:
             # Under at-most-once the inputs have moved already; the function's own tailers move now.
             row = self.fence.moved([] if self.node.at_most_once and taken.times is None else taken.slices)
             self.commit_parts(parts, row)
-            self.counters.taken += taken.count * len(taken.slices)
+            if self._copies is None or self._copies.counted:
+                self.counters.taken += taken.count * len(taken.slices)
             meter = self.meter
             meter.messages += taken.count
             meter.left -= 1

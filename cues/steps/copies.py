@@ -42,6 +42,8 @@ class Copies:
     """The options of its queues."""
     own_calls: ClassVar[bool] = False
     """True: the stepper calls another function than the unit does."""
+    counted: ClassVar[bool] = True
+    """False: they are no messages of users, and are not counted as taken."""
 
     def __init__(self, kind: str, unit: Any, node: Node, own: ProcessorKey) -> None:
         """``kind``: the first word of the names of its crash points. ``own``: the id of the stepper's row."""

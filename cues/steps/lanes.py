@@ -1,6 +1,7 @@
 """Lanes: the work of a unit beside its inputs, in steps of its own.
 
     redriven messages       redrive.py      asked for from outside
+    what is to be closed    closing.py      asked for at the end of a run
     due timers              due_lane.py     a table by time, of the state (timers.py)
     delayed messages        due_lane.py     a table by time, of their own (delays.py)
     values that expire      expiry.py       only when there is nothing else to do

@@ -456,6 +456,10 @@ class ClusterEngine:
 
     # --- the work that is left ---
 
+    @property
+    def units(self) -> Sequence[Node]:
+        return self.plan.nodes
+
     def standings(self) -> list[UnitStatus]:
         units = self.sources.standings()
         loops: list[_InletThread | _StageThread] = [*self._inlets, *self._stages]
