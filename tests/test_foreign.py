@@ -140,7 +140,7 @@ UNLESS_ALLOWED: list[Row] = [
 def test_every_ready_made_source_is_in_the_table() -> None:
     points = declared()
     sources = {name for name in points if processors.facts_of(loaded(points[name]))["Kind"] == "source"}
-    assert sources == {name.partition(" ")[0] for name in SOURCES} | {"kafka-records", "redis-stream"}
+    assert sources == {name.partition(" ")[0] for name in SOURCES} | {"kafka-records", "redis-stream", "mqtt"}
 
 
 @pytest.mark.parametrize("row", [*NEVER, *UNLESS_ALLOWED], ids=str)

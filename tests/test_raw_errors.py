@@ -25,6 +25,7 @@ from cues.processors.http_sink import Requests
 from cues.processors.http_source import Poll
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
+from cues.processors.mqtt import Mqtt, Publisher
 from cues.processors.redis_streams import RedisStream, RedisTarget
 from cues.processors.reducers import count
 from cues.processors.sql import SQLite
@@ -126,6 +127,17 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         Topic,
         {"servers": "s:1", "topic": "t", "shape": "value", "key": "k", "partition": "key", "timeout_s": 5}
         | {"transaction_timeout_s": 5, "prefix": "cues", "config": None},
+    ),
+    "Mqtt": (
+        Mqtt,
+        {"url": "mqtt://h", "topics": "t", "payload": "bytes", "shape": "record", "retained": True, "in_flight": 5}
+        | {"session_s": 5, "idle_exit_s": 5, "user": "u", "password": "p", "version": "5", "client": "c"}
+        | {"keepalive_s": 5, "timeout_s": 5, "reserved": ()},
+    ),
+    "Publisher": (
+        Publisher,
+        {"url": "mqtt://h", "topic": "t", "shape": "value", "retain": False, "in_flight": 5, "user": "u"}
+        | {"password": "p", "version": "5", "client": "c", "keepalive_s": 5, "timeout_s": 5},
     ),
     "RedisStream": (
         RedisStream,

@@ -65,7 +65,7 @@ NEVER = {
         "rich",
         "jsonschema",
     ),
-    *("prometheus_client", "opentelemetry", "starlette", "uvicorn", "httpx", "deltalake", "confluent_kafka"),
+    *("prometheus_client", "opentelemetry", "starlette", "uvicorn", "httpx", "deltalake", "confluent_kafka", "paho"),
 }
 """Neither these modules nor modules inside of them are loaded."""
 
