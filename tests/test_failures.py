@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import cues
+from cues.base import events
 from cues.errors import NotInstalled, ProcessorStopped, Unsupported
+from cues.graphs import graphfile
 from cues.steps import failure
 
 
@@ -68,3 +70,21 @@ def test_a_missing_package_stops_the_processor_and_no_message_fails(kind: Any, t
         finally:
             failed = running.messages("errors")
     assert failed == []
+
+
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stop_is_told_once(tmp_path: Path, workers: int | None) -> None:
+    file = tmp_path / "graph.py"
+    file.write_text(
+        "import cues\ngraph = cues.Graph('g')\n"
+        "@graph.source('rows')\ndef rows(position):\n    yield 1, {'n': 1}\n"
+        "@graph.stream('rows', 'out')\ndef fails(message):\n    raise ValueError('bad')\n"
+    )
+    told = []
+    graph = graphfile.load(str(file)).graph
+    with (
+        graph.start(store=tmp_path / "s", listeners=[told.append], **({"workers": workers} if workers else {})) as run,
+        pytest.raises(cues.ProcessorStopped),
+    ):
+        run.wait_done()
+    assert len([event for event in told if isinstance(event, events.Stopped)]) == 1

@@ -7,6 +7,7 @@ it, and whether to finish what ``at_end="keep"`` keeps open too. It returns a te
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from cues.base import events
@@ -36,8 +37,11 @@ class Ending:
         """``units``: returns those that run. ``kept``: also what is kept open for the next run (``at_end="keep"``).
         ``only_targets``: their state is not in a store, so processors are not asked."""
         self._store, self._units, self._emit, self._kept = store, units, emit, kept
-        asked = () if only_targets else plan.running
-        able = {node.name: node.id for node in asked if closing.can_close(node, kept)}
+        able = {node.name: node.id for node in plan.running if closing.can_close(node, kept)}
+        if able and only_targets:
+            text = "its windows stay open: in a directory of --queues a source ends them by watermark(None)"
+            emit(events.Event(next(iter(able.values())), text, logging.WARNING))
+            able = {}
         self._left = [able[name] for name in plan.topology().order() if name in able] if able else []
         """The processors that were not asked yet, each after those that it depends on."""
         self._asked: list[Node] = []

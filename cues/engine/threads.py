@@ -72,6 +72,8 @@ class Worker:
 
     def turn(self) -> bool:
         """Make one step, if there is something to take; else return False. An error stops this unit alone."""
+        if self.finished:  # its thread looks once more before it leaves it
+            return False
         try:
             if not (self.running.halted or self._exhausted):
                 return self._turn()
