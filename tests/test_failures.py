@@ -82,9 +82,10 @@ def test_a_stop_is_told_once(tmp_path: Path, workers: int | None) -> None:
     )
     told = []
     graph = graphfile.load(str(file)).graph
+    more: dict[str, Any] = {} if workers is None else {"workers": workers}
     with (
-        graph.start(store=tmp_path / "s", listeners=[told.append], **({"workers": workers} if workers else {})) as run,
         pytest.raises(cues.ProcessorStopped),
+        graph.start(store=tmp_path / "s", listeners=(told.append,), **more) as running,
     ):
-        run.wait_done()
+        running.wait_done()
     assert len([event for event in told if isinstance(event, events.Stopped)]) == 1
