@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 import cues
+from cues.cli import app
 from cues.graphs import draw
+
+ROOT = Path(__file__).parents[1]
 
 
 def keep(message):  # type: ignore[no-untyped-def]
@@ -88,3 +95,9 @@ def test_labels_cannot_break_the_chart() -> None:
     drawn = [line for line in chart.splitlines() if not line.startswith("%%")]
     assert not any('a"b' in line or "<c" in line for line in drawn)
     assert '[("a#quot;b")]' in chart
+
+
+def test_the_picture_of_the_readme_is_that_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is made by ``cues show examples/flights.py --format svg > docs/images/flights.svg``."""
+    assert app.run(["show", str(ROOT / "examples" / "flights.py"), "--format", "svg"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "images" / "flights.svg").read_text()

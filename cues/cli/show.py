@@ -1,11 +1,13 @@
-"""``cues show``: the graph as text and as Mermaid."""
+"""``cues show``: the graph as text, as Mermaid and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import click
 
+from cues.base import shown
 from cues.cli.options import WrongUsage, candidates_of, command, option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import out
@@ -14,10 +16,14 @@ from cues.graphs.graph import ENGINES
 from cues.graphs.plan import Plan
 from cues.operate.runs import RunRequest
 
+FORMATS: Final = ("text", "mermaid", "svg")
+_STYLE: Final = "<style>svg{color:#24292f}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
+"""In a file of its own the picture has no text around it, whose colour it takes."""
+
 
 @command()
 @click.argument("graph", metavar="GRAPH", shell_complete=candidates_of("names"))
-@option("--format", type=click.Choice(("text", "mermaid")), default="text", show_default=True, help="How to draw it.")
+@option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="How to draw it.")
 @option(
     "--engine",
     type=click.Choice(tuple(ENGINES)),
@@ -34,6 +40,7 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
     \b
       cues show graph.py
       cues show graph.py --format mermaid > graph.mmd
+      cues show graph.py --format svg > graph.svg
       cues show graph.py --json | jq .guarantee
       cues show graph.py --engine spark
       cues show graph.py --engine spark --queues s3://bucket/flights
@@ -43,7 +50,11 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
             f"{graph} is not a graph file, and a store does not contain the graph.",
             "cues show graph.py",
         )
-    plan = graphfile.load(graph).graph.plan()
+    declared = graphfile.load(graph).graph
+    plan = declared.plan()
+    if format == "svg" and output.form != "json":
+        out(shown.html(declared).replace("</title>", f"</title>{_STYLE}", 1))
+        return
     draw_plan(plan, RunRequest(engine, queues=queues).places(plan), format, output)
 
 
