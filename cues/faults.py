@@ -136,6 +136,11 @@ KAFKA_POINTS: dict[str, str] = {
 }
 """Points of sinks that write to Kafka (``cues.processors.kafka_sink``)."""
 
+NATS_POINTS: dict[str, str] = {
+    "nats.published": "some messages of a step published, others not; each has the position up to it",
+}
+"""Points of sinks that write to NATS (``cues.processors.nats_streams``)."""
+
 CONSUMER_POINTS: dict[str, str] = {
     "consumer.restored": "a consumer's checkpoint restored, nothing else done",
     "consumer.repeated": "the acknowledgements of the checkpoint repeated; other messages pending, nothing read",
@@ -264,6 +269,7 @@ POINTS: dict[str, str] = {
     **CHECKPOINT_POINTS,
     **FILE_POINTS,
     **KAFKA_POINTS,
+    **NATS_POINTS,
     **CONSUMER_POINTS,
     **ABORT_POINTS,
     **GROUP_POINTS,

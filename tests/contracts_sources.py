@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from contracts_sinks import REDIS, database, kafka_topic, redis_stream
+from contracts_sinks import NATS, REDIS, database, kafka_topic, nats_stream, redis_stream
 from http_servers import Reply, Seen
 
 import cues
@@ -26,6 +26,7 @@ from cues.graphs.processor import wants_process
 from cues.processors import files
 from cues.processors.file_source import Files
 from cues.processors.kafka_source import Records
+from cues.processors.nats_streams import NatsStream
 from cues.processors.redis_streams import RedisStream
 from cues.processors.sql_sink import Table
 from cues.processors.sql_source import Rows
@@ -177,6 +178,17 @@ def _entries(path: Path) -> Source:
     return RedisStream(*redis_stream(path))
 
 
+def _nats_messages(path: Path) -> Source:
+    """A stream of which messages were purged, and deleted between others, before the source began."""
+    if not (path / "stream").exists():
+        _, stream = nats_stream(path)
+        NATS[0].publish(f"{stream}.rows", b"purged", *(json.dumps(row).encode() for row in ROWS[:20]), b"deleted")
+        NATS[0].publish(f"{stream}.rows", *(json.dumps(row).encode() for row in ROWS[20:]))
+        NATS[0].ask(lambda js: js.purge_stream(stream, seq=2))
+        NATS[0].ask(lambda js: js.delete_msg(stream, 22))
+    return NatsStream(*nats_stream(path), data="json", shape="value")
+
+
 def _without_metadata(message: Any) -> Any:
     return {name: value for name, value in message.items() if name != "q/meta"}
 
@@ -230,6 +242,7 @@ SOURCES = {
     "tail": SourceCase(_tailed),
     "kafka": SourceCase(_records, ("confluent_kafka",), _without_metadata),
     "redis": SourceCase(_entries, ("redis",), _without_metadata),
+    "nats": SourceCase(_nats_messages, ("nats",), _without_metadata),
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import IN_PROCESSES, KAFKA, REDIS, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
+from contracts_sinks import IN_PROCESSES, KAFKA, NATS, REDIS, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
 from contracts_sinks import POSTGRES as SERVERS
 from sets import slow_except
 from test_processors_sql import Presented
@@ -28,7 +28,7 @@ from cues.processors.file_sink import FileSink
 FILES = [name for name, case in SINKS.items() if case.numbers is file_numbers]
 
 
-@pytest.fixture(params=slow_except([name for name in SINKS if name not in ("kafka", "redis")], SINKS))
+@pytest.fixture(params=slow_except([name for name in SINKS if name not in ("kafka", "redis", "nats")], SINKS))
 def case(request: pytest.FixtureRequest) -> SinkCase:
     if "postgres" in request.param:
         SERVERS[:] = [request.getfixturevalue("postgres")]
@@ -36,6 +36,8 @@ def case(request: pytest.FixtureRequest) -> SinkCase:
         KAFKA[:] = [request.getfixturevalue("kafka")]
     if request.param == "redis":
         REDIS[:] = [request.getfixturevalue("redis")]
+    if request.param == "nats":
+        NATS[:] = [request.getfixturevalue("nats")]
     return case_of(request.param)
 
 
@@ -87,6 +89,7 @@ def test_a_crash_anywhere_leaves_each_message_once(case: SinkCase, tmp_path: Pat
     assert len(sites) > 15 and any(point == "checkpoint.after" for point, _ in sites)
     if isinstance(target, FileSink):
         assert {"files.appended", "files.committed"} <= {point for point, _ in sites}
+    assert case is not SINKS["nats"] or set(faults.NATS_POINTS) <= {point for point, _ in sites}
     assert case is not SINKS["kafka"] or set(faults.KAFKA_POINTS) <= {point for point, _ in sites}
     if case is SINKS["kafka"]:  # each round of these is several connections
         own = ("kafka.", "checkpoint.")
@@ -130,6 +133,8 @@ def test_random_kills_leave_each_message_once(name: str, tmp_path: Path, request
         KAFKA[:] = [request.getfixturevalue("kafka")]
     if name == "redis":
         REDIS[:] = [request.getfixturevalue("redis")]
+    if name == "nats":
+        NATS[:] = [request.getfixturevalue("nats")]
     case, chance = case_of(name), random.Random(seeds.new())
     (tmp_path / "slow").touch()
     target = case.make(tmp_path)

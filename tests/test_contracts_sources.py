@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import KAFKA, POSTGRES, REDIS
+from contracts_sinks import KAFKA, NATS, POSTGRES, REDIS
 from contracts_sources import HTTP, ROWS, SOURCES, SourceCase, begun, graph_over, http_answer
 from http_servers import serving
 from sets import slow_except
@@ -22,7 +22,7 @@ import cues
 from cues import codec, testing
 
 FAST = ("jsonl", "tail", "rows-sqlite")
-SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "redis", "http-list", "http-pages", "http-cursor")
+SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "redis", "nats", "http-list", "http-pages", "http-cursor")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,8 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         KAFKA[:] = [request.getfixturevalue("kafka")]
     if request.param == "redis":
         REDIS[:] = [request.getfixturevalue("redis")]
+    if request.param == "nats":
+        NATS[:] = [request.getfixturevalue("nats")]
     if "http" in request.param:
         HTTP[:] = [request.getfixturevalue("http_rows")]
     return SOURCES[request.param]
@@ -106,7 +108,7 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka", "redis"]
+    "name", ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka", "redis", "nats"]
 )
 def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     chance = random.Random(seeds.new())
@@ -116,6 +118,9 @@ def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request:
         SOURCES[name].make(tmp_path / "data")
     if name == "redis":
         REDIS[:] = [request.getfixturevalue("redis")]
+        SOURCES[name].make(tmp_path / "data")
+    if name == "nats":
+        NATS[:] = [request.getfixturevalue("nats")]
         SOURCES[name].make(tmp_path / "data")
     code = "import sys; from contracts_sources import run_child; run_child(sys.argv[1], sys.argv[2])"
     for _ in range(4):

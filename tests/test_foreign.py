@@ -22,12 +22,14 @@ from cues.processors.event_time import WATERMARK
 from cues.processors.file_source import Files
 from cues.processors.http_source import Poll
 from cues.processors.kafka_source import Records
+from cues.processors.nats_streams import NatsStream
 from cues.processors.redis_streams import RedisStream
 from cues.processors.sql_source import Rows
 from cues.processors.webhook import Webhook
 
 if TYPE_CHECKING:
     from kafka_broker import Broker
+    from nats_server import NatsServer
     from redis_server import RedisServer
 
 Row = dict[str, str]
@@ -140,7 +142,12 @@ UNLESS_ALLOWED: list[Row] = [
 def test_every_ready_made_source_is_in_the_table() -> None:
     points = declared()
     sources = {name for name in points if processors.facts_of(loaded(points[name]))["Kind"] == "source"}
-    assert sources == {name.partition(" ")[0] for name in SOURCES} | {"kafka-records", "redis-stream", "mqtt"}
+    assert sources == {name.partition(" ")[0] for name in SOURCES} | {
+        "kafka-records",
+        "redis-stream",
+        "nats-stream",
+        "mqtt",
+    }
 
 
 @pytest.mark.parametrize("row", [*NEVER, *UNLESS_ALLOWED], ids=str)
@@ -186,6 +193,18 @@ def test_an_entry_of_redis(row: Row, redis: RedisServer, tmp_path: Path) -> None
     assert isinstance(found, Refused) and "reserved" in found
     if row in UNLESS_ALLOWED[:2]:
         (_, message), *_ = RedisStream(redis.url, stream, reserved=["q/type"])(None)
+        assert {**message, **row} == message
+
+
+@pytest.mark.parametrize("row", [*NEVER, *UNLESS_ALLOWED], ids=str)
+def test_a_message_of_nats(row: Row, nats: NatsServer, tmp_path: Path) -> None:
+    stream = nats.stream()
+    nats.publish(f"{stream}.a", json.dumps({"n": "1", **row}).encode())
+    found = through(NatsStream(nats.url, stream, data="json", shape="value"), tmp_path)
+    assert isinstance(found, Refused) and "reserved" in found
+    if row in UNLESS_ALLOWED[:2]:
+        source = NatsStream(nats.url, stream, data="json", shape="value", reserved=["q/type"])
+        ((_, message),) = source(None)
         assert {**message, **row} == message
 
 

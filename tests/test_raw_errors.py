@@ -26,6 +26,7 @@ from cues.processors.http_source import Poll
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
 from cues.processors.mqtt import Mqtt, Publisher
+from cues.processors.nats_streams import NatsStream, NatsSubject
 from cues.processors.redis_streams import RedisStream, RedisTarget
 from cues.processors.reducers import count
 from cues.processors.sql import SQLite
@@ -148,6 +149,15 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         RedisTarget,
         {"url": "redis://h", "stream": "s", "fields": "text", "field": None, "maxlen": 5, "prefix": "cues"}
         | {"timeout_s": 5, "config": None},
+    ),
+    "NatsStream": (
+        NatsStream,
+        {"servers": "nats://h", "stream": "s", "data": "json", "shape": "value", "follow": False, "start": "oldest"}
+        | {"on_gap": "raise", "timeout_s": 5, "config": None, "reserved": ()},
+    ),
+    "NatsSubject": (
+        NatsSubject,
+        {"servers": "nats://h", "stream": "s", "subject": "a.b", "shape": "value", "timeout_s": 5, "config": None},
     ),
     "read_jsonl": (lambda path: files.read_jsonl(path), {"path": "*.jsonl"}),
     "read_csv": (lambda path: files.read_csv(path), {"path": "*.csv"}),

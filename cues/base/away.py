@@ -56,6 +56,8 @@ _CLASSES: Final = frozenset(
         "aiohttp.client_exceptions.ClientConnectionError", "botocore.exceptions.HTTPClientError",
         "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "redis.exceptions.ReadOnlyError",
         "redis.exceptions.OutOfMemoryError", "redis.exceptions.MasterDownError", "pymongo.errors.AutoReconnect",
+        "nats.errors.NoServersError", "nats.errors.ConnectionClosedError", "nats.errors.StaleConnectionError",
+        "nats.errors.NoRespondersError", "nats.js.errors.ServiceUnavailableError",
         "openai.APIConnectionError", "anthropic.APIConnectionError", "socket.gaierror",
     )
 )  # fmt: skip
