@@ -183,6 +183,14 @@ class Connection:
         self._thread.join()
         self._loop.close()
 
+    async def stream_info(self, stream: str) -> dict[str, Any]:
+        """Return the facts of a stream; nats-py leaves the time of its creation out before 2.16."""
+        answer = await self._client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=self._servers.timeout_s)
+        info: dict[str, Any] = json.loads(answer.data)
+        if "error" in info:
+            self._nats.js.errors.APIError.from_error(info["error"])
+        return info
+
     async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None
@@ -323,12 +331,12 @@ class Reading:
         call, source = self._connection.call, self._source
         state = call(self._state())
         if self._sequence is None:
-            self._sequence = state.last_seq if source.start == "newest" else max(state.first_seq - 1, 0)
-        yield from self._gap(state.first_seq)
+            self._sequence = state["last_seq"] if source.start == "newest" else max(state["first_seq"] - 1, 0)
+        yield from self._gap(state["first_seq"])
         while process is None or not process.stopping:
             found = call(self._fetch())
             jumps = [m for m, before in zip(found, [None, *found]) if m.sequence != self._before(before) + 1]
-            first = call(self._state()).first_seq if jumps else 0
+            first = call(self._state())["first_seq"] if jumps else 0
             for message in found:
                 if message.sequence != self._sequence + 1:
                     yield from self._gap(min(first, message.sequence))
@@ -347,16 +355,17 @@ class Reading:
         assert self._sequence is not None
         return self._sequence if message is None else message.sequence
 
-    async def _state(self) -> Any:
+    async def _state(self) -> dict[str, Any]:
         """Return the state of the stream. Raises :class:`Diverged` if it is not that of the position."""
-        info = await self._js.stream_info(self._source.stream)
-        created = str(info.created)
+        info = await self._connection.stream_info(self._source.stream)
+        created: str = info["created"]
+        state: dict[str, Any] = info["state"]
         if self._created and created != self._created:
             raise self._diverged(f"was created at {created}, and the position is of one of {self._created}")
-        if self._sequence is not None and info.state.last_seq < self._sequence:
-            raise self._diverged(f"ends at {info.state.last_seq}, before the position {self._sequence}")
+        if self._sequence is not None and state["last_seq"] < self._sequence:
+            raise self._diverged(f"ends at {state['last_seq']}, before the position {self._sequence}")
         self._created = created
-        return info.state
+        return state
 
     async def _fetch(self) -> list[Record]:
         """Return the next messages; none if there are none at the moment."""
@@ -622,17 +631,17 @@ class NatsSubject:
         """Connect, and check the stream, so that no message meets a mistake of the declaration."""
         with self.failures():
             connection = self.connect()
-            info = connection.call(connection.js.stream_info(self.stream))
+            info = connection.call(connection.stream_info(self.stream))["config"]
             problem = ""
-            if info.config.retention not in (None, "limits"):
-                problem = f"has the retention {info.config.retention!r}, which removes messages that were read"
+            if info["retention"] != "limits":
+                problem = f"has the retention {info['retention']!r}, which removes messages that were read"
             else:
                 try:
                     owner = connection.call(connection.js.find_stream_name_by_subject(self.subject))
                 except library().js.errors.NotFoundError:
                     owner = None
                 if owner != self.stream:
-                    problem = f"does not have the subject {self.subject!r} among {info.config.subjects}"
+                    problem = f"does not have the subject {self.subject!r} among {info.get('subjects', [])}"
             if problem:
                 raise CheckpointError(
                     f"The stream {self.stream} at {self.servers.where} {problem}.",

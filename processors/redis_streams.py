@@ -124,7 +124,8 @@ class Server:
                 socket_timeout=self.timeout_s,
                 socket_connect_timeout=self.timeout_s,
             )
-            found.connection_pool.make_connection()  # checks the options, and connects nothing
+            pool = found.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # checks the options, and connects nothing
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"redis-py refuses the options for {self.where}: {error}.", "correct them.") from None
         return found
