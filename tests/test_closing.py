@@ -13,6 +13,7 @@ import cues
 from cues import Graph, Source, faults, testing
 from cues.cli import app
 from cues.errors import GraphError
+from cues.operate import processors as operate
 from cues.processors import aggregates, joins, windows
 from cues.processors.event_time import moment
 from cues.processors.file_sink import FileSink
@@ -262,3 +263,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert '"n": 1' in path.read_text() or '"n":1' in path.read_text()
     assert app.run(["close", *words, "--table"]) == 0
     assert capsys.readouterr().out == "g: nothing was open\n"
+
+
+def test_forget_deletes_a_request_that_waits(store: cues.Store) -> None:
+    with testing.crash("closing.asked", how="raise"), pytest.raises(testing.Crashed):
+        testing.run_until_idle(two_levels(times(5)), store, close_open=True)
+    assert len(testing.messages(store, "g.minutes.closing.asked")) == 1
+    testing.run_until_idle(Graph("g", [Source("rows")]), store)
+    operate.forget(store, "g.minutes")
+    assert testing.messages(store, "g.minutes.closing.asked") == testing.messages(store, "g.minutes.closing") == []
+    testing.run_until_idle(two_levels(times(5)), store)  # a new processor of this name was asked for nothing
+    assert testing.messages(store, "minutes") == []

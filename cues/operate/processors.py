@@ -276,14 +276,17 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
         for key in keys.values():
             with contextlib.suppress(QueueNotFound):
                 tables.append(store.core.database(names.state_database(key)))
-        of_timers = {id for key in keys.values() for id in (names.timer_id(key), names.timer_queue(key))}
-        logs = [Log(store, id) for id in (*keys.values(), *sorted(of_timers & set(store.queues(all=True))))]
+        beside = {unit: (names.timer_id(key), names.closer_id(key)) for unit, key in keys.items()}
+        queues = (queue(key) for key in keys.values() for queue in (names.timer_queue, names.closing_queue))
+        made = {*queues, *(id for ids in beside.values() for id in ids)} & set(store.queues(all=True))
+        logs = [Log(store, id) for id in (*keys.values(), *sorted(made))]
 
         def delete(txn: StoreTransaction) -> None:
             for unit in plan.units:
                 processor_rows.forget(txn, unit)
-                txn.delete(names.redriver_key(names.timer_id(keys[unit])))
-                txn.delete(names.redriver_inputs_key(names.timer_id(keys[unit])))
+                for id in beside[unit]:
+                    txn.delete(names.redriver_key(id))
+                    txn.delete(names.redriver_inputs_key(id))
                 pauses.forget(txn, keys[unit])
             for table in tables:
                 txn.drop(table, delete=False)
