@@ -23,6 +23,7 @@ import pytest
 import seeds
 from children import Child
 from nats_server import NatsServer, running
+from proxies import Proxy
 from small import until
 from test_processors_sql import Presented
 
@@ -414,6 +415,21 @@ def test_what_counts_as_away() -> None:
         assert is_away(kind()) and nats_streams.is_away(kind()), kind
     for fault in (errors.AuthorizationError(), js.NotFoundError(), js.BadRequestError(), errors.BadSubjectError()):
         assert not is_away(fault) and not nats_streams.is_away(fault), fault
+
+
+def test_answers_that_are_lost_repeat_and_lose_nothing(nats: NatsServer, tmp_path: Path) -> None:
+    """Messages of a step were published, and nobody was told: the last one of the subject says how many."""
+    target = a_target(nats)
+    proxy = Proxy(nats.port, b"HPUB")
+    lossy = NatsSubject(f"nats://127.0.0.1:{proxy.port}", target.stream, target.subject)
+    lossy.identity = lambda *_: str(random.random())  # type: ignore[method-assign]  # no help of the duplicate window
+    graph = cues.Graph("g", [cues.Source("q", None), lossy.sink("q", batch_size=25)])
+    with contextlib.closing(proxy), graph.start(store=tmp_path / "store") as started:
+        proxy.armed = 5
+        for n in range(100):
+            started.send("q", {"n": n})
+        assert started.wait_idle(60)
+    assert proxy.lost == 5 and numbers(nats, target) == list(range(100))
 
 
 def mirror_graph(url: str, source: str, target: str, *, follow: bool = False) -> cues.Graph:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -22,6 +20,7 @@ from typing import Any, cast
 import pytest
 import seeds
 from children import Child
+from proxies import Proxy
 from redis_server import RedisServer, running
 from small import until
 from test_processors_sql import Presented
@@ -401,47 +400,13 @@ def test_a_wrong_password_is_a_fault_and_a_server_that_is_away_is_none() -> None
     assert is_away(gone.value)
 
 
-class Proxy:
-    """A TCP proxy before a server. ``armed``: the answer to the next EXEC is lost, and the connection with it."""
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server, self.armed, self.lost = server, 0, 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._server.port)) as server:
-            while True:
-                ready, _, _ = select.select([client, server], [], [])
-                for one in ready:
-                    data = one.recv(1 << 20)
-                    if not data:
-                        return
-                    (server if one is client else client).sendall(data)
-                    if one is client and self.armed and b"EXEC" in data:
-                        self.armed -= 1
-                        server.recv(1)  # it is done
-                        self.lost += 1
-                        return
-
-    def close(self) -> None:
-        self._listener.close()
-
-
 def test_an_answer_that_is_lost_repeats_and_loses_nothing(redis: RedisServer, tmp_path: Path) -> None:
     """The commit was done, and nobody was told: the row says so."""
     source, target = redis.stream(), redis.stream()
     redis.add(source, *({"n": n} for n in range(40)))
-    proxy = Proxy(redis)
+    proxy = Proxy(redis.port, b"EXEC")
     graph = cues.Graph("g", [cues.Source("q", RedisStream(redis.url, source))])
-    graph.add(RedisTarget(proxy.url, target, prefix=target + ".p").sink("q", batch_size=5))
+    graph.add(RedisTarget(f"redis://127.0.0.1:{proxy.port}", target, prefix=target + ".p").sink("q", batch_size=5))
     proxy.armed = 3
     with contextlib.closing(proxy), graph.start(store=tmp_path / "store") as started:
         assert started.wait_done(60)
