@@ -18,6 +18,11 @@ partitions of one, never share a file or a row.
     out/_cues/shop.save/0-00000002.open   the open file; readers do not see it
     out/_cues/shop.save/0.lock            held during a transaction
 
+With ``partition_by=`` (hive.py) a finished file is in the directory of its values, as
+``out/day=2026-01-31/city=Zug/shop.save-0-00000002.jsonl``. Each directory has an open file of its own, all of them in
+one row. A step appends to the open files of its rows and commits them together. When more than ``open_files_max`` are
+open, the one that was written to least recently is finished.
+
     1. lock     the row's lock, and read the row
     2. settle   finish the files that the row names as finished; cut the open file to its committed length
     3. run      the user's function; its rows are encoded as it writes them
@@ -37,7 +42,8 @@ same object again: a start takes exactly the range of the delivery that was unde
 Not guaranteed: a file is finished by time only while the process runs, and at the next message after a restart; call
 :meth:`FileSink.finish` after the last run of a job. ``durability="process"`` does not survive a power cut. The
 directory is on a filesystem with renames and locks (not on some network filesystems). Rows of files that are removed
-from ``_cues`` by hand are lost. In an object store, a purge by hand of messages whose step is under way may write some
+from ``_cues`` by hand are lost. A function in ``partition_by=`` gives the same values whenever it is called with a row.
+In an object store, a purge by hand of messages whose step is under way may write some
 of them twice.
 """
 
@@ -60,12 +66,12 @@ from typing import IO, Any, Final, Literal, cast
 
 import cues
 from cues import faults
-from cues.arguments import check_number, path_of
+from cues.arguments import check_number, path_of, texts_of
 from cues.checkpoints import Row, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.errors import CheckpointError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, formats, places, takes
+from cues.processors import SINK, formats, hive, places, takes
 
 TIMEOUT_S: Final = 30.0
 """Seconds for which a transaction waits for another one of the same processor before it fails."""
@@ -73,7 +79,11 @@ TIMEOUT_S: Final = 30.0
 ROLL_BYTES: Final = 64_000_000
 """Bytes of the open file after which it is finished, by default: large enough for a scan, small enough to copy."""
 
-_VERSION: Final = 1
+OPEN_FILES_MAX: Final = 100
+"""Open files of one processor, by default. The row names each of them, and a step syncs those that it appends to."""
+
+_VERSION: Final = 2
+"""Of rows. In a row of version 1 there is one open file, which has its layout in it."""
 _LOOK_S: Final = 0.005
 _FOLDER: Final = "_cues"
 
@@ -96,6 +106,10 @@ class FileSink:
     ``columns``      of CSV; None: those of the rows. A row with new ones begins a new file, with all columns so far
     ``schema``       of a table, a ``pyarrow.Schema``; None: inferred and widened (:mod:`cues.processors.columns`). A
                      row that does not fit fails its message
+    ``partition_by`` names of columns, whose values are directories (``day=2026-01-31/city=Zug``) and are left out of
+                     the files; or a function of a row (a dict) that returns such values by name, which are not columns
+                     of the row (:mod:`cues.processors.hive`)
+    ``open_files_max``   directories with an open file, of one processor and partition
     ``at_end``       when all sources of the graph have ended: ``"finish"`` the open file, or ``"keep"`` it open for the
                      next run
     ``timeout_s``    seconds to wait for another transaction of the same processor
@@ -123,6 +137,8 @@ class FileSink:
         columns: Sequence[str] | None = None,
         schema: Any = None,
         delimiter: str = ",",
+        partition_by: str | Sequence[str] | Callable[[Row], Row] | None = None,
+        open_files_max: int = OPEN_FILES_MAX,
         at_end: str = "finish",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -135,14 +151,18 @@ class FileSink:
         check_number("roll_bytes", roll_bytes, 0, whole=True)
         check_number("roll_s", 0 if roll_s is None else roll_s, 0)
         check_number("timeout_s", timeout_s, 0)
+        check_number("open_files_max", open_files_max, 1, whole=True)
+        self._by = hive.By(partition_by)
+        self._by.check("columns", None if columns is None else texts_of("columns", columns))
+        self._by.check("schema", None if schema is None else schema.names)
         if at_end not in ("finish", "keep"):
             raise InvalidArgument(f"at_end={at_end!r} is unknown.", "use 'finish' or 'keep'.")
         self.roll_bytes, self.roll_s, self.durability, self.timeout_s = roll_bytes, roll_s, durability, timeout_s
-        self.at_end = at_end
+        self.at_end, self.open_files_max = at_end, open_files_max
         self._again = functools.partial(
             FileSink, self.path, format, roll_bytes=roll_bytes, roll_s=roll_s, durability=durability,
-            compression=compression, columns=columns, schema=schema, delimiter=delimiter, at_end=at_end,
-            timeout_s=timeout_s,
+            compression=compression, columns=columns, schema=schema, delimiter=delimiter,
+            partition_by=partition_by, open_files_max=open_files_max, at_end=at_end, timeout_s=timeout_s,
         )  # fmt: skip
         self._timers: dict[str, threading.Timer] = {}
 
@@ -188,8 +208,9 @@ class FileSink:
         return texts
 
     def finished(self) -> list[str]:
-        """Return the paths of the finished files, sorted by processor, partition and number."""
-        return places.place_of(self.path).list(f"{glob.escape(self.path)}/*{self._encoding.ending}")
+        """Return the paths of the finished files, sorted by directory, processor, partition and number."""
+        within = "" if self._by.is_one else "**/"
+        return places.place_of(self.path).list(f"{glob.escape(self.path)}/{within}*{self._encoding.ending}")
 
     def holds(self, processors: Iterable[str]) -> list[str]:
         """Return those of the processors that have a row here: they are refused from another store."""
@@ -244,31 +265,36 @@ class Transaction(TargetTransaction["Writer"]):
 class Writer:
     """The rows of one transaction: ``process.connection`` in a sink with ``checkpoint=FileSink(…)``."""
 
-    def __init__(self, encoding: formats.Format, state: dict[str, Any]) -> None:
-        self._encoding = encoding
+    def __init__(self, encoding: formats.Format, by: hive.By, state: dict[str, Any]) -> None:
+        self._encoding, self._by = encoding, by
         self._state = state
         self._row: Row | None = None
         """The row after this transaction."""
-        self._layout = state["open"]["layout"] if state["open"] else state.get("layout")
-        self._parts: list[formats.Added] = []
-        """What is appended."""
+        self._layout = state["layout"]
+        """That of the last rows, with which another file begins."""
+        self._layouts: dict[str, Any] = {at: each["layout"] for at, each in state["open"].items()}
+        """By directory, that of its open file."""
+        self._parts: dict[str, list[formats.Added]] = {}
+        """By directory, what is appended."""
 
     def write(self, rows: Any) -> None:
         """Write one row, a list of rows, which are dicts, or a table of Arrow or polars. They are encoded at once.
 
         Raises ValueError or TypeError if a row does not fit the format; then nothing of the call is written.
         """
-        begun = bool(self._parts) or self._state["open"] is not None
-        layout, parts = self._layout, []
+        layouts, layout, parts = dict(self._layouts), self._layout, []
         for some in _runs(rows):
-            if isinstance(some, list):
-                added = self._encoding.add(begun, layout, some)
-            else:
-                added = self._encoding.add_table(begun, layout, some)
-            begun, layout = True, added.layout
-            parts.append(added)
-        self._parts += parts
-        self._layout = layout
+            for at, own in self._by.split(some):
+                add = self._encoding.add if isinstance(own, list) else self._encoding.add_table
+                added = add(at in layouts, layouts.get(at, layout), own)
+                layouts[at] = layout = added.layout
+                parts.append((at, added))
+        for at, added in parts:
+            known = self._parts.setdefault(at, [])
+            if known and not added.new:  # one write to a file
+                added = formats.Added(known[-1].new, added.layout, known.pop().data + added.data)
+            known.append(added)
+        self._layouts, self._layout = layouts, layout
 
 
 def _runs(rows: Any) -> Iterator[Any]:
@@ -307,7 +333,7 @@ class _Directory:
             state = self._read()
             # 2. Settle.
             self._settle(state)
-            writer = Writer(self._encoding, state)
+            writer = Writer(self._encoding, self._sink._by, state)
             # 3. Run.
             try:
                 yield writer
@@ -347,13 +373,12 @@ class _Directory:
         return [self._processor]
 
     def roll(self, is_due: Callable[[dict[str, Any]], bool]) -> list[str]:
-        """Finish the open file if it is due; return its path. No position moves, so anyone may call it at any time."""
+        """Finish the open files that are due; return their paths. No position moves, so anyone may call it any time."""
         finished: list[str] = []
         with self._failures(), self._locked():
             state = self._read()
             self._settle(state)
-            if state["open"] is not None and is_due(state["open"]):
-                self._end(state)
+            if self._end_all(state, is_due):
                 self._replace(state)
                 finished = [str(self._finished_path(each)) for each in state["finishing"]]
                 self._settle(state)
@@ -362,7 +387,7 @@ class _Directory:
 
     def _finished_path(self, finished: dict[str, Any]) -> Path:
         name = f"{self._name}-{self._partition}-{finished['number']:08}{self._encoding.ending}"
-        return Path(self.where, name)
+        return Path(self.where, finished["at"], name)
 
     def _commit(self, writer: Writer, state: dict[str, Any]) -> None:
         assert writer._row is not None
@@ -370,14 +395,21 @@ class _Directory:
         if columns == state["row"] and not writer._parts:
             return
         # 4. Append.
-        for new, layout, data in writer._parts:
-            if new:
-                self._end(state)
-                self._begin(state, layout)
-            self._append(state["open"], data)
-            state["open"]["layout"] = state["layout"] = layout
-        if state["open"] is not None and self._sink._is_due(state["open"]):
-            self._end(state)
+        begun = state["next"]
+        for at, parts in writer._parts.items():
+            for new, layout, data in parts:
+                if new:
+                    self._end(state, at)
+                    self._begin(state, at)
+                open_file = state["open"][at] = state["open"].pop(at)  # the last one of all
+                self._append(open_file, data)
+                open_file["layout"] = layout
+        state["layout"] = writer._layout
+        self._end_all(state, self._sink._is_due)
+        for at in [*state["open"]][: -self._sink.open_files_max]:  # not earlier: rows of this step may be for them
+            self._end(state, at)
+        if state["next"] > begun:
+            self._sync(self._folder)
         faults.point("files.appended")
         # 5. Commit.
         state["row"] = columns
@@ -386,14 +418,20 @@ class _Directory:
         # 6. Finish.
         self._settle(state)
 
-    def _begin(self, state: dict[str, Any], layout: Any) -> None:
-        state["open"] = {"number": state["next"], "length": 0, "since": time.time(), "layout": layout}
+    def _begin(self, state: dict[str, Any], at: str) -> None:
+        state["open"][at] = {"at": at, "number": state["next"], "length": 0, "since": time.time()}
         state["next"] += 1
 
-    def _end(self, state: dict[str, Any]) -> None:
-        if state["open"] is not None:
-            state["finishing"].append(state["open"])
-            state["open"] = None
+    def _end(self, state: dict[str, Any], at: str) -> None:
+        if at in state["open"]:
+            state["finishing"].append(state["open"].pop(at))
+
+    def _end_all(self, state: dict[str, Any], is_due: Callable[[dict[str, Any]], bool]) -> bool:
+        """End the open files that are due; return whether there is one."""
+        due = [at for at, open_file in state["open"].items() if is_due(open_file)]
+        for at in due:
+            self._end(state, at)
+        return bool(due)
 
     def _append(self, open_file: dict[str, Any], data: bytes) -> None:
         # A file of this number may be there: its transaction did not commit.
@@ -403,21 +441,22 @@ class _Directory:
             file.flush()
             if self._sink.durability == "disk":
                 os.fsync(file.fileno())
-        if not open_file["length"]:
-            self._sync(self._folder)
         open_file["length"] += len(data)
 
     def _settle(self, state: dict[str, Any]) -> None:
         """Bring the files to what the row says."""
-        if state["open"] is not None:
-            self._cut(state["open"])
+        for open_file in state["open"].values():
+            self._cut(open_file)
         for finished in state["finishing"]:
             self._finish(finished)
         state["finishing"] = []  # the next row does not name them any more
 
     def _cut(self, open_file: dict[str, Any]) -> None:
-        path, length = self._open_path(open_file), open_file["length"]
-        size = path.stat().st_size if path.exists() else 0
+        path, length = f"{self._folder}/{self._open_name(open_file)}", open_file["length"]
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            size = 0
         if size < length:
             raise Diverged(
                 f"{path} has {size:,} bytes, but {length:,} were committed: rows of {self._processor} are lost.",
@@ -453,31 +492,41 @@ class _Directory:
                 "move it away; files of another store belong into another directory.",
                 where=self.where,
             )
+        self._make_directory(target.parent)
         # By one rename, which takes it from here: it appears once, whatever its readers do with it.
         os.rename(done, target)
-        self._sync(Path(self.where))
+        self._sync(target.parent)
         self._sync(self._folder)
         faults.point("files.finished")
 
+    def _make_directory(self, path: Path) -> None:
+        """Make a directory that survives a power cut, with those in which it is."""
+        if not path.is_dir():
+            self._make_directory(path.parent)
+            path.mkdir(exist_ok=True)
+            self._sync(path.parent)
+
     def _open_path(self, open_file: dict[str, Any]) -> Path:
-        return self._folder / f"{self._partition}-{open_file['number']:08}.open"
+        return self._folder / self._open_name(open_file)
+
+    def _open_name(self, open_file: dict[str, Any]) -> str:
+        return f"{self._partition}-{open_file['number']:08}.open"
 
     def _read(self) -> dict[str, Any]:
         path = self._folder / f"{self._partition}.json"
         try:
             state = json.loads(path.read_text())
         except FileNotFoundError:
-            return _new_state(self._sink.format)
+            state = None
         except ValueError:
             state = {}
-        return _checked(state, str(path), self._sink.format, self._encoding)
+        return _read_state(state, str(path), self._sink)
 
     def _replace(self, state: dict[str, Any]) -> None:
         path = self._folder / f"{self._partition}.json"
-        state["ending"] = self._encoding.ending
         following = path.with_suffix(".json.next")
         with open(following, "w") as file:
-            file.write(json.dumps(state))
+            file.write(json.dumps(_packed(state)))
             file.flush()
             if self._sink.durability == "disk":
                 os.fsync(file.fileno())
@@ -494,10 +543,7 @@ class _Directory:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for folder in (self._folder.parent, self._folder.parent.parent):
-                self._sync(folder)
+        self._make_directory(self._folder)
         with open(self._folder / f"{self._partition}.lock", "a") as file:
             deadline = time.monotonic() + self._sink.timeout_s
             while True:
@@ -516,8 +562,8 @@ class _Directory:
             yield
 
     def _roll_later(self, state: dict[str, Any]) -> None:
-        if state["open"] is not None:
-            self._sink._roll_later(self._processor, state["open"]["since"])
+        if state["open"]:
+            self._sink._roll_later(self._processor, min(each["since"] for each in state["open"].values()))
 
 
 class _Objects:
@@ -538,7 +584,7 @@ class _Objects:
             state = self._read()
         except OSError as error:
             raise self._failure(error) from error
-        writer = Writer(self._encoding, state)
+        writer = Writer(self._encoding, self._sink._by, state)
         yield writer
         try:
             self._commit(writer, state)
@@ -557,14 +603,14 @@ class _Objects:
         if objects:
             number, hash = state["next"], self._delivery.hash[:16]
             names = [
-                f"{self._name}-{self._partition}-{number + n:08}-{hash}{self._encoding.ending}"
-                for n in range(len(objects))
+                f"{at and at + '/'}{self._name}-{self._partition}-{number + n:08}-{hash}{self._encoding.ending}"
+                for n, (at, _) in enumerate(objects)
             ]
             # The last object is the commit, so it is put last.
             intent = {"names": names, "row": columns, "next": number + len(names)}
             self._put_row({**state, "intent": intent})
             faults.point("files.appended")
-            for name, data in zip(names, objects, strict=True):
+            for name, (_, data) in zip(names, objects, strict=True):
                 if not self._system.exists(f"{self.where}/{name}"):
                     self._system.pipe_file(f"{self.where}/{name}", data)
             faults.point("files.committed")
@@ -572,17 +618,17 @@ class _Objects:
         self._put_row({**state, "row": columns, "intent": None})
         faults.point("files.finished")
 
-    def _built(self, writer: Writer) -> list[bytes]:
-        """The objects of a transaction in their finished form: one, or more if rows do not fit one layout."""
-        whole: list[tuple[bytes, Any]] = []
-        for new, layout, data in writer._parts:
-            before = b"" if new or not whole else whole.pop()[0]
-            whole.append((before + data, layout))
+    def _built(self, writer: Writer) -> list[tuple[str, bytes]]:
+        """The objects of a transaction in their finished form, with their directories.
+
+        A directory has one, or more if its rows do not fit one layout.
+        """
         built = []
-        for data, layout in whole:
-            out = io.BytesIO()
-            self._encoding.finish(cast(IO[bytes], io.BytesIO(data)), out, layout)
-            built.append(out.getvalue())
+        for at, parts in writer._parts.items():
+            for _, layout, data in parts:
+                out = io.BytesIO()
+                self._encoding.finish(cast(IO[bytes], io.BytesIO(data)), out, layout)
+                built.append((at, out.getvalue()))
         return built
 
     def _read(self) -> dict[str, Any]:
@@ -593,13 +639,13 @@ class _Objects:
         except FileNotFoundError:
             rows = []
         if not rows:
-            return _new_state(self._sink.format)
+            return _read_state(None, self._folder, self._sink)
         newest = rows[-1]
-        state = _checked(json.loads(self._system.cat_file(newest)), newest, self._sink.format, self._encoding)
-        intent = state.get("intent")
+        found = json.loads(self._system.cat_file(newest))
+        state = _read_state(found, newest, self._sink)
+        intent = found.get("intent")
         if intent and self._system.exists(f"{self.where}/{intent['names'][-1]}"):
             state.update(row=intent["row"], next=intent["next"])
-        state["intent"] = None
         for older in rows[:-2]:  # the last two stay: the owner before this one may still put its row
             with contextlib.suppress(OSError):
                 self._system.rm_file(older)
@@ -607,8 +653,7 @@ class _Objects:
 
     def _put_row(self, state: dict[str, Any]) -> None:
         own = f"{self._delivery.generation:08}-{self._delivery.epoch:016}.json"
-        state = {**state, "ending": self._encoding.ending}
-        self._system.pipe_file(f"{self._folder}/{own}", json.dumps(state).encode())
+        self._system.pipe_file(f"{self._folder}/{own}", json.dumps(_packed(state)).encode())
 
     def _failure(self, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -618,25 +663,57 @@ class _Objects:
         )
 
 
-def _new_state(format: str) -> dict[str, Any]:
-    return {"cues": _VERSION, "format": format, "row": None, "next": 1, "open": None, "finishing": []}
+def _read_state(kept: dict[str, Any] | None, where: str, sink: FileSink) -> dict[str, Any]:
+    """Return what a row says, None for a new one; refuse one that this sink cannot continue.
 
-
-def _checked(state: dict[str, Any], where: str, format: str, encoding: formats.Format) -> dict[str, Any]:
-    """Return the state, or refuse one that this sink cannot continue."""
-    if state.get("cues") != _VERSION:
+    ``open`` has the open file of each directory, by the time of the last write.
+    """
+    ending, by = sink._encoding.ending, sink._by.shown
+    state = {"cues": _VERSION, "format": sink.format, "ending": ending, "by": by, "row": None, "next": 1}
+    state |= {"layout": None, "open": {}, "finishing": []}
+    if kept is None:
+        return state
+    if kept.get("cues") not in (1, _VERSION):
         raise CheckpointError(
             f"{where} is not a row of file sinks of version {_VERSION}.",
             "use another directory, or the version of Cues that wrote it.",
             where=where,
         )
-    unsettled = state["open"] is not None or state["finishing"]
-    if unsettled and (state["format"], state["ending"]) != (format, encoding.ending):
+    if kept["cues"] == 1:
+        files = [kept["open"]] if kept["open"] else []
+        opened = [{"at": "", **each} for each in files]
+        finishing = [{"at": "", **each} for each in kept["finishing"]]
+        layout, known_by = (kept["open"] or kept)["layout"] if files or "layout" in kept else None, []
+    else:
+        layouts = kept["layouts"]
+        opened, finishing = (
+            [{**each, "layout": layouts[each["layout"]]} for each in kept[name]] for name in ("open", "finishing")
+        )
+        layout, known_by = layouts[kept["layout"]], kept["by"]
+    if (opened or finishing) and (kept["format"], kept["ending"]) != (sink.format, ending):
         raise CheckpointError(
-            f"{where} names an open file of the format {state['format']!r} ({state['ending']}), not {format!r}"
-            f" ({encoding.ending}).",
-            f"call FileSink(…, {state['format']!r}).finish() with the options from before, once.",
+            f"{where} names an open file of the format {kept['format']!r} ({kept['ending']}), not {sink.format!r}"
+            f" ({ending}).",
+            f"call FileSink(…, {kept['format']!r}).finish() with the options from before, once.",
             where=where,
         )
-    state["format"] = format
+    state |= {"row": kept["row"], "next": kept["next"], "finishing": finishing}
+    state["open"] = {each["at"]: each for each in opened}
+    if kept["format"] == sink.format and known_by == by:  # others have other columns in the files
+        state["layout"] = layout
     return state
+
+
+def _packed(state: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is kept: a layout is there once, because most files have the same."""
+    layouts: list[Any] = []
+
+    def number(layout: Any) -> int:
+        if layout not in layouts:
+            layouts.append(layout)
+        return layouts.index(layout)
+
+    packed = {**state, "layout": number(state["layout"])}
+    for name, files in (("open", state["open"].values()), ("finishing", state["finishing"])):
+        packed[name] = [{**each, "layout": number(each["layout"])} for each in files]
+    return {**packed, "layouts": layouts}

@@ -177,6 +177,28 @@ def file_numbers(sink: FileSink) -> list[int]:
     return [int(row["n"]) for row in rows if isinstance(row, dict)]
 
 
+def third(row: dict[str, Any]) -> dict[str, Any]:
+    """A function for ``partition_by=``."""
+    return {"third": row["n"] % 3, "big": row["n"] > 9}
+
+
+def partition_numbers(sink: FileSink) -> list[int]:
+    """The numbers in all finished files, sorted. Each directory has those of its values, in their order."""
+    from cues.processors.file_source import Files
+
+    found: dict[tuple[str, str], list[int]] = {}
+    scheme = sink.path.partition("://")[0] + "://" if places.is_remote(sink.path) else ""
+    for name in sink.finish():
+        rows = [row for _, row in Files(scheme + name)(None) if row is not None]
+        directory, _, file = name.rpartition("/")
+        found.setdefault((directory, file.split("-")[1]), []).extend(int(row["n"]) for row in rows)
+    for (directory, _), numbers in found.items():
+        names = [f"/third={n % 3}/big={str(n > 9).lower()}" for n in numbers]
+        assert all(directory.endswith(name) for name in names), (directory, numbers)
+        assert numbers == sorted(numbers) or len({*numbers}) < len(numbers)  # the control doubles some
+    return sorted(n for numbers in found.values() for n in numbers)
+
+
 def write(messages: Any, process: cues.Process) -> None:
     """The function of every case: each target has a connection that takes messages."""
     process.connection.write(messages)
@@ -196,6 +218,11 @@ SINKS = {
     "csv-gzip": SinkCase(_files("csv", compression="gzip"), write, file_numbers),
     "parquet": SinkCase(_files("parquet"), write, file_numbers, ("pyarrow",)),
     "arrow": SinkCase(_files("arrow", roll_bytes=10**9), write, file_numbers, ("pyarrow",)),
+    "jsonl-partitions": SinkCase(
+        _files("jsonl", roll_bytes=30, partition_by=third, open_files_max=2), write, partition_numbers
+    ),
+    "parquet-partitions": SinkCase(_files("parquet", partition_by=third), write, partition_numbers, ("pyarrow",)),
+    "objects-partitions": SinkCase(_objects("jsonl", partition_by=third), write, partition_numbers, ("fsspec",)),
     "objects-jsonl": SinkCase(_objects("jsonl"), write, file_numbers, ("fsspec",)),
     "objects-parquet": SinkCase(_objects("parquet"), write, file_numbers, ("fsspec", "pyarrow")),
 }
@@ -205,6 +232,7 @@ IN_PROCESSES = (
     "sqlite",
     "jsonl",
     "csv-gzip",
+    "jsonl-partitions",
     "parquet",
     "table-sqlite",
     "table-duckdb",

@@ -176,9 +176,12 @@ def test_an_open_file_of_an_earlier_version_is_continued(tmp_path: Path) -> None
         testing.run_until_idle(graph, store)
         (row,) = (tmp_path / "out" / "_cues").rglob("*.json")
         state = json.loads(row.read_text())
-        state["open"]["layout"] = state["open"]["layout"]["schema"]
-        del state["layout"]
-        row.write_text(json.dumps(state))
+        (open_file,), (layout,) = state["open"], state["layouts"]
+        former = {name: state[name] for name in ("format", "ending", "row", "next", "finishing")}
+        former["open"] = {"layout": layout["schema"]} | {
+            name: open_file[name] for name in ("number", "length", "since")
+        }
+        row.write_text(json.dumps(former | {"cues": 1}))
         appender.write_many([{"v": 2}, {"v": 2.5}, {"v": 3, "w": 1}])
         testing.run_until_idle(graph, store)
         assert len(testing.messages(store, "errors")) == 1

@@ -54,10 +54,16 @@ graph.add(cues.Source("rows", Files("in/*", schema=None if KIND == "parquet" els
 def double(rows):
     kill_after(os.environ.pop("KILL_AFTER_STEP", None))
     time.sleep(STEP_S)
-    return rows.filter(pc.not_equal(rows["n"], 7)).append_column("twice", pc.multiply(rows["n"], 2))
+    rows = rows.filter(pc.not_equal(rows["n"], 7)).append_column("twice", pc.multiply(rows["n"], 2))
+    return rows.append_column("part", pc.divide(rows["n"], 3_000))
 
 
 graph.add(FileSink("parquet", "parquet", roll_bytes=60_000, durability="process").sink("out", id="p", batch_size=700))
+graph.add(
+    FileSink("parts", "parquet", partition_by="part", open_files_max=2, roll_bytes=30_000, durability="process").sink(
+        "out", id="parts", batch_size=900
+    )
+)
 graph.add(FileSink("csv", "csv", roll_bytes=60_000, durability="process").sink("out", id="c", batch_size=300))
 """
 
@@ -105,3 +111,13 @@ def test_killed_at_any_time(kind: str, tmp_path: Path) -> None:
     assert names[5] == 'a "b", c' and names[6] == "x6"
     lines = pa.concat_tables([arrow_csv.read_csv(path) for path in sorted((tmp_path / "csv").glob("*.csv"))])
     assert lines["n"].to_pylist() == expected and lines["name"].to_pylist() == [names[n] for n in expected]
+    parts = pa.concat_tables(
+        [
+            pq.ParquetFile(path)
+            .read()
+            .append_column("part", pa.array([path.parent.name] * pq.read_metadata(path).num_rows))
+            for path in sorted((tmp_path / "parts").rglob("*.parquet"))
+        ]
+    )
+    assert parts["n"].to_pylist() == expected
+    assert parts["part"].to_pylist() == [f"part={n // 3_000}" for n in expected]
