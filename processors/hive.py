@@ -37,13 +37,13 @@ PATH_BYTES_MAX: Final = 2_000
 """Bytes of the names of a partition together. Linux takes 4,096 of a whole path, and object stores about 1,000."""
 
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""What Hive and Spark escape; all other characters are as they are, as they are in Spark."""
+"""The characters that Hive and Spark escape. All others are as they are."""
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^._][^\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]*")
 """Names of columns: without escapes, which not every reader undoes, and with no beginning that readers leave out."""
 
 
 class By:
-    """What ``partition_by=`` says: the names of columns, or a function of a row; None: one directory."""
+    """The directories of rows: by the names of columns, or by a function of a row; None: one directory."""
 
     def __init__(self, given: Any) -> None:
         self.function: Callable[[Row], Row] | None = given if callable(given) else None
@@ -61,7 +61,7 @@ class By:
 
     @property
     def shown(self) -> Any:
-        """What decides the columns of the files, as JSON."""
+        """The part of the option that decides the columns of the files, as JSON."""
         return "function" if self.function else self.names
 
     def check(self, option: str, names: Iterable[str] | None) -> None:
