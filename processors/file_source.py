@@ -114,6 +114,10 @@ class Files:
     ``header``       of CSV without a header line: the names of the columns; None: the first line has them
     ``quote``        of CSV: the sign around fields with delimiters or line ends, doubled in them; None: there is none
     ``escape``       of CSV: a sign such as a backslash, which makes the next character a part of the field
+    ``begins``       of text: a regular expression for the first line of a record, such as ``r"\\d{4}-"`` for a log in
+                     which the lines of a stack trace follow. ``{"line": text}`` has all its lines, of at most
+                     ``line_bytes_max`` bytes. In a file that is followed, the last record waits for the beginning of
+                     the next one, or until the file did not grow for ``grace_s``
     ``delimiter``, ``record_lines_max``, ``line_bytes_max``, ``at``   as :func:`cues.processors.files.read_csv` has them
 
     Kind: source
@@ -141,6 +145,7 @@ class Files:
         header: Sequence[str] | None = None,
         quote: str | None = '"',
         escape: str | None = None,
+        begins: str | None = None,
         record_lines_max: int = files.RECORD_LINES_MAX,
         line_bytes_max: int = files.LINE_BYTES_MAX,
         at: str | None = None,
@@ -153,7 +158,7 @@ class Files:
         given = path_of("pattern", pattern)
         self.pattern = given if places.is_remote(given) else places.local_path(given)
         self.format, self.watch, self.follow, self.bad = format, watch, follow, bad
-        self.shape = files.Shape(delimiter, encoding, record_lines_max, line_bytes_max, header, quote, escape)
+        self.shape = files.Shape(delimiter, encoding, record_lines_max, line_bytes_max, header, quote, escape, begins)
         self.order, self.at = order, at
         self.schema = blocks.checked_schema(schema)
         self.types: Any = None if self.schema == blocks.INFER else self.schema
@@ -184,6 +189,8 @@ class Files:
                     "leave it out; an object is whole when it is there, and rules of the store can delete it.",
                 )
         self._owner = ""
+        self._held: set[str] = set()
+        """Files that are followed, whose last record of several lines may go on."""
         if follow and self.schema == blocks.INFER:
             raise InvalidArgument(
                 "schema='infer' needs files that do not grow.", "give the types: schema={'n': 'int64'}."
@@ -235,6 +242,7 @@ class Files:
             self._owner = owner
         self.consumed = self.consumed.again()
         run = copy.copy(self)  # with the types that this run has inferred
+        run._held = set()
         if self.schema == blocks.INFER and (kept := state.get(_TYPES)) is not None:
             run.types = places.arrow().ipc.read_schema(places.arrow().py_buffer(kept))
         return run._in_order(place, former, KnownFiles(state), waiting, Pieces(process, state, by_columns))
@@ -273,7 +281,8 @@ class Files:
             todo = [
                 n
                 for n, stat in entries.items()
-                if looked.get(n) != (stat, n in grows) and self._has_more(known.get(n), stat)
+                if (looked.get(n) != (stat, n in grows) or self._is_over(n, stat))
+                and self._has_more(known.get(n), stat)
             ]
             unsettled = settled.take_away(todo, entries, place)
             todo.sort(key=self._order_of(entries, place))
@@ -294,7 +303,8 @@ class Files:
                 pass
             if self.consumed.has_gone:
                 continue
-            if not ((self.watch or self.follow or unsettled) and waiting.pause(at_end=not unsettled)):
+            at_end = not unsettled and not self._held
+            if not ((self.watch or self.follow or unsettled) and waiting.pause(at_end=at_end)):
                 return
 
     def _gone(self, entries: dict[str, places.Stat], known: KnownFiles, is_first: bool) -> list[str]:
@@ -323,6 +333,10 @@ class Files:
             for name, stat in entries.items()
             if (name == last or stat.modified > fresh) and places.compression_of(name) is None
         }
+
+    def _is_over(self, name: str, stat: places.Stat) -> bool:
+        """Return whether the last record of a file has waited for its other lines, and has all."""
+        return name in self._held and abs(time.time() - stat.modified) >= self.grace_s
 
     def _has_more(self, row: Known | None, stat: places.Stat) -> bool:
         return row is None or not row.done or (self.follow and stat.size > row.size)
@@ -431,6 +445,7 @@ class Files:
             known.put(Known(current, 0, 0.0, b"", place.offset, place.line, False))
         if not is_current:
             place = place.next() if row is None else Progress(place.serial + 1, row.identity, row.offset, row.line)
+        self._held.discard(name)
         held: tuple[Progress, Any] | None = None
         try:
             with Opened(self, where, name, place) as opened:
@@ -446,6 +461,7 @@ class Files:
                         yield held
                         held = None
                 if grows:
+                    (self._held.add if opened.waits else self._held.discard)(name)
                     return
                 found = stat if where.remote else opened.start_stat
                 row = Known(opened.identity(opened.offset), *found[2:], opened.end(), opened.offset, opened.line, True)
@@ -517,8 +533,12 @@ class Files:
 
     def _fits(self, format: str) -> str:
         """Return the format, or refuse it with options that it has not."""
+        shape = self.shape
+        if shape.begins is not None and format != "text":
+            raise InvalidArgument(
+                f"The format {format!r} has no begins=.", "leave it out; records of text may have it."
+            )
         if format != "csv":
-            shape = self.shape
             for name, value, default in (
                 ("header", shape.header, None), ("quote", shape.quote, '"'), ("escape", shape.escape, None),
             ):  # fmt: skip

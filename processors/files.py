@@ -100,6 +100,8 @@ class Shape:
     """The names of the columns of CSV without a header."""
     quote: str | None = '"'
     escape: str | None = None
+    begins: str | None = None
+    """A regular expression for the beginning of the first line of a record of text; None: each line is a record."""
 
     def __post_init__(self) -> None:
         delimiter = self.delimiter
@@ -114,6 +116,13 @@ class Shape:
             raise InvalidArgument(
                 f"escape={self.escape!r} is the delimiter or the quote, too.", "leave escape= out: a quote is doubled."
             )
+        if self.begins is not None:
+            try:
+                re.compile(text_of("begins", self.begins))
+            except re.error as error:
+                raise InvalidArgument(
+                    f"begins={self.begins!r:.60} is no regular expression: {error}.", "give one, such as r'\\d{4}-'."
+                ) from None
         if self.header is not None:
             names = texts_of("header", self.header)
             if not names or isinstance(self.header, str) or len(set(names)) < len(names):
@@ -394,6 +403,52 @@ def records(
             row, problem = parsed(parse, record, encoding)
         raw = record.decode(encoding, "backslashreplace") if problem else ""
         yield Record(offset, line, line - lines + 1, row, problem, raw)
+
+
+def begun(
+    file: IO[bytes], offset: int, line: int, parse: Parser, shape: Shape, may_end: Callable[[], bool]
+) -> Iterator[Record]:
+    """Yield the records of text of which each begins with a line that matches ``begins=``.
+
+    ``may_end``: whether the last record is whole, because the file does not grow. Otherwise the file is put back before
+    it. So is a last line without a line end, which may be a part of it or begin another. Lines before the first
+    beginning are a record, and one of empty lines is left out. CR LF in a record becomes LF.
+    """
+    encoding, limit = shape.encoding, shape.line_bytes_max
+    begins = re.compile(shape.begins or "").match
+    held, size, lines = b"", 0, 0
+
+    def record() -> Iterator[Record]:
+        nonlocal offset, line, held, size, lines
+        offset, line, text = offset + size, line + lines, held.rstrip(b"\r\n").replace(b"\r\n", b"\n")
+        row: Row | None = None
+        problem = f"{size:,} bytes long, at most line_bytes_max={limit:,} are read" if size > limit else ""
+        if problem:
+            text = text[:_RAW_CHARACTERS_MAX]
+        elif text:
+            row, problem = parsed(parse, text, encoding)
+        if text:
+            raw = text.decode(encoding, "backslashreplace") if problem else ""
+            yield Record(offset, line, line - lines + 1, row, problem, raw)
+        held, size, lines = b"", 0, 0
+
+    while part := file.readline(limit + 1):
+        length, ended = len(part), part.endswith(b"\n")
+        if not ended and length > limit:
+            rest, ended = _skip_line(file)
+            length += rest
+        if not ended and not may_end():
+            break
+        if not offset and not size:
+            part = _without_mark(part, encoding)
+        if lines and begins(part.rstrip(b"\r\n").decode(encoding, "replace")):
+            yield from record()
+        held += part if size <= limit else b""
+        size, lines = size + length, lines + 1
+    if lines and may_end():
+        yield from record()
+    else:
+        file.seek(offset)
 
 
 def parsed(parse: Parser, record: bytes, encoding: str) -> tuple[Row | None, str]:

@@ -98,6 +98,8 @@ class Opened:
         self.name, self.start = name, place
         self.whole = False
         """The file was rotated, and is read to its end."""
+        self.waits = False
+        """The last record of several lines may go on, because the file grew within ``grace_s``."""
         self._source, self._where = source, where
         self._format = source.format_of(source.pattern if source.tails else name)
         self._parse: files.Parser | None = None
@@ -142,7 +144,7 @@ class Opened:
     def records(self, complete: bool) -> Iterator[files.Record]:
         """Yield the records that are there after those that were yielded."""
         if self._is_numbered:
-            yield from self._rows() if self._is_table else self._documents()
+            yield from self._rows() if self._is_table else self._documents(_Counted(self._plain))
             return
         if self._parse is None and not self._begin(complete):
             return
@@ -152,19 +154,28 @@ class Opened:
             for piece in self._blocks(complete):
                 yield from piece.records() if isinstance(piece, blocks.Block) else (piece,)
             return
-        shape = self._source.shape
+        self.waits, shape = False, self._source.shape
         lines_max = shape.record_lines_max if self._format == "csv" else 1
-        found = files.records(self._plain, self.offset, self.line, self._parse, shape, lines_max, complete)
+        if shape.begins is not None:
+            may_end = lambda: complete or self._is_quiet()  # noqa: E731
+            found = files.begun(self._plain, self.offset, self.line, self._parse, shape, may_end)
+        else:
+            found = files.records(self._plain, self.offset, self.line, self._parse, shape, lines_max, complete)
         for record in found:
             self.offset, self.line = record.offset, record.line
             yield record
+
+    def _is_quiet(self) -> bool:
+        """Return whether the file did not grow for ``grace_s``. A time of the future counts as one of long ago."""
+        self.waits = abs(time.time() - self.stat().modified) < self._source.grace_s
+        return not self.waits
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the records of a file that does not grow, many at once where this is possible and worth it."""
         if self._is_table:
             yield from self._table_pieces()
         elif self._is_numbered:
-            yield from self._lists(self._documents())
+            yield from self._lists(self._documents(counted := _Counted(self._plain)), counted)
         elif (self._parse is not None or self._begin(True)) and self._has_blocks():
             self._plain.seek(self.offset)
             yield from self._blocks(True)
@@ -180,6 +191,8 @@ class Opened:
         """Return whether the rows of text may be read by blocks."""
         if self._is_typed:
             return True
+        if self._source.shape.begins is not None:
+            return False
         known = codecs.lookup(self._source.shape.encoding).name in files.ASCII_BYTES
         return known and (self._format != "csv" or (blocks.may_be_columns(self.names) and places.has("pyarrow")))
 
@@ -234,25 +247,27 @@ class Opened:
         self._parse = _PARSERS[self._format](source.shape, source.may)(self.name, header)
         return True
 
-    def _documents(self) -> Iterator[files.Record]:
+    def _documents(self, file: _Counted) -> Iterator[files.Record]:
         """Yield the records of a JSON document or an Avro file: a record's number is its offset and its line."""
         source = self._source
         self._plain.seek(0)
         parse = files.jsonl_parser(source.shape, source.may)(self.name, b"")
-        for record in documents.records_of(self._format, self._plain, self.offset, parse, source.shape, source.may):
+        read: Any = file
+        for record in documents.records_of(self._format, read, self.offset, parse, source.shape, source.may):
             self.offset = self.line = record.offset
             yield record
 
-    def _lists(self, records: Iterator[files.Record]) -> Iterator[Piece]:
-        """Yield records in lists, and those that cannot be read by themselves."""
+    def _lists(self, records: Iterator[files.Record], file: _Counted) -> Iterator[Piece]:
+        """Yield records in lists, for which a few parts of the file were read, and bad ones by themselves."""
         held: list[files.Record] = []
+        begun = 0
         try:
             for record in records:
                 if record.row is not None:
                     held.append(record)
-                if record.row is None or len(held) >= blocks.LINES:
+                if record.row is None or len(held) >= blocks.LINES or file.size - begun >= blocks.BLOCK_BYTES:
                     yield from _listed(held)
-                    held = []
+                    held, begun = [], file.size
                 if record.row is None:
                     yield record
         except Exception:
@@ -336,9 +351,10 @@ class Opened:
         """The first bytes of the uncompressed file. The place in the file stays as it is."""
         if not self._compressed and not self._where.remote:
             return os.pread(self._file.fileno(), size, 0)
+        at = self._plain.tell()  # records that were read ahead may end after the offset
         self._plain.seek(0)
         head = self._plain.read(size)
-        self._plain.seek(0 if self._is_numbered else self.offset)
+        self._plain.seek(at)
         return head
 
     def close(self) -> None:
@@ -349,6 +365,22 @@ class Opened:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Counted:
+    """A file that counts the bytes that are read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.size = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.size += len(data)
+        return data
+
+    def tell(self) -> int:
+        """The bytes that were read; fastavro asks for it."""
+        return self.size
 
 
 def _listed(records: list[files.Record]) -> Iterator[Piece]:

@@ -274,6 +274,9 @@ class _Seekable:
         self._at += len(taken)
         return taken
 
+    def tell(self) -> int:
+        return self._at
+
     def seek(self, offset: int) -> int:
         """Move to a byte, at most to the end. There is no index, so the bytes before it are read."""
         if offset < self._at:

@@ -148,7 +148,7 @@ class Tail:
                 return
             elif rotated is None and not opened.is_at(path) and os.path.exists(path):
                 rotated = time.monotonic()
-            elif not self._waiting.pause(at_end=rotated is None):
+            elif not self._waiting.pause(at_end=rotated is None and not opened.waits):
                 yield None
 
     # --- which file is next ---

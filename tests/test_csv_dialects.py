@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import seeds
 from test_file_columns import same, small_blocks  # noqa: F401  (a fixture)
@@ -192,3 +193,17 @@ def test_a_name_that_is_reserved_is_no_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("1,2\n")
     (error,) = [item for _, item in Files(tmp_path / "t.csv", header=["a", "q/uuid"])(None) if item is not None]
     assert "q/uuid" in str(error)
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_lines_that_were_read_ahead_are_read_once_from_a_compressed_file(ending: str, tmp_path: Path) -> None:
+    """Also while the fingerprint of the file grows, for which its beginning is read again."""
+    data = b"a,b\n" + b"".join(b'%d,"open\n' % n if n % 3 == 0 else b"%d,x\n" % n for n in range(400))
+    packed = gzip.compress(data) if ending == "gz" else pa.compress(data, "zstd", asbytes=True)
+    (tmp_path / f"t.csv.{ending}").write_bytes(packed)
+    (tmp_path / "t.csv").write_bytes(data)
+    found = [
+        [row["a"] for _, row in Files(tmp_path / name, record_lines_max=3)(None) if isinstance(row, dict)]
+        for name in (f"t.csv.{ending}", "t.csv")
+    ]
+    assert found[0] == found[1] == [str(n) for n in range(400) if n % 3]

@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import fastavro
+import pyarrow as pa
 import pytest
 import seeds
 from test_file_columns import ODD, json_line, same
@@ -202,11 +203,12 @@ def test_avro_is_on_the_queue_with_its_values(codec: str, tmp_path: Path, store:
 def test_records_continue_after_each_of_them(tmp_path: Path) -> None:
     (tmp_path / "a.avro").write_bytes(avro())
     (tmp_path / "b.avro.gz").write_bytes(gzip.compress(avro(ROWS[:3])))
-    for stop in range(1, 43):
+    (tmp_path / "c.avro.zst").write_bytes(pa.compress(avro(ROWS[:1]), "zstd", asbytes=True))
+    for stop in range(1, 44):
         process = SimpleNamespace(state={}, stopping=False)
         before = list(itertools.islice(Files(f"{tmp_path}/*")(None, process), stop))
         after = [row for _, row in Files(f"{tmp_path}/*")(before[-1][0], process) if row is not None]
-        assert [row for _, row in before] + after == [*ROWS, *ROWS[:3]]
+        assert [row for _, row in before] + after == [*ROWS, *ROWS[:3], *ROWS[:1]]
 
 
 @pytest.mark.parametrize("seed", seeds.among(range(300), fast=40))
