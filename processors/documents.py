@@ -1,4 +1,4 @@
-"""Files whose records have numbers and no lines: JSON documents, and Avro.
+"""Files whose records have numbers and no lines: JSON documents, Avro, and sheets of Excel.
 
     records_of("json", file, 2, parse, shape)      the records of an open file after its first two
 
@@ -8,6 +8,11 @@ of each record, so the values and the errors are those of JSON lines. In memory 
 
 An Avro file is read by fastavro, block by block. Values of logical types are dates, times, decimals and UUIDs.
 
+A sheet of Excel is read by openpyxl, row by row. Its first row has the names of the columns, unless ``header=`` has
+them; an empty row is no record. Texts, numbers, dates, times and true and false are values, and an empty cell is None.
+A formula has the value that the program which wrote the file has found; without one it is None. A record's number is
+that of its row.
+
 A restart reads the records before its position again, without a look at them; of Avro it skips whole blocks.
 """
 
@@ -16,7 +21,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 from cues.errors import InvalidArgument, NotInstalled
@@ -32,13 +37,21 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 def records_of(
-    format: str, file: IO[bytes], skip: int, parse: files.Parser, shape: files.Shape, may: frozenset[str]
+    format: str,
+    file: IO[bytes],
+    skip: int,
+    parse: files.Parser,
+    shape: files.Shape,
+    may: frozenset[str],
+    sheet: str | None = None,
 ) -> Iterator[files.Record]:
     """Yield the records after the first ``skip``. Raises ValueError where the rest of the file cannot be read."""
     if format == "json":
         yield from _Json(file, parse, shape).records(skip)
-    else:
+    elif format == "avro":
         yield from _avro(file, skip, may)
+    else:
+        yield from _excel(file, skip, may, shape.header, sheet)
 
 
 class _Json:
@@ -165,21 +178,75 @@ def _avro(file: IO[bytes], skip: int, may: frozenset[str]) -> Iterator[files.Rec
         for row in rows:
             number += 1
             if number > skip:
-                problem = ""
-                try:
-                    if not isinstance(row, dict):
-                        raise ValueError(f"a {type(row).__name__}, expected a record")
-                    foreign.check(row, may)
-                except InvalidArgument as error:
-                    problem = error.message
-                except ValueError as error:
-                    problem = str(error)
-                shown = repr(row)[:1_000] if problem else ""
-                yield files.Record(number, number, number, None if problem else row, problem, shown)
+                problem = "" if isinstance(row, dict) else f"a {type(row).__name__}, expected a record"
+                yield _checked(number, row, problem, may)
 
 
-def _damage(error: Exception) -> Exception:
-    """The error for one of fastavro, which raises many kinds for damaged bytes; errors of the system stay."""
+def _checked(number: int, row: Any, problem: str, may: frozenset[str]) -> files.Record:
+    """Return the record of a row, in which a problem was found or will be."""
+    try:
+        if not problem:
+            foreign.check(row, may)
+    except InvalidArgument as error:
+        problem = error.message
+    except ValueError as error:
+        problem = str(error)
+    return files.Record(number, number, number, None if problem else row, problem, repr(row)[:1_000] if problem else "")
+
+
+def excel() -> Any:
+    """Return the module openpyxl. Raises :class:`cues.errors.NotInstalled`."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise NotInstalled(
+            "Excel files need the package openpyxl, which is not installed.", "pip install 'cues-streams[files]'."
+        ) from None
+    return openpyxl
+
+
+def _excel(
+    file: IO[bytes], skip: int, may: frozenset[str], header: Sequence[str] | None, sheet: str | None
+) -> Iterator[files.Record]:
+    openpyxl, names = excel(), None if header is None else list(header)
+    try:
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+    except Exception as error:
+        raise _damage(error, "Excel") from error
+    if sheet is not None and sheet not in book.sheetnames:
+        raise ValueError(f"it has no sheet {sheet!r}; it has {', '.join(map(repr, book.sheetnames))}")
+    chosen = book.worksheets[0] if sheet is None else book[sheet]
+    chosen.reset_dimensions()  # some programs write wrong ones
+    rows = enumerate(chosen.iter_rows(), 1)
+    while True:
+        try:
+            number, cells = next(rows, (0, ()))
+        except Exception as error:
+            raise _damage(error, "Excel") from error
+        if not number:
+            return
+        values = [cell.value for cell in cells]
+        while values and values[-1] is None:
+            values.pop()
+        if not values:
+            continue
+        if names is None:
+            names = values
+            if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+                raise ValueError(f"row {number} does not name the columns by different texts: {names!r:.200}")
+        elif number > skip:
+            wrong = next((cell for cell in cells if cell.data_type == "e"), None)
+            problem = "" if wrong is None else f"the cell {wrong.coordinate} has the error {wrong.value}"
+            if len(values) > len(names):
+                problem = f"{len(values)} cells, expected {len(names)}"
+            row = dict(zip(names, values + [None] * (len(names) - len(values))))
+            yield _checked(number, row, problem, may)
+
+
+def _damage(error: Exception, kind: str = "Avro") -> Exception:
+    """The error for one of a library, which raises many kinds for damaged bytes; errors of the system stay."""
     if isinstance(error, (OSError, NotInstalled)):
         return error
-    return ValueError(f"it is no Avro file, or is damaged: {type(error).__name__}{f': {error}' if str(error) else ''}")
+    return ValueError(
+        f"it is no {kind} file, or is damaged: {type(error).__name__}{f': {error}' if str(error) else ''}"
+    )

@@ -55,7 +55,7 @@ from cues.processors.known_files import Former, Identity, Known, KnownFiles, Pro
 from cues.processors.opened_file import NUMBERED, TABLES, Opened, checksum, is_damage, is_inode
 from cues.processors.tail import Tail
 
-FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow", "json", "avro")
+FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow", "json", "avro", "xlsx")
 """The formats of a source."""
 ORDERS: Final = ("name", "modified")
 
@@ -67,7 +67,7 @@ _LISTINGS_SHARE: Final = 10
 """A directory is listed again after so many times the time that its listing takes."""
 _ENDINGS: Final = {
     ".txt": "text", ".log": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv",
-    ".avro": "avro", ".parquet": "parquet", ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
+    ".avro": "avro", ".xlsx": "xlsx", ".parquet": "parquet", ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
 }  # fmt: skip
 
 _log = logging.getLogger("cues.processors")
@@ -84,14 +84,16 @@ class Files:
     ``pattern``      a path, a directory or a glob pattern (``**`` too); a URL is read through fsspec (not followed)
     ``format``       ``"text"`` (``{"line": text}``), ``"jsonl"``, ``"csv"`` (strings by column), ``"parquet"``,
                      ``"arrow"`` (IPC file or stream), ``"json"`` (a file is one object, or one array of objects) or
-                     ``"avro"``; None: by the ending of each name, before ``.gz`` and the like: ``.json`` is jsonl
+                     ``"avro"`` or ``"xlsx"`` (Excel); None: by the ending of each name, before ``.gz`` and the like;
+                     ``.json`` is jsonl
     ``order``        of files that were not read: ``"name"`` (with numbers as numbers: ``part-9`` before ``part-10``) or
                      ``"modified"`` (the time of the last write, then the name)
     ``settle_s``     read a file when it did not change for so many seconds, for programs that write it under its name
     ``after``        ``"keep"`` files; ``"delete"`` each one, or ``"move:DIR"`` it to this directory of the same
                      filesystem, when all its messages are committed (:mod:`cues.processors.consumed`); also those that
                      earlier runs have read. A file that has changed since it was read stays, and the log says so; so
-                     does one that cannot be read to its end. A later file of the same name is a new one
+                     does one that cannot be read to its end. A file of which some
+                     records are on the error queue goes. A later file of the same name is a new one
     ``watch``        True: wait for new files; otherwise the source ends with the last one
     ``follow``       True: the last file grows; a path without wildcards is followed through its rotations
     ``bad``          ``"error"``: a record that cannot be read is a failed message: it is written to the error queue, or
@@ -111,9 +113,10 @@ class Files:
     ``idle_exit_s``  end the source after so many seconds without a record; 0: at the end of what is there; None: never
     ``grace_s``      a rotated file counts as whole when it did not grow for so many seconds, because a program may
                      write to it until it opens the new one
-    ``header``       of CSV without a header line: the names of the columns; None: the first line has them
+    ``header``       of CSV and Excel without a header: the names of the columns; None: the first line has them
     ``quote``        of CSV: the sign around fields with delimiters or line ends, doubled in them; None: there is none
     ``escape``       of CSV: a sign such as a backslash, which makes the next character a part of the field
+    ``sheet``        of Excel: the name of the sheet; None: the first one
     ``begins``       of text: a regular expression for the first line of a record, such as ``r"\\d{4}-"`` for a log in
                      which the lines of a stack trace follow. ``{"line": text}`` has all its lines, of at most
                      ``line_bytes_max`` bytes. In a file that is followed, the last record waits for the beginning of
@@ -121,7 +124,7 @@ class Files:
     ``delimiter``, ``record_lines_max``, ``line_bytes_max``, ``at``   as :func:`cues.processors.files.read_csv` has them
 
     Kind: source
-    Needs: nothing for text, JSON and CSV; extra `files` for Parquet, Arrow, Avro, zstd and URLs
+    Needs: nothing for text, JSON and CSV; extra `files` for Parquet, Arrow, Avro, Excel, zstd and URLs
     Guarantee: exactly once: each record of each file is on the queue once, also after kill -9
     Mechanism: position of file identity (device, inode, fingerprint) and offset, and a row of state for each file that
     was read, committed with the messages
@@ -146,6 +149,7 @@ class Files:
         quote: str | None = '"',
         escape: str | None = None,
         begins: str | None = None,
+        sheet: str | None = None,
         record_lines_max: int = files.RECORD_LINES_MAX,
         line_bytes_max: int = files.LINE_BYTES_MAX,
         at: str | None = None,
@@ -188,6 +192,7 @@ class Files:
                     f"{option} needs the times of files, which the object store {self.pattern} does not say.",
                     "leave it out; an object is whole when it is there, and rules of the store can delete it.",
                 )
+        self.sheet = None if sheet is None else text_of("sheet", sheet)
         self._owner = ""
         self._held: set[str] = set()
         """Files that are followed, whose last record of several lines may go on."""
@@ -199,8 +204,9 @@ class Files:
             raise InvalidArgument("columns= names no column.", "leave it out, to read all.")
         if format is not None:
             self._fits(format)
-        if format == "avro":
-            documents.avro()
+        for library, of in ((documents.avro, "avro"), (documents.excel, "xlsx")):
+            if format == of:
+                library()
         if follow and format in NUMBERED:
             raise InvalidArgument(f"A file of the format {format!r} cannot be followed.", "use watch=True.")
 
@@ -538,13 +544,15 @@ class Files:
             raise InvalidArgument(
                 f"The format {format!r} has no begins=.", "leave it out; records of text may have it."
             )
+        if self.sheet is not None and format != "xlsx":
+            raise InvalidArgument(f"The format {format!r} has no sheet=.", "leave it out; Excel files have sheets.")
         if format != "csv":
             for name, value, default in (
                 ("header", shape.header, None), ("quote", shape.quote, '"'), ("escape", shape.escape, None),
             ):  # fmt: skip
-                if value != default:
+                if value != default and not (name == "header" and format == "xlsx"):
                     raise InvalidArgument(f"The format {format!r} has no {name}=.", "leave it out; CSV has it.")
-        if self.is_typed and format in ("text", "json", "avro"):
+        if self.is_typed and format in ("text", "json", "avro", "xlsx"):
             raise InvalidArgument(f"The format {format!r} has neither schema= nor columns=.", "leave them out.")
         if self.columns is not None and self.schema is None and format == "jsonl":
             raise InvalidArgument("The format 'jsonl' has columns= only with types.", "give schema= too, or 'infer'.")

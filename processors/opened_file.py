@@ -33,7 +33,9 @@ _PARSERS: Final[dict[str, Callable[[files.Shape, frozenset[str]], Callable[[str,
 
 TABLES: Final = ("parquet", "arrow")
 """Formats of columns."""
-NUMBERED: Final = (*TABLES, "json", "avro")
+PACKED: Final = (*TABLES, "xlsx")
+"""Formats that are compressed by themselves."""
+NUMBERED: Final = (*PACKED, "json", "avro")
 """Formats whose records have numbers, and no lines."""
 
 _DAMAGE: Final = (
@@ -66,6 +68,7 @@ class Source(Protocol):
     tails: bool
     grace_s: float
     columns: list[str] | None
+    sheet: str | None
     schema: Any
     types: Any
     """The schema that is in force: ``schema``, or the one that was inferred."""
@@ -115,7 +118,7 @@ class Opened:
         self._file = stack.enter_context(where.open(name))
         self._is_table = self._format in TABLES
         self._is_numbered = self._format in NUMBERED
-        self._compressed = places.compression_of(name) is not None and not self._is_table
+        self._compressed = places.compression_of(name) is not None and self._format not in PACKED
         self._plain = places.open_plain(self._file, name, stack) if self._compressed else self._file
         self.start_stat = places.Stat(0, 0, 0, 0.0) if where.remote else _fstat(self._file)
         self._print: tuple[int, bytes] = (0, b"")
@@ -253,7 +256,8 @@ class Opened:
         self._plain.seek(0)
         parse = files.jsonl_parser(source.shape, source.may)(self.name, b"")
         read: Any = file
-        for record in documents.records_of(self._format, read, self.offset, parse, source.shape, source.may):
+        may, read = source.may, self._plain if self._format in PACKED else file
+        for record in documents.records_of(self._format, read, self.offset, parse, source.shape, may, source.sheet):
             self.offset = self.line = record.offset
             yield record
 
