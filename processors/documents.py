@@ -19,6 +19,7 @@ A restart reads the records before its position again, without a look at them; o
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -211,21 +212,23 @@ def _excel(
     openpyxl, names = excel(), None if header is None else list(header)
     try:
         book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        sheets = {each.title: each for each in book.worksheets}
+        chosen = sheets.get(next(iter(sheets), "") if sheet is None else sheet)
+        if chosen is not None:
+            chosen.reset_dimensions()  # some programs write wrong ones
+            rows = enumerate(chosen.iter_rows(), 1)
     except Exception as error:
         raise _damage(error, "Excel") from error
-    if sheet is not None and sheet not in book.sheetnames:
-        raise ValueError(f"it has no sheet {sheet!r}; it has {', '.join(map(repr, book.sheetnames))}")
-    chosen = book.worksheets[0] if sheet is None else book[sheet]
-    chosen.reset_dimensions()  # some programs write wrong ones
-    rows = enumerate(chosen.iter_rows(), 1)
+    if chosen is None:
+        raise ValueError(f"it has no sheet {sheet or ''!r}; it has {', '.join(map(repr, sheets)) or 'none'}")
     while True:
         try:
             number, cells = next(rows, (0, ()))
+            values = [cell.value for cell in cells]
         except Exception as error:
             raise _damage(error, "Excel") from error
         if not number:
             return
-        values = [cell.value for cell in cells]
         while values and values[-1] is None:
             values.pop()
         if not values:
@@ -245,7 +248,8 @@ def _excel(
 
 def _damage(error: Exception, kind: str = "Avro") -> Exception:
     """The error for one of a library, which raises many kinds for damaged bytes; errors of the system stay."""
-    if isinstance(error, (OSError, NotInstalled)):
+    is_seek = isinstance(error, OSError) and error.errno == errno.EINVAL  # to a place that damaged bytes name
+    if isinstance(error, (OSError, NotInstalled)) and not is_seek:
         return error
     return ValueError(
         f"it is no {kind} file, or is damaged: {type(error).__name__}{f': {error}' if str(error) else ''}"
