@@ -48,6 +48,7 @@ MODULES = {
     "cues.processors.redis_streams": "Redis streams as a source, and Redis as the target of sinks",
     "cues.processors.mqtt": "messages of MQTT topics as a source, and a publisher",
     "cues.processors.nats_streams": "NATS streams as a source, and a subject as the target of sinks",
+    "cues.processors.sqs": "messages of Amazon SQS as a source, and a sender",
     "cues.processors.databases": "SQLite, PostgreSQL and DuckDB in one form",
     "cues.processors.http": "answers, failures, rates and signatures of the HTTP processors",
     "cues.processors.http_sink": "a request for each message",

@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases, Kafka, Redis, NATS and MQTT; windows and joins.
+"""Ready-made sources and sinks for files, databases, Kafka, Redis, NATS, MQTT and SQS; windows and joins.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -15,6 +15,7 @@ says so, and loads it on first use.
     redis_streams.py the entries of a Redis stream, and Redis as the target of sinks, exactly once
     mqtt.py          the messages of MQTT topics, acknowledged after the commit, and a publisher
     nats_streams.py  the messages of a NATS stream, and a subject as the target of sinks, exactly once
+    sqs.py           the messages of an Amazon SQS queue, deleted after the commit, and a sender
     http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
     http_source.py   the items of a resource that is asked again and again
     webhook.py       a server whose requests become messages

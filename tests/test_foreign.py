@@ -147,6 +147,7 @@ def test_every_ready_made_source_is_in_the_table() -> None:
         "redis-stream",
         "nats-stream",
         "mqtt",
+        "sqs",
     }
 
 

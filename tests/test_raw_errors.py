@@ -32,6 +32,7 @@ from cues.processors.reducers import count
 from cues.processors.sql import SQLite
 from cues.processors.sql_sink import Table
 from cues.processors.sql_source import Rows
+from cues.processors.sqs import Sender, Sqs
 from cues.processors.webhook import Webhook
 
 INF = float("inf")
@@ -140,6 +141,12 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"url": "mqtt://h", "topic": "t", "shape": "value", "retain": False, "in_flight": 5, "user": "u"}
         | {"password": "p", "version": "5", "client": "c", "keepalive_s": 5, "timeout_s": 5},
     ),
+    "Sqs": (
+        Sqs,
+        {"url": "https://h/q", "body": "json", "shape": "value", "visibility_s": 5, "wait_s": 5, "in_flight": 5}
+        | {"idle_exit_s": 5, "reserved": ()},
+    ),
+    "Sender": (Sender, {"url": "https://h/q.fifo", "shape": "value", "group": "g"}),
     "RedisStream": (
         RedisStream,
         {"url": "redis://h", "stream": "s", "fields": "text", "field": None, "follow": False, "start": "oldest"}

@@ -65,7 +65,17 @@ NEVER = {
         "rich",
         "jsonschema",
     ),
-    *("prometheus_client", "opentelemetry", "starlette", "uvicorn", "httpx", "deltalake", "confluent_kafka", "paho"),
+    *(
+        "prometheus_client",
+        "opentelemetry",
+        "starlette",
+        "uvicorn",
+        "httpx",
+        "deltalake",
+        "confluent_kafka",
+        "paho",
+        "boto3",
+    ),
 }
 """Neither these modules nor modules inside of them are loaded."""
 
