@@ -148,6 +148,7 @@ if early == "early":  # the control: acknowledge on receipt
     real = mqtt.Reading._is_new
     def acknowledged(self, message):
         self._client.ack(message.mid, 1)
+        __import__("time").sleep(0.05)  # the acknowledgement leaves before the kill
         return real(self, message)
     mqtt.Reading._is_new = acknowledged
 if early == "forgets":  # the control: no repetition is known
