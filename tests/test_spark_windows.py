@@ -67,6 +67,23 @@ def test_results_are_those_of_the_embedded_engine(
     assert [pair for pair in found["pairs"] if "left 100'" not in pair] == without_late
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "directory"])
+def test_the_end_closes_windows_in_a_store(shared: bool, spark: SparkSession, tmp_path: Path) -> None:
+    with testing.temporary_store() as store:
+        testing.run_until_idle(graph(), store, close_open=True)
+        closed = {queue: as_set(testing.messages(store, queue)) for queue in OUTPUTS}
+    told: list[Any] = []
+    options: dict[str, Any] = {"queues": tmp_path / "queues"} if shared else {}
+    with graph().start(
+        engine="spark", spark=spark, store=tmp_path / "store", listeners=(told.append,), **options
+    ) as running:
+        assert running.wait_done()
+        found = {queue: as_set(running.messages(queue)) for queue in OUTPUTS}
+    for queue in ("fixed", "sessions"):
+        assert (found[queue] == closed[queue]) is not shared
+    assert any("its windows stay open" in event.text for event in told) is shared
+
+
 def test_idle_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     made = cues.Graph("g")
     made.source("a")
