@@ -8,6 +8,11 @@ A reducer keeps a state of a message's types, which is a part of the window's ro
     quantiles                      8 bytes for each value up to ``exact`` (256); then a t-digest of about 5 KiB
     distinct                       8 bytes for each value up to ``exact`` (1,000); then a sketch of 4 KiB
     top                            ``capacity`` values (100)
+    stddev                         three numbers
+    first, last                    a value
+    earliest, latest               a value and its place in the order
+    collect                        ``most`` values (1,000)
+    a plain function               all messages of the window
     reducer(...)                   what your function keeps
 
 A field is a name or a function of the message. A message without the field, or with None in it, does not count, as in
@@ -23,10 +28,10 @@ Not guaranteed: that sums of floats are those of another order. They are added i
 from __future__ import annotations
 
 import builtins
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from math import isinf
 from typing import Any, Final
 
 import xxhash
@@ -340,6 +345,186 @@ def max(field: Field) -> Reducer:
     return _Extreme(field, builtins.max)
 
 
+class _Spread(_OfField):
+    """The state is [count, mean, sum of squared distances from it] (Welford)."""
+
+    def __init__(self, field: Field, ddof: int) -> None:
+        super().__init__(field)
+        self._ddof = ddof
+
+    @override
+    def start(self) -> Any:
+        return [0, 0.0, 0.0]
+
+    @override
+    def put(self, state: Any, value: Any) -> Any:
+        count, mean, squares = state
+        distance = float(_number(value)) - mean
+        mean += distance / (count + 1)
+        return [count + 1, mean, squares + distance * (float(value) - mean)]
+
+    @override
+    def merge(self, state: Any, other: Any) -> Any:
+        (n, mean, squares), (m, other_mean, other_squares) = state, other
+        if not (n and m):
+            return other if m else state
+        distance = other_mean - mean
+        return [n + m, mean + distance * m / (n + m), squares + other_squares + distance**2 * n * m / (n + m)]
+
+    @override
+    def result(self, state: Any) -> Any:
+        degrees = state[0] - self._ddof
+        return _defined(math.sqrt(state[2] / degrees)) if degrees > 0 else None
+
+
+def stddev(field: Field, ddof: int = 1) -> Reducer:
+    """Return the standard deviation of a field, a float; None for fewer than ``ddof`` + 1 values.
+
+    ``ddof=1``: of a sample, divided by n - 1; 0: of all values, divided by n.
+    """
+    if ddof not in (0, 1):
+        raise GraphError(f"ddof={ddof!r} is neither 0 nor 1.", "give 1 for a sample, 0 for all values.")
+    return _Spread(field, ddof)
+
+
+class _Arrived(_OfField):
+    """The state is a list of no or one value, which may be anything but None."""
+
+    mergeable = False
+
+    def __init__(self, field: Field, is_last: bool) -> None:
+        super().__init__(field)
+        self._is_last = is_last
+
+    @override
+    def start(self) -> Any:
+        return None
+
+    @override
+    def put(self, state: Any, value: Any) -> Any:
+        return value if self._is_last or state is None else state
+
+
+def first(field: Field) -> Reducer:
+    """Return the value of the message that arrived first. Session windows refuse it: see :func:`earliest`."""
+    return _Arrived(field, False)
+
+
+def last(field: Field) -> Reducer:
+    """Return the value of the message that arrived last. Session windows refuse it: see :func:`latest`."""
+    return _Arrived(field, True)
+
+
+class _Placed(Reducer):
+    """The state is [place, value] of the chosen message, or None."""
+
+    def __init__(self, field: Field, by: Field, is_last: bool) -> None:
+        self._value, self._by = getter(field, "field"), getter(by, "by")
+        self._names = (field, by) if isinstance(field, str) and isinstance(by, str) else None
+        self._is_last = is_last
+
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        if self._names is None:
+            return super().add_rows(states, columns, rows, codes)
+        pairs = list(zip(*(columns.values(name) for name in self._names)))
+        return _one_by_one(self._put, states, pairs, rows, codes)
+
+    @override
+    def start(self) -> Any:
+        return None
+
+    @override
+    def add(self, state: Any, message: Any) -> Any:
+        return self._put(state, (self._value(message), self._by(message)))
+
+    def _put(self, state: Any, pair: tuple[Any, Any]) -> Any:
+        value, place = pair
+        if value is None or place is None:
+            return state
+        if place != place:
+            raise TypeError(f"{place!r} has no order")
+        if state is None or (place >= state[0] if self._is_last else place < state[0]):
+            return [place, value]
+        return state
+
+    @override
+    def merge(self, state: Any, other: Any) -> Any:
+        if state is None or other is None:
+            return other if state is None else state
+        return other if (other[0] > state[0] if self._is_last else other[0] < state[0]) else state
+
+    @override
+    def result(self, state: Any) -> Any:
+        return None if state is None else state[1]
+
+
+def earliest(field: Field, by: Field) -> Reducer:
+    """Return the value of the message with the smallest ``by``, such as its time; of equal ones the first to arrive."""
+    return _Placed(field, by, False)
+
+
+def latest(field: Field, by: Field) -> Reducer:
+    """Return the value of the message with the greatest ``by``, such as its time; of equal ones the last to arrive."""
+    return _Placed(field, by, True)
+
+
+class _Collect(_OfField):
+    def __init__(self, field: Field, most: int | None) -> None:
+        super().__init__(field)
+        self._most = most
+
+    @override
+    def start(self) -> Any:
+        return []
+
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        values = map(self._value, columns.messages()) if self._name is None else columns.values(self._name)
+        new: list[list[Any]] = _one_by_one(_append, [[] for _ in states], list(values), rows, codes)
+        return [[*state, *some][: self._most] if some else state for state, some in zip(states, new)]
+
+    @override
+    def put(self, state: Any, value: Any) -> Any:
+        return [*state, value] if self._most is None else [*state, value][: self._most]
+
+    @override
+    def merge(self, state: Any, other: Any) -> Any:
+        return [*state, *other][: self._most]
+
+
+def collect(field: Field, most: int = 1_000) -> Reducer:
+    """Return the values of a field as a list, in the order of arrival: the first ``most``; others are left out.
+
+    Of two sessions that become one, the values of the earlier one are first.
+    """
+    if type(most) is not int or most < 1:
+        raise GraphError(f"most={most!r} is not a number of values.", "give a count from 1.")
+    return _Collect(field, most)
+
+
+def _append(values: list[Any], value: Any) -> list[Any]:
+    if value is not None:
+        values.append(value)
+    return values
+
+
+def _whole(message: Any) -> Any:
+    return message
+
+
+class _OfAll(_Collect):
+    """A function of all messages of the window."""
+
+    def __init__(self, fn: Callable[[list[Any]], Any]) -> None:
+        super().__init__(_whole, None)
+        self._fn = fn
+
+    @override
+    def result(self, state: Any) -> Any:
+        return self._fn(state)
+
+
 def _sketches() -> Any:
     try:
         import datasketches
@@ -411,7 +596,7 @@ def _between(values: list[float], place: float) -> float:
     if not rest:
         return values[low]
     one, next = values[low], values[low + 1]
-    if isinf(one) or isinf(next):
+    if math.isinf(one) or math.isinf(next):
         return one if one == next else _defined(one + next)
     return one + (next - one) * rest
 
@@ -573,8 +758,13 @@ class Reduction:
 
     def __init__(self, reduce: Any, taken: Sequence[str], sessions: bool = False) -> None:
         """``taken``: names that the result has already. Raises :class:`cues.errors.GraphError`."""
-        if not isinstance(reduce, dict) or not reduce or not all(isinstance(each, Reducer) for each in reduce.values()):
+        known = isinstance(reduce, dict) and reduce
+        if not known or not all(isinstance(each, Reducer) or callable(each) for each in reduce.values()):
             raise GraphError(f"reduce={reduce!r} is not a dict of reducers.", "give reduce={'n': count()}.")
+        for name, each in reduce.items():
+            if getattr(each, "__module__", "") == __name__ and not isinstance(each, Reducer):
+                raise GraphError(f"The reducer {name!r} was not called.", f"give {each.__name__}(…).")
+        reduce = {name: each if isinstance(each, Reducer) else _OfAll(each) for name, each in reduce.items()}
         for name, each in reduce.items():
             if not isinstance(name, str) or name.startswith("q/"):
                 raise GraphError(f"reduce= has a result {name!r}.", "give it a name that does not begin with 'q/'.")

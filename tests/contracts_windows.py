@@ -15,7 +15,19 @@ import cues
 from cues import testing
 from cues.processors import aggregates, joins, windows
 from cues.processors.event_time import moment
-from cues.processors.reducers import count, distinct, max, mean, min, quantiles, reducer, sum, top
+from cues.processors.reducers import (
+    count,
+    distinct,
+    earliest,
+    latest,
+    max,
+    mean,
+    min,
+    quantiles,
+    reducer,
+    sum,
+    top,
+)
 
 Message = dict[str, Any]
 Taken = list[tuple[str, Message]]
@@ -33,6 +45,9 @@ REDUCE = {
     "median": quantiles("v", at=(0.5,), exact=None),
     "different": distinct("v", exact=None),
     "top": top("v", 2),
+    "latest": latest("v", "i"),
+    "earliest": earliest(lambda m: m["v"], "i"),
+    "all": lambda messages: sorted(m["i"] for m in messages),
     "last": reducer(lambda: None, lambda _, message: message["i"], merge=lambda one, other: one or other),
 }
 DELAY_S = 5
@@ -53,8 +68,16 @@ def reduced(messages: list[Message]) -> Message:
         "median": [(low + high) / 2] if values else None,
         "different": len(set(values)),
         "top": [[v, -n] for n, v in counts[:2]],
+        "latest": next((m["v"] for m in sorted(messages, key=_place, reverse=True) if m["v"] is not None), None),
+        "earliest": next((m["v"] for m in sorted(messages, key=_place) if m["v"] is not None), None),
+        "all": sorted(map(_place, messages)),
         "last": messages[-1]["i"],
     }
+
+
+def _place(message: Message) -> int:
+    place: int = message["i"]
+    return place
 
 
 def _plus(values: list[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import random
+import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,12 +13,27 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import seeds
 
 import cues
 from cues import codec, testing
 from cues.errors import GraphError, InvalidArgument
 from cues.processors import event_time, joins, reducers, windows
-from cues.processors.reducers import count, distinct, max, mean, min, quantiles, reducer, sum, top
+from cues.processors.reducers import (
+    collect,
+    count,
+    distinct,
+    first,
+    last,
+    max,
+    mean,
+    min,
+    quantiles,
+    reducer,
+    stddev,
+    sum,
+    top,
+)
 
 Message = dict[str, Any]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -732,7 +748,8 @@ def test_state_of_joins_is_bounded() -> None:
     [
         (lambda: minutes(late="out"), "would both be on the queue 'out'"),
         (lambda: minutes(reduce={}), "not a dict of reducers"),
-        (lambda: minutes(reduce={"n": len}), "not a dict of reducers"),
+        (lambda: minutes(reduce={"n": 7}), "not a dict of reducers"),
+        (lambda: minutes(reduce={"n": sum}), "was not called"),
         (lambda: minutes(reduce={"start": count()}), "a field of that name"),
         (lambda: minutes(key="n"), "a field of that name"),
         (lambda: minutes(reduce={"q/n": count()}), "does not begin with"),
@@ -757,6 +774,9 @@ def test_state_of_joins_is_bounded() -> None:
         (lambda: top("v", 0), "not a number of values"),
         (lambda: top("v", 5, capacity=4), "less than k=5"),
         (lambda: reducer(1, 2), "cannot be called"),  # type: ignore[arg-type]
+        (lambda: stddev("v", 2), "neither 0 nor 1"),
+        (lambda: collect("v", 0), "not a number of values"),
+        (lambda: windows.sessions("m", "o", 5, time="t", late="l", reduce={"n": first("v")}), "has no merge="),
         (lambda: sum(7), "names no field"),  # type: ignore[arg-type]
     ],
 )
@@ -776,3 +796,40 @@ def test_a_window_of_a_running_graph_closes_without_a_message() -> None:
         while not running.messages("out") and time.monotonic() < limit:
             time.sleep(0.01)
         assert [m["n"] for m in running.messages("out")] == [1]
+
+
+def test_first_last_collected_and_spread_values() -> None:
+    given = [3, None, 1.5, 4, 2]
+    reduce = {
+        "first": first("v"),
+        "last": last("v"),
+        "list": collect("v", most=3),
+        "sample": stddev("v"),
+        "all": stddev("v", ddof=0),
+        "own": lambda messages: len(messages),
+    }
+    with testing.temporary_store() as store:
+        graph = cues.Graph("g")
+        graph.source("m")
+        graph.add(windows.counted("m", "out", len(given), reduce=reduce))
+        graph.add(windows.counted("m", "one", 1, reduce={"spread": stddev("v")}))
+        store.queue("m").appender().write_many([{"v": value} for value in given])
+        testing.run_until_idle(graph, store)
+        (found,) = testing.messages(store, "out")
+        assert testing.messages(store, "one")[0] == {"spread": None}
+    values = [value for value in given if value is not None]
+    assert (found["first"], found["last"], found["list"], found["own"]) == (3, 2, [3, 1.5, 4], 5)
+    assert found["sample"] == pytest.approx(statistics.stdev(values))
+    assert found["all"] == pytest.approx(statistics.pstdev(values))
+
+
+def test_two_parts_of_a_spread_are_one() -> None:
+    chance, spread = random.Random(seeds.new()), stddev("v")
+    values = [chance.gauss(1e6, 3) for _ in range(200)]
+    states = []
+    for some in (values[:70], values[70:]):
+        state = spread.start()
+        for value in some:
+            state = spread.add(state, {"v": value})
+        states.append(state)
+    assert spread.result(spread.merge(*states)) == pytest.approx(statistics.stdev(values))

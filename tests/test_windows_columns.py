@@ -21,7 +21,20 @@ import cues
 from cues import testing
 from cues.graphs import processor
 from cues.processors import aggregates, joins, shape, vectors, windows
-from cues.processors.reducers import count, distinct, max, mean, min, quantiles, sum, top
+from cues.processors.reducers import (
+    collect,
+    count,
+    distinct,
+    earliest,
+    latest,
+    max,
+    mean,
+    min,
+    quantiles,
+    stddev,
+    sum,
+    top,
+)
 from cues.queues import tables
 
 COLUMNS = {
@@ -39,11 +52,16 @@ NUMBERS = {
     "q": quantiles("v", exact=None),
     "d": distinct("v", exact=None),
     "top": top("v", 3),
+    "spread": stddev("v"),
+    "early": earliest("v", "t"),
+    "late": latest("v", "t"),
+    "list": collect("v", most=5),
+    "all": len,
     "twice": sum(lambda m: 2 * m["v"] if m.get("v") is not None else None),
 }
 
 
-SINGLE = {name: reducer for name, reducer in NUMBERS.items() if name not in ("q", "top")}
+SINGLE = {name: reducer for name, reducer in NUMBERS.items() if name not in ("q", "top", "list")}
 """Those whose results are single values."""
 
 
