@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 
 from cues.base import events
@@ -22,7 +24,7 @@ _COLUMNS = (TableColumn("processor", "processor"), TableColumn("wrote", "written
 @click.argument("graph", metavar="GRAPH", shell_complete=options.candidates_of("names"))
 @store_option
 @output_options
-def close(graph: str, store: str | None, output: CommandOutput) -> None:
+def close(graph: str, store: str | None, output: CommandOutput) -> int:
     """Close the windows, joins and files that a graph keeps open, as a run does when all its sources have ended.
 
     It runs the graph without its sources until its queues are empty. Then each processor closes its windows, after
@@ -45,17 +47,21 @@ def close(graph: str, store: str | None, output: CommandOutput) -> None:
     def note(event: events.Event) -> None:
         if isinstance(event, events.Placed):
             finished.append(event.text)
+        elif event.level >= logging.WARNING:
+            options.note(f"{event.processor} {event.text}")
 
     declared = file.graph.store is not None and chosen is None
     with file.graph.start(store=None if declared else path, sources=False, listeners=(note,)) as running:
-        running.close_open()
+        done = running.close_open()
         wrote = {running.plan.node(id).name: counter.written for id, counter in running.counters().items()}
     wrote = {name: written for name, written in wrote.items() if written}
-    nothing = not (wrote or finished)
+    nothing = done and not (wrote or finished)
     if wrote and not output.json:
         output.rows([{"processor": name, "written": written} for name, written in wrote.items()], _COLUMNS)
     if not output.json:
         for line in finished:
             out(line)
-    text = "nothing was open" if nothing else f"closed; {count(sum(wrote.values()), 'message')} written"
+    closed = "closed" if done else "not all is closed"
+    text = "nothing was open" if nothing else f"{closed}; {count(sum(wrote.values()), 'message')} written"
     output.say(f"{file.graph.id}: {text}", graph=file.graph.id, written=wrote, finished=finished)
+    return 0 if done else options.FAILED

@@ -286,7 +286,8 @@ class GraphRun(Running):
         ending = self._ending(kept=True)
         while self.wait_idle():
             if not ending.go_on():
-                return True
+                return not ending.open
+            self._await_change()
         return False
 
     def _ending(self, kept: bool) -> Ending:

@@ -220,7 +220,8 @@ class Running(Shown, ABC):
 
         Waits until nothing is left to do before and after it. Windows close in the order of the graph, and the
         watermark of each processor moves to the end of its last open window. Later messages of these windows are late.
-        Return False when the graph was halted before. Raises the errors of :meth:`wait_idle`.
+        Return False when the graph was halted before, or if a processor stays open, because it or one before it is
+        paused; an event names it. Raises the errors of :meth:`wait_idle`.
         """
 
     @abstractmethod

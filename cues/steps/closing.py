@@ -38,9 +38,14 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 
-def can_close(node: Node, kept: bool) -> bool:
-    """Return whether a unit may have something to close. ``kept``: also with ``at_end="keep"``."""
-    return hasattr(node.fn, CLOSE) and (kept or getattr(node.fn, "at_end", "") == "close")
+def can_close(node: Node) -> bool:
+    """Return whether a processor may have something to close."""
+    return hasattr(node.fn, CLOSE)
+
+
+def at_end(node: Node) -> str:
+    """Return what a processor does at the end of a run: ``"close"`` or ``"keep"``."""
+    return str(getattr(node.fn, "at_end"))  # noqa: B009
 
 
 def is_open(home: Store, node: Node) -> bool:
@@ -76,9 +81,8 @@ def ask(home: Store, nodes: Iterable[Node]) -> None:
 
 
 def waits(txn: StoreTransaction, unit: Node) -> bool:
-    """Return whether a unit was asked, has not closed, and is not paused."""
-    counts = Counts.unpack(txn.get(names.redrives_key(names.closer_id(unit.key))))
-    return counts.waiting > 0 and not is_paused(txn, unit)
+    """Return whether a unit was asked, and has not closed."""
+    return Counts.unpack(txn.get(names.redrives_key(names.closer_id(unit.key)))).waiting > 0
 
 
 def is_paused(txn: StoreTransaction, unit: Node) -> bool:
