@@ -305,3 +305,14 @@ def test_forget_deletes_a_request_that_waits(store: cues.Store) -> None:
     assert testing.messages(store, "g.minutes.closing.asked") == testing.messages(store, "g.minutes.closing") == []
     testing.run_until_idle(two_levels(times(5)), store)  # a new processor of this name was asked for nothing
     assert testing.messages(store, "minutes") == []
+
+
+def test_a_replay_closes_what_was_closed(tmp_path: Path) -> None:
+    for closes in (True, False):
+        graph = two_levels(times(5, 65, 70), at_end="close" if closes else "keep")
+        with cues.open(tmp_path / f"old{closes}") as store:
+            run(graph, store)
+        report = cues.replay(graph, store=tmp_path / f"old{closes}", into=tmp_path / f"new{closes}")
+        assert report.equal
+        with cues.Store(tmp_path / f"new{closes}", readonly=True) as new:
+            assert starts(testing.messages(new, "hours")) == ([(0, 3)] if closes else [])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cues import faults
 from cues.base import clock, names
+from cues.base.names import ProcessorKey
 from cues.graphs.processor import CLOSE, ClosingNode, Node
 from cues.graphs.processor_rows import read_topology
 from cues.overrides import override
@@ -29,6 +30,7 @@ from cues.steps.error_records import Counts
 from cues.steps.lanes import SideLane
 from cues.steps.state import StateTable
 from cues.storage import wakeup
+from cues.storage.transaction import named_rows
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
@@ -83,6 +85,14 @@ def ask(home: Store, nodes: Iterable[Node]) -> None:
 def waits(txn: StoreTransaction, unit: Node) -> bool:
     """Return whether a unit was asked, and has not closed."""
     return Counts.unpack(txn.get(names.redrives_key(names.closer_id(unit.key)))).waiting > 0
+
+
+def closed_before(home: Store) -> bool:
+    """Return whether some unit of a store has closed what it kept open."""
+    suffix = names.closer_id(ProcessorKey(""))
+    with home.core.view() as txn:
+        known = [raw for unit, raw in named_rows(txn, names.REDRIVES) if unit.endswith(suffix)]
+        return any(Counts.unpack(raw).done for raw in known)
 
 
 def is_paused(txn: StoreTransaction, unit: Node) -> bool:

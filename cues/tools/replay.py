@@ -47,6 +47,7 @@ from cues.queues.queue import create_queue
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
+from cues.steps import closing
 from cues.steps.state import StateTable
 from cues.storage.transaction import StoreTransaction, rows
 from cues.tools import replay_diff
@@ -105,7 +106,7 @@ def replay(
             if note.phase == "copying":
                 note = _copy(old, new, note, say)
             if note.phase == "running":
-                _run(graph, plan, nodes, new, say)
+                _run(graph, plan, nodes, new, say, until is None and closing.closed_before(old))
                 note = _finish(new, note)
             say("comparing")
             return replay_diff.compare(old, new, plan, nodes, note, diff_limit)
@@ -402,7 +403,8 @@ def _copy_some(source: Log, target: Log, end: int) -> int:
 # --- 3. and 4. the processors -------------------------------------------------------------------
 
 
-def _run(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store, say: Progress) -> None:
+def _run(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store, say: Progress, closes: bool) -> None:
+    """``closes``: windows of the old store were closed at the end of a run, so these are too."""
     say("running the processors")
     pausing.resume_units(new, plan.id, None)
     with replays.running(new), _graph_of(graph, plan, nodes, new).start(store=new) as running:
@@ -414,6 +416,8 @@ def _run(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store, say: Progr
                 "correct the function and run the replay again, which continues there.",
                 processor=pause.processor,
             )
+        if closes:
+            running.close_open()
     faults.point("replay.ran")
 
 
