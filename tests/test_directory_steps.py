@@ -1208,6 +1208,9 @@ def test_the_lease_is_held_while_spark_starts_and_given_back_if_it_does_not(
             graph.start(**places)
         if error is not None:
             raise error
+        # A beat reads and then writes: one that had read before the takeover would write over it.
+        monkeypatch.setattr(lease_module, "LEASE_BEAT_S", 60)
+        time.sleep(0.3)
         with lease_module.held(files, "g", "other", take_over=True):
             (one := DriverLease(files, "g", "g's")).beat()
             assert b"other" in (files.read(LEASE) or b"")
