@@ -42,10 +42,16 @@ def path_of(name: str, value: Any) -> str:
     raise InvalidArgument(f"{name}={value!r:.60} is not a path.", "give a text, or a pathlib.Path.")
 
 
-def options_of(name: str, value: Any) -> dict[str, Any]:
-    """Return options by name as a dict, empty for None. Raises :class:`InvalidArgument` for others."""
+def options_of(name: str, value: Any, reserved: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return options by name as a dict, empty for None. Raises :class:`InvalidArgument` for others.
+
+    ``reserved``: the options that the processor sets itself, each with what to do instead.
+    """
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise InvalidArgument(f"{name}={value!r:.60}.", "give a dict of options by name.")
+    for key in value:
+        if reserved and key in reserved:
+            raise InvalidArgument(f"{name}= has {key!r}, which the processor sets.", reserved[key])
     return {text_of(name, key): option for key, option in value.items()}

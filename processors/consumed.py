@@ -58,7 +58,7 @@ class Consumed:
 
     @property
     def is_on(self) -> bool:
-        """Whether files do not stay."""
+        """Whether files are deleted or moved when their messages are committed."""
         return self.after != KEEP
 
     @property

@@ -37,12 +37,7 @@ def checked(servers: str, topic: str, config: Mapping[str, Any] | None, reserved
     """
     if not arguments.text_of("servers", servers) or not arguments.text_of("topic", topic):
         raise InvalidArgument(f"servers={servers!r}, topic={topic!r}: one is empty.", "give both, as 'host:9092'.")
-    reserved = {"bootstrap.servers": "use the first argument.", **reserved}
-    options = arguments.options_of("config", config)
-    for name in options:
-        if name in reserved:
-            raise InvalidArgument(f"config= has {name!r}, which exactly-once delivery fixes.", reserved[name])
-    return options
+    return arguments.options_of("config", config, {"bootstrap.servers": "use the first argument.", **reserved})
 
 
 def client(kind: Callable[..., Any], servers: str, config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:

@@ -104,11 +104,8 @@ class Servers:
 
     def __init__(self, servers: str | Sequence[str], timeout_s: float, config: Mapping[str, Any] | None) -> None:
         self.urls = texts_of("servers", servers)
-        self.timeout_s, self.config = timeout_s, options_of("config", config)
+        self.timeout_s, self.config = timeout_s, options_of("config", config, _RESERVED)
         check_number("timeout_s", timeout_s, 0.001, 1e6)
-        for name in self.config:
-            if name in _RESERVED:
-                raise InvalidArgument(f"config= has {name!r}, which the processor sets.", _RESERVED[name])
         if not self.urls or not all(url.startswith(("nats://", "tls://", "ws://", "wss://")) for url in self.urls):
             hosts = ", ".join(url.rpartition("@")[2] for url in self.urls)
             raise InvalidArgument(f"servers={hosts!r:.80} is not a list of URLs.", "use 'nats://host:4222'.")

@@ -160,8 +160,9 @@ class Opened:
         self.waits, shape = False, self._source.shape
         lines_max = shape.record_lines_max if self._format == "csv" else 1
         if shape.begins is not None:
-            may_end = lambda: complete or self._is_quiet()  # noqa: E731
-            found = files.begun(self._plain, self.offset, self.line, self._parse, shape, may_end)
+            found = files.begun(
+                self._plain, self.offset, self.line, self._parse, shape, lambda: complete or self._is_quiet()
+            )
         else:
             found = files.records(self._plain, self.offset, self.line, self._parse, shape, lines_max, complete)
         for record in found:

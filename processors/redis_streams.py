@@ -94,11 +94,9 @@ class Server:
     """
 
     def __init__(self, url: str, timeout_s: float, config: Mapping[str, Any] | None) -> None:
-        self.url, self.timeout_s, self.config = text_of("url", url), timeout_s, options_of("config", config)
+        self.url, self.timeout_s = text_of("url", url), timeout_s
+        self.config = options_of("config", config, _RESERVED)
         check_number("timeout_s", timeout_s, 0.001, 1e6)
-        for name in self.config:
-            if name in _RESERVED:
-                raise InvalidArgument(f"config= has {name!r}, which the processor sets.", _RESERVED[name])
         try:
             parts = urlsplit(url)
             if parts.scheme not in _SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):

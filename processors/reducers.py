@@ -388,7 +388,7 @@ def stddev(field: Field, ddof: int = 1) -> Reducer:
 
 
 class _Arrived(_OfField):
-    """The state is a list of no or one value, which may be anything but None."""
+    """The state is the value; None without one."""
 
     mergeable = False
 

@@ -47,13 +47,15 @@ def can_close(node: Node) -> bool:
 
 def at_end(node: Node) -> str:
     """Return what a processor does at the end of a run: ``"close"`` or ``"keep"``."""
-    return str(getattr(node.fn, "at_end"))  # noqa: B009
+    fn: Any = node.fn
+    return str(fn.at_end)
 
 
 def is_open(home: Store, node: Node) -> bool:
     """Return whether a unit keeps something open, as its state in the store says."""
+    fn: Any = node.fn
     table = StateTable(home, node.key)
-    return table.exists() and bool(getattr(node.fn, "__cues_open__")(table.view(None)))  # noqa: B009
+    return table.exists() and bool(fn.__cues_open__(table.view(None)))
 
 
 def ask(home: Store, nodes: Iterable[Node]) -> None:
@@ -128,7 +130,7 @@ class ClosingLane(SideLane):
 
     @staticmethod
     def of(unit: Stepper) -> ClosingLane | None:
-        return ClosingLane(unit) if hasattr(unit.node.fn, CLOSE) else None
+        return ClosingLane(unit) if can_close(unit.node) else None
 
     @override
     def waits(self) -> bool:
