@@ -9,6 +9,7 @@ import pytest
 from terminal import cues
 
 import cues as library
+from cues.cli import app
 from cues.errors import InvalidArgument, QueueNotFound
 from cues.ui.change import Changes
 from cues.ui.look import look_of, settings_of
@@ -101,3 +102,9 @@ def test_workers_run_a_graph_file_with_the_name_of_a_module_that_they_import(tmp
     done = cues("run", graph, "--idle-exit", "0", "--workers", "1")
     assert done.code == 0, done.err
     assert json.loads(cues("tail", f"{graph}#b").out) == {"n": 1}
+
+
+def test_the_hint_for_an_unknown_option_is_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["close", "graph.py", "--stor", "x"]) == 2
+    shown = capsys.readouterr().err
+    assert "Error: No such option '--stor'.\nTry: cues close --store\n" in shown

@@ -198,8 +198,11 @@ def report_usage(error: click.UsageError) -> None:
             name = error.param.envvar or f"{ctx.auto_envvar_prefix}_{str(error.param.name).upper()}"
             message += f" That is the value of the variable {name}."
     if near:
-        message = message.partition(" Did you mean")[0].partition(" (Possible")[0]
-        hint = f"{path} {min(near)}"
+        import difflib
+
+        message = re.split(r" \(?(?:Did you mean|Possible)", message)[0]
+        given = getattr(error, "option_name", "")
+        hint = f"{path} {difflib.get_close_matches(given, near, 1, cutoff=0)[0]}"
     if ctx is not None and not isinstance(error, WrongUsage):
         note(ctx.get_usage())
     report(message, hint)
