@@ -127,6 +127,34 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
     assert saw[:400] == [f"saw {n}" for n in range(400)]
 
 
+def test_lines_that_threads_print_are_not_mixed_with_each_other(graph) -> None:  # type: ignore[no-untyped-def]
+    """``print`` writes each argument by itself: the line of one thread used to end up in that of another."""
+    shout = """
+import threading
+
+def shout(name):
+    for n in range(2000):
+        print(name, n)
+
+@graph.stream("ticks", "tocks")
+def tock(tick):
+    if tick["n"] == 0:
+        threads = [threading.Thread(target=shout, args=(name,)) for name in ("ping", "pong")]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print("begun", end="")
+    return tick
+"""
+    path = graph(LIVE[: LIVE.index("@graph.stream")] + shout)
+    with Command("run", path, terminal=True) as run:
+        run.until("begun")  # it is shown, although the line does not end
+        run.type("\x03")
+        assert run.wait() == 130
+    lines = run.screen.split("\n")
+    for name in ("ping", "pong"):
+        assert [line for line in lines if name in line] == [f"{name} {n}" for n in range(2000)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)

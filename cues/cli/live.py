@@ -2,6 +2,9 @@
 
 While they are shown, ``sys.stdout`` and ``sys.stderr`` are replaced by objects that remove the lines,
 write, and draw the lines again after the next whole line. So a ``print`` inside a graph looks normal.
+
+``print`` writes the parts of a line one by one, and other threads print between them. So each thread's line
+is kept until it is whole, is flushed, or has waited for a redraw.
 """
 
 from __future__ import annotations
@@ -42,6 +45,10 @@ def slowly() -> Iterator[Callable[..., None]]:
     yield say
 
 
+_Part = tuple[int, TextIO]
+"""A thread, and the file to which it writes."""
+
+
 class Live:
     """Lines on a terminal, stderr or stdout. A context manager, whose end removes them."""
 
@@ -49,7 +56,12 @@ class Live:
         self._file: TextIO = getattr(sys, name)
         self._lines: list[Printable] = []
         self._drawn = 0
-        self._midline = False
+        self._midline: _Part | None = None
+        """The one whose line, not whole, is on the terminal."""
+        self._begun: dict[_Part, str] = {}
+        """The lines that are not whole, by thread and file."""
+        self._waited: set[_Part] = set()
+        """Those of them that were there at the last redraw."""
         self._lock = threading.RLock()
         self._kept = (sys.stdout, sys.stderr)
 
@@ -64,6 +76,7 @@ class Live:
         with self._lock:
             self._erase()
             self._lines = []
+            self._write_parts(set(self._begun))
         sys.stdout, sys.stderr = self._kept
 
     def draw(self, lines: Sequence[str]) -> None:
@@ -72,20 +85,46 @@ class Live:
 
         columns, rows = shutil.get_terminal_size()
         with self._lock:
+            self._write_parts(self._waited & self._begun.keys())
+            self._waited = set(self._begun)
             self._erase()
             self._lines = [_fit(escaped(line), columns - 1) for line in lines[: max(1, rows - 2)]]
             self._show()
 
     def write(self, file: TextIO, text: str) -> int:
-        """Write ``text`` to ``file`` as if the lines were not there."""
+        """Write the whole lines to ``file`` as if the lines of the display were not there; keep the rest."""
+        part = threading.get_ident(), file
         with self._lock:
-            self._erase()
-            count = file.write(text)
-            if text:
-                self._midline = not text.endswith("\n")
-            file.flush()
-            self._show()
-            return count
+            lines, newline, rest = (self._begun.pop(part, "") + text).rpartition("\n")
+            if newline:
+                self._waited.discard(part)
+                self._write(part, lines + newline)
+            if rest:
+                self._begun[part] = rest
+        return len(text)
+
+    def flush(self, file: TextIO) -> None:
+        """Write the line that this thread has begun."""
+        with self._lock:
+            self._write_begun((threading.get_ident(), file))
+
+    def _write_parts(self, parts: set[_Part]) -> None:
+        # Here is not the thread that wrote them, and an error of their terminal is not the display's.
+        for part in parts:
+            with contextlib.suppress(OSError, ValueError):
+                self._write_begun(part)
+
+    def _write_begun(self, part: _Part) -> None:
+        if text := self._begun.pop(part, ""):
+            self._write(part, text)
+
+    def _write(self, part: _Part, text: str) -> None:
+        self._erase()
+        _, file = part
+        file.write(f"\n{text}" if self._midline not in (None, part) else text)
+        self._midline = None if text.endswith("\n") else part
+        file.flush()
+        self._show()
 
     def _erase(self) -> None:
         if self._drawn:
@@ -116,6 +155,9 @@ class _Beside:
 
     def writelines(self, lines: Sequence[str]) -> None:
         self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._live.flush(self._beside)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._beside, name)
