@@ -55,6 +55,7 @@ shop: 1 source, 2 streams, 1 sink; 7 queues; failures are written to errors
 
   Fed from outside (cues send): archive, orders, rates
   Read by no processor: y, errors
+  Retention of priced, x: those of the last 7 d, and messages that a reader has not read
   a + b: one message from each
   a | b: one message from any"""
     )

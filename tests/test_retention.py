@@ -15,6 +15,8 @@ import pytest
 import cues
 from cues import Graph, Sink, groups, testing
 from cues.queues import retention
+from cues.queues.options import changed
+from cues.storage import format_record
 from cues.tools import metrics
 
 HOUR = timedelta(hours=1)
@@ -345,3 +347,157 @@ def test_a_late_clock_that_is_corrected_removes_old_messages_a_little_later(stor
             found.append(numbers(queue))
             clock.advance(timedelta(minutes=4))
     assert found == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4]]
+
+
+# --- what is unread, and the default of graphs ---
+
+
+def test_what_is_unread_stays_although_it_is_old(store: cues.Store) -> None:
+    queue = store.queue("q", retention=cues.Retention(age="2h", unread=True))
+    appender, tailer = queue.appender(), queue.tailer("t")
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        for n in range(4):
+            appender.write({"n": n})
+        assert [message["n"] for message in tailer.read_many(2)] == [0, 1]
+        clock.advance(HOUR * 3)
+        appender.write({"n": 4})
+        assert numbers(queue) == [2, 3, 4]
+        assert [message["n"] for message in tailer.read_many(9)] == [2, 3, 4]
+        clock.advance(HOUR * 3)
+        appender.write({"n": 5})
+        assert numbers(queue) == [5]
+
+
+def test_many_old_messages_go_with_the_next_appends_and_not_one_batch_a_second(store: cues.Store) -> None:
+    """A policy with an age only is looked at again after a while, but not while there is something to delete."""
+    queue = store.queue("q", retention=cues.Retention(age="2h", unread=True))
+    appender = queue.appender()
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        for n in range(2500):
+            appender.write({"n": n})
+        clock.advance(HOUR * 3)
+        for n in range(3):
+            appender.write({"n": n})
+        assert numbers(queue) == [0, 1, 2]
+
+
+def test_unread_alone_deletes_nothing_and_is_refused() -> None:
+    with pytest.raises(cues.InvalidArgument, match="no limit"):
+        cues.Retention(unread=True)
+
+
+def test_an_earlier_version_refuses_a_store_with_such_a_queue(store: cues.Store) -> None:
+    def needs() -> list[str]:
+        with store.core.view() as txn:
+            return list(format_record.record_of(txn)["requires"])
+
+    store.queue("q", retention="7d")
+    assert "unread" not in needs()
+    store.queue("q", retention=cues.Retention(age="7d", unread=True))
+    assert "unread" in needs()
+
+
+def orders(**queues: cues.QueueOptions) -> Graph:
+    """Rows that arrive a day each, a sink, results that no processor reads, and failures that one does."""
+    graph = Graph("shop", queues=queues, errors="errors")
+
+    @graph.source("rows")
+    def rows(position: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+        at = (position or 0) + 1
+        yield from ((at * 10 + n, {"n": n, "day": at}) for n in range(10)) if at < 2 else ()
+
+    @graph.stream("rows", {"good": "good", "result": "result"})
+    def sort(row: dict[str, Any]) -> Any:
+        if row["n"] == 3:
+            raise ValueError("three")
+        return {"good": row, "result": row}
+
+    graph.sink("good", id="save")(lambda row: None)
+    graph.sink("errors", id="report")(lambda row: None)
+    graph.sink("orders", id="fed")(lambda row: None)
+    return graph
+
+
+def kept_by(path: Path) -> dict[str, cues.Retention | None]:
+    with cues.open(path) as store:
+        return {name: store.queue(name).options.retention for name in store.queues()}
+
+
+def test_a_new_queue_between_processors_keeps_seven_days_and_what_is_unread(tmp_path: Path) -> None:
+    with orders().start(store=tmp_path / "store") as running:
+        running.wait_idle(60)
+    between = cues.Retention(age="7d", unread=True)
+    assert kept_by(tmp_path / "store") == {
+        "rows": between,
+        "good": between,
+        "result": None,  # no processor reads it: people and other programs may
+        "errors": None,  # they are there until they are redriven or discarded
+        "orders": None,  # written from outside
+    }
+
+
+def test_a_retention_that_is_given_holds_and_none_keeps_everything(tmp_path: Path) -> None:
+    given = {"rows": cues.QueueOptions(retention=None), "good": cues.QueueOptions(retention=5)}
+    for _ in range(2):
+        with orders(**given).start(store=tmp_path / "store") as running:
+            running.wait_idle(60)
+        kept = kept_by(tmp_path / "store")
+        assert kept["rows"] is None and kept["good"] == cues.Retention(count=5)
+    with orders().start(store=tmp_path / "store") as running:  # says nothing of them any more
+        running.wait_idle(60)
+    assert kept_by(tmp_path / "store") == kept
+    everything = Graph("all", queues={"*": cues.QueueOptions(retention=None, metadata={"t"})})
+    everything.stream("rows", "more", id="copy")(lambda row: row)
+    everything.sink("more", id="end")(lambda row: None)
+    with everything.start(store=tmp_path / "all") as running:
+        running.wait_idle(60)
+    assert set(kept_by(tmp_path / "all").values()) == {None}
+
+
+def test_an_existing_queue_keeps_what_it_kept(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store") as store:
+        store.queue("rows")
+        store.queue("good", retention="10d")
+    with orders(good=cues.QueueOptions(metadata={"t"})).start(store=tmp_path / "store") as running:
+        running.wait_idle(60)
+    kept = kept_by(tmp_path / "store")
+    assert kept["rows"] is None and kept["good"] == cues.Retention(age="10d")
+
+
+def test_options_say_as_plain_data_whether_a_retention_was_given() -> None:
+    for options, plain in (
+        (cues.QueueOptions(), {}),
+        (cues.QueueOptions(retention=None), {"retention": None}),
+        (cues.QueueOptions(retention="7d"), {"retention": {"age": 604_800.0}}),
+    ):
+        assert options.to_dict() == plain
+        assert cues.QueueOptions.from_dict(plain).to_dict() == plain
+        assert changed(options, {"partitions": 2}).to_dict() == plain | {"partitions": 2}
+
+
+def test_a_run_a_day_leaves_the_rows_of_seven_days(tmp_path: Path) -> None:
+    """By cron: each run takes a hundred rows. The rows of the last week stay, and the failures of all days."""
+    graph, day = Graph("daily", errors="errors"), 0
+
+    @graph.source("rows")
+    def rows(position: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+        yield from ((n, {"n": n}) for n in range((position or 0) + 1, day * 100 + 1))
+
+    @graph.stream("rows", "good")
+    def check(row: dict[str, Any]) -> dict[str, Any]:
+        if row["n"] % 100 == 0:
+            raise ValueError("a hundred")
+        return row
+
+    graph.sink("good", id="save")(lambda row: None)
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        for today in range(1, 21):
+            day = today
+            testing.run_until_idle(graph, tmp_path / "store")
+            clock.advance(HOUR * 24)
+    with cues.open(tmp_path / "store") as store:
+        # Whole record batches go, with the append of a day: those of seven days and of this one stay.
+        assert [n for n in numbers(store.queue("rows")) if n <= 1200] == []
+        assert numbers(store.queue("rows"))[-700:] == list(range(1301, 2001))
+        assert len(numbers(store.queue("good"))) < 900
+        assert len(list(store.queue("errors").tailer())) == 20

@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
-        return f"{days} d {hours} h"
+        return f"{days} d {hours} h" if hours else f"{days} d"
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 

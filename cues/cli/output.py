@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cues.base.data import dataclass
-from cues.base.texts import brief, duration, size
+from cues.base.texts import brief, duration
 from cues.cli.options import F, option
 from cues.cli.printing import DIM, Printable, colour, coloured, escaped, is_terminal, is_unicode, out
 
@@ -128,19 +128,6 @@ def cut(text: str, columns: int) -> str:
 def rate(value: float) -> str:
     """Messages a second, with the significant digits."""
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else "<0.1"
-
-
-_KEPT: dict[str, Callable[[Any], str]] = {
-    "count": lambda value: f"{value:,} messages",
-    "age": lambda value: f"those of the last {duration(value)}",
-    "bytes": lambda value: f"about {size(value)}",
-    "read": lambda value: "messages that a reader has not read",
-}
-
-
-def kept(retention: Mapping[str, Any] | None) -> str | None:
-    """The messages that a retention policy keeps, as text; ``retention`` is plain data, None keeps all."""
-    return ", ".join(_KEPT[name](value) for name, value in retention.items()) if retention else None
 
 
 def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:

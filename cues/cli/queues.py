@@ -6,10 +6,11 @@ from typing import Any
 
 from cues.base.texts import ago, size
 from cues.cli.options import command, option
-from cues.cli.output import CommandOutput, TableColumn, kept, output_options
+from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.printing import out
 from cues.cli.target import takes_place
 from cues.operate.place import Place
+from cues.queues.options import kept
 from cues.tools.measurement import QueueMetrics
 
 _COLUMNS = (

@@ -8,7 +8,7 @@ from cues.base.texts import ago, count, duration, quoted, size
 from cues.cli import watching
 from cues.cli.again import last_error, paused
 from cues.cli.options import command
-from cues.cli.output import CommandOutput, TableColumn, calling, kept, output_options, shown_figure
+from cues.cli.output import CommandOutput, TableColumn, calling, output_options, shown_figure
 from cues.cli.printing import out
 from cues.cli.target import takes_place
 from cues.engine.record import RecordedFailure
@@ -16,6 +16,7 @@ from cues.graphs.graphfile import shown
 from cues.groups.operate import GroupMetrics
 from cues.jsontext import iso
 from cues.operate.place import Place
+from cues.queues.options import kept
 from cues.tools.figures import FIGURES
 from cues.tools.measurement import ForwardMetrics, Measurement, ProcessorFigures, QueueMetrics, SupervisorMetrics
 

@@ -218,8 +218,8 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, by_supervisor:
     """
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {store: {} for store in (home, *stores.others.values())}
-    for name, options in plan.queues.items():
-        wanted[stores.store_of(name)][name] = kept_in_store(options)
+    for name in plan.queues:
+        wanted[stores.store_of(name)][name] = kept_in_store(plan.new_options(name))
     for store, queues in wanted.items():
         _have(store, queues)
     for other in stores.others.values():

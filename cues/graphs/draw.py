@@ -19,6 +19,7 @@ from typing import Any, Final
 from cues.graphs.options import Kind
 from cues.graphs.plan import Plan, away, partitions_of, unwritten
 from cues.graphs.processor import Node, Port, function_name
+from cues.queues.options import kept
 
 _SHAPES: Final[dict[Kind, tuple[str, str]]] = {
     "source": ("([", "])"),
@@ -139,6 +140,7 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(f"Read by no processor: {', '.join(ends)}")
     notes += [f"Cycle: {_round(plan, cycle)}" for cycle in plan.topology().cycles()]
     notes += [f"In the store {path}: {', '.join(queues)}" for path, queues in _elsewhere(plan).items()]
+    notes += _retention(plan)
     parted = [queue for queue, options in plan.queues.items() if options.partitions > 1]
     if parted:
         ways = ", ".join(f"{queue} {_placing(plan, queue)}" for queue in parted)
@@ -155,6 +157,16 @@ def _notes(plan: Plan) -> list[str]:
     if "alts" in modes:
         notes.append("a | b: one message from any")
     return notes
+
+
+def _retention(plan: Plan) -> list[str]:
+    """Which messages the queues keep, if some do not keep all."""
+    keeping: dict[str, list[str]] = {}
+    for queue in plan.queues:
+        policy = plan.new_options(queue).to_dict().get("retention")
+        if policy:
+            keeping.setdefault(kept(policy) or "", []).append(queue)
+    return [f"Retention of {', '.join(queues)}: {what}" for what, queues in keeping.items()]
 
 
 def _elsewhere(plan: Plan) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from cues.graphs import typed
 from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings
 from cues.graphs.options import INHERIT, exclusion_of
 from cues.graphs.processor import Mode, Node, Port
-from cues.queues.options import QueueOptions
+from cues.queues.options import QueueOptions, Retention, changed
 
 if TYPE_CHECKING:
     from cues.graphs.topology import Topology
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 REST: Final = "*"
 """In a graph's queue options: all queues that it does not name."""
+
+BETWEEN: Final = Retention(age="7d", unread=True)
+"""What a new queue between two processors keeps, unless its options say something else."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,21 @@ class Plan:
     def _written(self) -> set[str]:
         """The queues that some processor writes or feeds, error queues too."""
         return {queue for node in self.nodes for queue in written(node)}
+
+    def new_options(self, queue: str) -> QueueOptions:
+        """The options with which a queue is made: with a retention, if none is given and it is between processors."""
+        options = self.queues[queue]
+        if options.retention is not None or options.keeps_all or queue not in self._between:
+            return options
+        return changed(options, {"retention": BETWEEN})
+
+    @property
+    def _between(self) -> frozenset[str]:
+        """The queues of the graph's store that one processor writes with its results and another one reads."""
+        made = {port.queue for node in self.running for port in node.writes}
+        read = {port.queue for node in self.nodes for port in node.reads}
+        failures = {node.errors for node in self.nodes}
+        return frozenset(name for name in (made & read) - failures if self.queues[name].path is None)
 
     @property
     def misspelt(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
-from cues.queues.options import FUNCTIONS, QueueOptions, changed
+from cues.queues.options import FUNCTIONS, QueueOptions, Retention, changed
 from cues.queues.partitioners import EVERY, Missing, Router, name_of
 from cues.records import batch, sealed
 from cues.records.log_row import LogRow
@@ -120,6 +120,11 @@ class QueueCore:
         self._functions: dict[str, Any] = {}
         """``key`` and ``partitioner`` that are functions: they were passed to this handle, the store keeps names."""
         self.is_committed = is_committed
+        self._policy: Retention | None = None
+        """The retention policy that was applied last."""
+        self._looked_ns = 0
+        self._settled_ns = 0
+        """From the first to the second of these times, the policy deletes nothing."""
         self.look_at = 0.0
         """The time at which a reader next looks for transactions of dead producers."""
         self.log: Log = (CommittedLog if is_committed else Log)(store, self.name, partition)
@@ -242,10 +247,15 @@ class QueueCore:
     def _appended(self, txn: StoreTransaction, version: int, entries: int) -> None:
         if version != self.version:
             self.follow_options(txn, self.log.row(txn))
-        if self.options.retention is not None:
+        policy = self.options.retention
+        if policy is not None:
+            now = clock.now_ns()
+            if policy is self._policy and self._looked_ns <= now < self._settled_ns:
+                return
             from cues.queues.retention import let_go
 
-            let_go(txn, self.log.records, self.options.retention, entries)
+            self._settled_ns = let_go(txn, self.log.records, policy, entries)
+            self._policy, self._looked_ns = policy, now
 
     def check_open(self) -> None:
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""

@@ -6,14 +6,15 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, ClassVar, Final, TypedDict, Unpack
 
 from cues.base import clock, names
 from cues.base.checks import is_count, is_number, nearest
 from cues.base.data import dataclass
 from cues.base.option_texts import OptionText, describes
+from cues.base.texts import duration, size
 from cues.errors import InvalidArgument
 from cues.queues import partitioners
 from cues.queues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
@@ -42,14 +43,17 @@ class Retention:
     ``count`` keeps that many of the last messages, and up to a 64th more (1,000 at most). ``age`` (``"10d"``, seconds
     or a timedelta) keeps messages younger than that. ``bytes`` (``"500MB"``) keeps about that size. ``read`` keeps
     messages that some known reader (a processor, a named tailer or a consumer group) has not read. With several, a
-    message is deleted if any of them allows it. Messages are deleted at an append, as whole record batches, so up to
-    one batch more than that stays. Messages of a step that is under way or will be repeated stay, whatever the policy.
+    message is deleted if any of them allows it. ``unread`` is no limit of its own: with it no message is deleted that
+    a known reader has not read, whatever the limits allow. Messages are deleted at an append, as whole record batches,
+    so up to one batch more than that stays. Messages of a step that is under way or will be repeated stay, whatever
+    the policy.
     """
 
     count: int | None = None
     age: float | str | timedelta | None = None
     bytes: int | str | None = None
     read: bool = False
+    unread: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "age", seconds_of(self.age))
@@ -58,6 +62,16 @@ class Retention:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
                 raise InvalidArgument(f"Retention({name}={value!r}) keeps nothing.", "pass a number above 0, or None.")
+        if self.unread and not (self.read or self.only_age or self.count or self.bytes):
+            raise InvalidArgument(
+                "Retention(unread=True) has no limit, so it deletes nothing.",
+                "pass a limit too, such as age='7d'; or read=True, which deletes what all readers have read.",
+            )
+
+    @property
+    def only_age(self) -> bool:
+        """True if nothing but the age of a message lets it be deleted."""
+        return self.age is not None and self.count is None and self.bytes is None and not self.read
 
     @staticmethod
     def of(value: Retention | str | int | None) -> Retention | None:
@@ -75,6 +89,20 @@ class Retention:
                 return Retention(age=value)
             return Retention(bytes=value)
         raise InvalidArgument(f"retention is {value!r}.", "pass '10d', '500MB', a count, or cues.Retention(count=…).")
+
+
+_KEPT: Final[dict[str, Callable[[Any], str]]] = {
+    "count": lambda value: f"{value:,} messages",
+    "age": lambda value: f"those of the last {duration(value)}",
+    "bytes": lambda value: f"about {size(value)}",
+    "read": lambda value: "messages that a reader has not read",
+    "unread": lambda value: "and messages that a reader has not read",
+}
+
+
+def kept(retention: Mapping[str, Any] | None) -> str | None:
+    """The messages that a retention policy keeps, as text; ``retention`` is plain data, None keeps all."""
+    return ", ".join(_KEPT[name](value) for name, value in retention.items()) if retention else None
 
 
 class QueueKeywords(TypedDict, total=False):
@@ -176,7 +204,9 @@ class QueueOptions:
         metadata=_about(
             lambda name, value: Retention.of(value),
             'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"` (waits for the slowest'
-            " processor, named tailer and consumer group); None keeps all messages.",
+            " processor, named tailer and consumer group); None keeps all messages. Where a graph says nothing, a new"
+            " queue of its store that one processor writes and another reads keeps 7 days, and what is unread; other"
+            " queues keep all.",
         ),
     )
     max_message_bytes: int = field(
@@ -261,8 +291,13 @@ class QueueOptions:
         ),
     )
 
+    keeps_all: ClassVar[bool] = False
+    """True if ``retention=None`` was given. If nothing was given, a graph may have a default."""
+
     def __init__(self, **options: Unpack[AllKeywords]) -> None:
         check_names(options)
+        if options.get("retention", 0) is None:
+            object.__setattr__(self, "keeps_all", True)
         for one in dataclasses.fields(self):
             given = options.get(one.name, one.default)
             object.__setattr__(self, one.name, one.metadata["convert"](one.name, given))
@@ -293,8 +328,8 @@ class QueueOptions:
         return partitioners.name_of(self.key), partitioners.name_of(self.partitioner) or default
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, as plain data."""
-        plain: dict[str, Any] = {}
+        """Return the options that differ from their defaults, as plain data; also a given ``retention=None``."""
+        plain: dict[str, Any] = {"retention": None} if self.keeps_all else {}
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
             if value != one.default:
@@ -331,18 +366,29 @@ describes(QUEUE_TEXTS, QUEUE_TEXTS)(QueueOptions)
 def changed(options: QueueOptions, changes: Mapping[str, Any]) -> QueueOptions:
     """Return a copy with the given options changed; raise for an unknown name."""
     check_names(changes)
-    return QueueOptions(**{**options.__dict__, **changes})
+    return QueueOptions(**{**_stated(options), **changes})
+
+
+def _stated(options: QueueOptions) -> dict[str, Any]:
+    """Return the options by name, without a retention that was not given."""
+    stated = {one.name: getattr(options, one.name) for one in dataclasses.fields(options)}
+    if options.retention is None and not options.keeps_all:
+        del stated["retention"]
+    return stated
 
 
 def kept_in_store(options: QueueOptions) -> QueueOptions:
     """Return the options as the queue's own store keeps them: without the path, and without the schema."""
-    return replace(options, path=None, schema=None)
+    return changed(options, {"path": None, "schema": None})
 
 
 def to_open(options: QueueOptions) -> dict[str, Any]:
-    """Return the arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
-    stated = options.to_dict()
-    return {name: value for name, value in vars(options).items() if name not in _PLACING or name in stated}
+    """Return the arguments to open a queue that may exist.
+
+    Default partitions, key and partitioner are left out, and so is a retention that was not given.
+    """
+    given = options.to_dict()
+    return {name: value for name, value in _stated(options).items() if name not in _PLACING or name in given}
 
 
 def placing_to_dict(options: QueueOptions) -> dict[str, Any]:

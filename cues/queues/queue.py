@@ -45,7 +45,7 @@ from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
 from cues.queues.tailer import MergedTailer, Tailer
 from cues.records import sealed
 from cues.records.log_row import LogRow, pack_row
-from cues.storage import transaction
+from cues.storage import format_record, transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -486,10 +486,17 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
         "version": 1,
         "created_ns": clock.now_ns(),
     }
+    _require(txn, options)
     raw = sealed.seal_map(record)
     txn.put(key, raw)
     _create_logs(txn, store, id, range(options.partitions), LogRow(identity, 1, 1, 0, 1))
     return raw
+
+
+def _require(txn: StoreTransaction, options: QueueOptions) -> None:
+    """Note what an earlier version of Cues does not know: it would delete messages that are unread."""
+    if options.retention is not None and options.retention.unread:
+        format_record.require(txn, "unread")
 
 
 def continue_log(txn: StoreTransaction, id: str, partition: int, identity: bytes, next: int) -> None:
@@ -558,6 +565,7 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     def change(txn: StoreTransaction) -> None:
         record = unpack_record(queue.id, txn.get(names.queue_key(queue.id)))
         record["options"] = new.to_dict()
+        _require(txn, new)
         _put_record(txn, queue.id, record)
 
     queue.store.core.commit(change)

@@ -1,15 +1,15 @@
 """Retention: each append deletes messages at the front of a queue, in its transaction.
 
-1. Each part of the policy (age, count, bytes, read by every known reader) gives the index before which it
-   keeps nothing. The highest of these indices counts.
+1. Each limit of the policy (age, count, bytes, read by every known reader) gives the index before which it
+   keeps nothing. The highest of these indices counts. With ``unread``, it is not beyond what a known reader needs.
 2. Messages that a step took and has not committed are kept, whatever the policy.
 3. Whole record batches are deleted, of 1,000 entries in a commit, or of twice as many as the commit appended, so that
    the queue does not grow where each commit appends large tables. A count lets some more messages stay (:func:`spare`):
    deleting one at each append would take twice as long as the append.
 
-Known readers are those of all kinds (readers.py). Only the policy "read" waits for them. The others also delete
-messages that a reader has not read, and log a warning, once for each reader in each process. The policy "read" first
-forgets the readers that have expired: groups that had no member for the time that their members asked for.
+Known readers are those of all kinds (readers.py). Only policies with ``read`` or ``unread`` wait for them. The others
+also delete messages that a reader has not read, and log a warning, once for each reader in each process. A policy that
+waits first forgets the readers that have expired: groups that had no member for the time that their members asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from cues.storage.transaction import StoreTransaction
 
 _NOTES = 8
 """The number of notes in the time of one age: a message is deleted at most an eighth of the age too late."""
+_LOOK_NS = 10**9
+"""The time between two looks at a queue that has only an age, if a reader holds messages that are older."""
+_LOOKS = 64
+"""The number of such looks in the time of one age, if that is more often."""
 _SPARE_MAX = 1000
 """The most messages that stay beyond a count."""
 _WRONG_NS = 7 * 86_400 * 10**9
@@ -100,12 +104,24 @@ def refuse_unread(plan: PlannedPurge) -> None:
         )
 
 
-def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) -> None:
-    """Delete the messages that the policy does not keep, after ``appended`` entries were appended."""
+def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) -> int:
+    """Delete the messages that the policy does not keep, after ``appended`` entries were appended.
+
+    Returns the time in ns until which another look may wait: 0 if there is more to delete, or if the policy has other
+    limits than an age.
+    """
     row = log.row(txn)
     goal = wanted(txn, log, row, policy)
-    if goal <= row.first:
-        return
+    more = goal > row.first and _delete(txn, log, row, goal, appended)
+    if more or not policy.only_age:
+        return 0
+    now, age = clock.now_ns(), _age_ns(policy)
+    later = max(log.front_time(txn) + age, now + min(_LOOK_NS, age // _LOOKS))
+    return min(later, now + age // _NOTES)
+
+
+def _delete(txn: StoreTransaction, log: Log, row: LogRow, goal: int, appended: int) -> bool:
+    """Delete messages before ``goal`` that no step holds; return whether more of them are left."""
     behind = [reader for reader in readers(txn, log) if reader.next < goal]
     for reader in behind:
         if reader.under_way:
@@ -116,10 +132,12 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) ->
         if not reader.under_way and at < goal:
             where = f"it is at {at}, and the policy keeps those from {goal} on"
             _say(log, reader.name, f"deletes messages that %s has not read: {where}")
-    if goal > row.first:
-        _, front = log.delete_before(txn, row, goal, max(DELETE_ENTRIES_MAX, 2 * appended))
-        log.move_front(txn, row, max(front, row.first))
-        spans.forget(txn, log.id, front)
+    if goal <= row.first:
+        return False
+    more, front = log.delete_before(txn, row, goal, max(DELETE_ENTRIES_MAX, 2 * appended))
+    log.move_front(txn, row, max(front, row.first))
+    spans.forget(txn, log.id, front)
+    return more
 
 
 def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> int:
@@ -128,19 +146,25 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
     if policy.count is not None and row.next - row.first > policy.count + spare(policy.count):
         goal = max(goal, row.next - policy.count)
     if policy.age is not None:
-        assert isinstance(policy.age, (int, float))  # in seconds, whatever form it was given in
-        goal = max(goal, _aged(txn, log, row, clock.now_ns(), int(policy.age * 1e9)))
+        goal = max(goal, _aged(txn, log, row, clock.now_ns(), _age_ns(policy)))
     if policy.bytes is not None:
         held = log.size_bytes(txn)
         excess = held - int(policy.bytes)
         if excess > 0:
             goal = max(goal, row.first + (row.next - row.first) * excess // held)
-    if policy.read:
+    if policy.read or (policy.unread and goal > row.first):
         _forget_expired(txn, log)
-        holders = readers(txn, log)
-        if holders:
-            goal = max(goal, min(reader.next for reader in holders))
+        read = min((reader.next for reader in readers(txn, log)), default=None)
+        if read is not None and policy.read:
+            goal = max(goal, read)
+        if read is not None and policy.unread:
+            goal = min(goal, read)
     return goal
+
+
+def _age_ns(policy: Retention) -> int:
+    assert isinstance(policy.age, (int, float))  # in seconds, whatever form it was given in
+    return int(policy.age * 1e9)
 
 
 def spare(count: int) -> int:

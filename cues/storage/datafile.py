@@ -27,10 +27,11 @@ ALWAYS: Final = frozenset({"seals"})
 
 ``seals``: the rows that had no checksum before have one (sealed.py), and the seals of state cover the keys of the rows.
 """
-FEATURES: Final = ALWAYS | {"columns"}
+FEATURES: Final = ALWAYS | {"columns", "unread"}
 """Features that a format record may require beyond format 1; a store that requires others is refused.
 
 ``columns``: there are records of columns (records/columns.py). A store requires it from its first such record on.
+``unread``: the retention of a queue spares what is unread (queues/options.py).
 """
 DURABILITIES: Final = ("disk", "process")
 PAGE_BYTES: Final = 4096

@@ -78,7 +78,7 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_queue_retention": (
         "gauge",
         ("queue", "limit"),
-        "A limit of its retention: count (messages), bytes, age (seconds), or read (1).",
+        "A limit of its retention: count (messages), bytes, age (seconds), read (1), or unread (1).",
     ),
     "cues_store_used_bytes": ("gauge", (), "Bytes of the data file that were ever used."),
     "cues_store_disk_bytes": ("gauge", (), "Bytes of the data file on the disk."),

@@ -291,4 +291,6 @@ def _goal(log: PartitionLog, policy: Retention, positions: list[int]) -> int:
             goal = max(goal, file.next)
     if policy.read and positions:
         goal = max(goal, min(positions))
+    if policy.unread and positions:
+        goal = min(goal, min(positions))
     return goal
