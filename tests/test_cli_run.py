@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,36 @@ def test_a_run_ends_by_itself_and_a_second_one_finds_nothing_new(graph, checked)
     assert again.code == 0
     assert json.loads(again.out)["nothing_new"]
     assert "1,000 numbers already processed; nothing new. --fresh starts over" in again.err
+    assert f"10 failed messages unresolved on errors, all of them in earlier runs: cues errors {path}" in again.err
     checked(store)
+
+
+def test_a_run_says_which_delayed_messages_wait_and_a_later_run_takes_them(graph) -> None:  # type: ignore[no-untyped-def]
+    """A journal says what waits, as a terminal does; a run after that time finishes."""
+    path = graph("""
+import cues
+graph = cues.Graph("late", durability="process")
+
+@graph.source("rows")
+def rows(position):
+    for n, delay in enumerate(["0s", "0s", "2s"], start=1):
+        if n > (position or 0):
+            yield n, cues.delayed({"n": n}, delay=delay)
+
+@graph.stream("rows", "out")
+def copy(row):
+    return row
+""")
+    first = cues("run", path)
+    said = json.loads(first.out)
+    assert first.code == 0 and said["delayed"]["late.copy"]["messages"] == 1
+    assert "late.copy holds 1 delayed message, until " in first.err and ": run again then" in first.err
+    assert [m["n"] for m in contents(path.parent / "data" / "late", "out")] == [1, 2]
+    time.sleep(2.1)
+    second = cues("run", path)
+    assert second.code == 0 and not json.loads(second.out)["delayed"]
+    assert "delayed message" not in second.err
+    assert [m["n"] for m in contents(path.parent / "data" / "late", "out")] == [1, 2, 3]
 
 
 def test_on_a_terminal_a_table_is_drawn_and_taken_away_and_the_summary_stays(graph) -> None:  # type: ignore[no-untyped-def]

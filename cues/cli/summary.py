@@ -147,12 +147,14 @@ class Summary:
         return {queue: records for queue, records in left.items() if records > 0}
 
     def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
-        """Print the summary; also print its sentence on stderr if stdout is for programs."""
+        """Print the summary; also print its sentences on stderr if stdout is for programs."""
         counters = self._running.counters()
         nothing_new = not any(counter.steps for counter in counters.values())
         sentence = self._sentence(ending, nothing_new)
+        notes = self._notes()
         if output.json:
-            say(sentence)
+            for each in (sentence, *notes):
+                say(each)
             output.say(
                 sentence,
                 graph=self._running.plan.id,
@@ -173,17 +175,20 @@ class Summary:
             output.rows(self._rows(), _COLUMNS)
             out()
         out(sentence)
-        for held in self.held:
-            out(f"{held}: run again then")
+        for note in notes:
+            out(note)
+
+    def _notes(self) -> list[str]:
+        """What is left to do, a sentence each."""
+        notes = [f"{held}: run again then" for held in self.held]
         if self.failed:
-            out(f"{count(self.failed, 'message')} failed: {self._errors}")
+            notes.append(f"{count(self.failed, 'message')} failed: {self._errors}")
         for queue, messages in self.unresolved.items():
             before = self._earlier[queue]
             some = "all" if before == messages else f"{before:,}"
             earlier = f", {some} of them in earlier runs" if before > 0 else ""
-            out(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {self._errors}")
-        for pause in self.paused:
-            out(paused(pause, self._target, self._store))
+            notes.append(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {self._errors}")
+        return notes + [paused(pause, self._target, self._store) for pause in self.paused]
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}
