@@ -20,6 +20,10 @@ now_ns = time.time_ns
 monotonic_ns = time.monotonic_ns
 """Nanoseconds since a fixed moment of this boot, the same in every process of the machine."""
 
+WRONG_NS = 7 * 86_400 * 10**9
+"""A clock that jumps by this much between two messages is doubted. So is a last append that is this far ahead of the
+clock."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, Self, TypeVar, final
+from typing import Any, Final, NamedTuple, Self, TypeVar, final
 
 from cues import faults
 from cues.base import clock, names
@@ -88,6 +88,10 @@ def shares_of(placed: Any, partitions: int) -> list[PartitionShare]:
             shares.setdefault(each, []).append(offset)
     return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]
 
+
+_LOOK_NS: Final = 10**9
+"""The time between two looks at a queue whose old messages a reader holds. Or an age has :data:`_LOOKS` of them."""
+_LOOKS: Final = 64
 
 Q = TypeVar("Q", bound="BaseQueue")
 
@@ -252,10 +256,22 @@ class QueueCore:
             now = clock.now_ns()
             if policy is self._policy and self._looked_ns <= now < self._settled_ns:
                 return
-            from cues.queues.retention import let_go
-
-            self._settled_ns = let_go(txn, self.log.records, policy, entries)
             self._policy, self._looked_ns = policy, now
+            self._settled_ns = self._comes_of_age(txn, policy, now)
+            if self._settled_ns <= now:
+                from cues.queues.retention import let_go
+
+                if not let_go(txn, self.log.records, policy, entries) and policy.only_age:
+                    self._settled_ns = max(
+                        self._comes_of_age(txn, policy, now), now + min(_LOOK_NS, policy.age_ns // _LOOKS)
+                    )
+
+    def _comes_of_age(self, txn: StoreTransaction, policy: Retention, now: int) -> int:
+        """Return the time before which a policy with an age only deletes nothing; 0: that is not known."""
+        log = self.log.records
+        if not policy.only_age or log.row(txn).time_ns > now + clock.WRONG_NS:
+            return 0
+        return min(log.front_time(txn) + policy.age_ns, now + policy.age_ns // 8)
 
     def check_open(self) -> None:
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""

@@ -73,6 +73,11 @@ class Retention:
         """True if nothing but the age of a message lets it be deleted."""
         return self.age is not None and self.count is None and self.bytes is None and not self.read
 
+    @property
+    def age_ns(self) -> int:
+        assert isinstance(self.age, (int, float))  # in seconds, whatever form it was given in
+        return int(self.age * 1e9)
+
     @staticmethod
     def of(value: Retention | str | int | None) -> Retention | None:
         """Return the retention for ``"10d"``, ``"500MB"``, a count, ``"read"``, a Retention or None."""

@@ -33,15 +33,8 @@ from cues.storage.transaction import StoreTransaction
 
 _NOTES = 8
 """The number of notes in the time of one age: a message is deleted at most an eighth of the age too late."""
-_LOOK_NS = 10**9
-"""The time between two looks at a queue that has only an age, if a reader holds messages that are older."""
-_LOOKS = 64
-"""The number of such looks in the time of one age, if that is more often."""
 _SPARE_MAX = 1000
 """The most messages that stay beyond a count."""
-_WRONG_NS = 7 * 86_400 * 10**9
-"""A clock that jumps by this much between two messages is doubted. So is a last append that is this far ahead of the
-clock."""
 _DOUBT_NS = 600 * 10**9
 """The time for which a clock is doubted after a jump."""
 said: set[tuple[str, str, str]] = set()
@@ -104,24 +97,15 @@ def refuse_unread(plan: PlannedPurge) -> None:
         )
 
 
-def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) -> int:
+def let_go(txn: StoreTransaction, log: Log, policy: Retention, appended: int) -> bool:
     """Delete the messages that the policy does not keep, after ``appended`` entries were appended.
 
-    Returns the time in ns until which another look may wait: 0 if there is more to delete, or if the policy has other
-    limits than an age.
+    Returns whether more of them are left.
     """
     row = log.row(txn)
     goal = wanted(txn, log, row, policy)
-    more = goal > row.first and _delete(txn, log, row, goal, appended)
-    if more or not policy.only_age:
-        return 0
-    now, age = clock.now_ns(), _age_ns(policy)
-    later = max(log.front_time(txn) + age, now + min(_LOOK_NS, age // _LOOKS))
-    return min(later, now + age // _NOTES)
-
-
-def _delete(txn: StoreTransaction, log: Log, row: LogRow, goal: int, appended: int) -> bool:
-    """Delete messages before ``goal`` that no step holds; return whether more of them are left."""
+    if goal <= row.first:
+        return False
     behind = [reader for reader in readers(txn, log) if reader.next < goal]
     for reader in behind:
         if reader.under_way:
@@ -146,7 +130,7 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
     if policy.count is not None and row.next - row.first > policy.count + spare(policy.count):
         goal = max(goal, row.next - policy.count)
     if policy.age is not None:
-        goal = max(goal, _aged(txn, log, row, clock.now_ns(), _age_ns(policy)))
+        goal = max(goal, _aged(txn, log, row, clock.now_ns(), policy.age_ns))
     if policy.bytes is not None:
         held = log.size_bytes(txn)
         excess = held - int(policy.bytes)
@@ -160,11 +144,6 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
         if read is not None and policy.unread:
             goal = min(goal, read)
     return goal
-
-
-def _age_ns(policy: Retention) -> int:
-    assert isinstance(policy.age, (int, float))  # in seconds, whatever form it was given in
-    return int(policy.age * 1e9)
 
 
 def spare(count: int) -> int:
@@ -188,7 +167,7 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
     notes: list[list[int]] = []
     if raw is not None:
         notes = codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))
-    ahead = row.time_ns > now + _WRONG_NS
+    ahead = row.time_ns > now + clock.WRONG_NS
     kept = [note for note in notes if ahead and note[1] <= now]
     if ahead and (not kept or now - kept[-1][1] >= age // _NOTES):
         kept.append([row.next, now])
@@ -207,13 +186,13 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
 def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
     """Return the time before which messages are older than ``age``.
 
-    If the clock jumped by :data:`_WRONG_NS` between two messages, it may be wrong, and would empty the queue at
+    If the clock jumped by :data:`clock.WRONG_NS` between two messages, it may be wrong, and would empty the queue at
     once. So for :data:`_DOUBT_NS` after the jump, the time of the message before it is used instead of the clock.
     """
     index = log.index_at(txn, row, now - age)
     if index > row.first and index < row.next:
         before, after = (log.time_at(txn, row, at) for at in (index - 1, index))
-        if after - before >= _WRONG_NS and now - after < _DOUBT_NS:
+        if after - before >= clock.WRONG_NS and now - after < _DOUBT_NS:
             return before - age
     return now - age
 

@@ -5,6 +5,8 @@
     v1/batches.txt          single record batches, in hex, field by field
     v1-seals/data.mdb       the same store with seals in rows that had none in version 1
     v1-seals/records.txt    every key and value in it
+    v1-unread/data.mdb      the same store, whose queue between processors keeps seven days and what is unread
+    v1-unread/records.txt   every key and value in it
     v1-columns/data.mdb     a store with records of columns
     v1-columns/records.txt  every key and value in it
 
@@ -297,7 +299,7 @@ def main() -> None:
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "store")
-        {"v1-seals": make, "v1-columns": make_columns}[name](path)
+        {"v1-unread": make, "v1-columns": make_columns}[name](path)
         with cues.open(path, readonly=True) as store:
             (target / "records.txt").write_text(records(store))
             used = store.info()["used"]
