@@ -278,7 +278,7 @@ class Report:
     events: list[Event] = field(default_factory=list)
     """All events, in order."""
     waits_s: list[float] = field(default_factory=list)
-    """The pauses before retries, in outages, and for ``rate=``, in seconds; the run did not sleep."""
+    """The waits before retries, in outages, and for ``rate=``, in seconds; the run did not sleep."""
     counters: dict[str, Counters] = field(default_factory=dict)
     """The counters, by processor name."""
     stopped: dict[str, BaseException] = field(default_factory=dict)
@@ -321,11 +321,11 @@ def run_until_idle(
         if isinstance(event, Recovered):
             report.decisions[event.processor.rpartition(".")[2]] = event.decision
 
-    def pause(seconds: float) -> bool:
+    def sleep(seconds: float) -> bool:
         report.waits_s.append(seconds)
         return False
 
-    assembly = assemble(graph, store, accept_topology=accept_topology, take_over=take_over, pause=pause, emit=emit)
+    assembly = assemble(graph, store, accept_topology=accept_topology, take_over=take_over, sleep=sleep, emit=emit)
     try:
         for stepper in assembly.steppers:
             report.steps[stepper.node.name] = 0
@@ -590,32 +590,32 @@ def check_attempts(store: Store) -> list[str]:
                 lines[tailer] = () if other else timeline.read(txn, queue)
                 # A purge also removes the timelines of the purged messages, so their identity is unknown.
                 judged[tailer] = read_log(txn, queue, 0).first if lines[tailer] else 0
-        pending: str | None = None
+        expected: str | None = None
         attempted = False
         for record in messages(store, processor):
             if record[names.TYPE] == names.SNAPSHOT:
                 attempted = False
                 start, end = record[names.TAILER_INDICES], record[names.TO_INDICES]
                 if any(tailer not in identities or end[tailer] <= judged[tailer] for tailer in start):
-                    pending = None  # of an input that is no longer read, or of a timeline that was purged
+                    expected = None  # of an input that is no longer read, or of a timeline that was purged
                     continue
                 source = record.get(names.SOURCE_POSITION)
                 ranges = [(t, timeline.identity(lines[t], identities[t], end[t] - 1), start[t], end[t]) for t in start]
-                pending = delivery_hash(
+                expected = delivery_hash(
                     topology.key_of(processor),
                     row.generation,
                     ranges,
                     ["source", *source] if source is not None else None,
                 )
                 continue
-            if pending is None:
+            if expected is None:
                 continue
             where = f"{processor}: the attempt {record[names.HASH]}"
             if attempted:
                 problems.append(f"{where} is the second one of its snapshot")
             attempted = True
-            if record[names.HASH] != pending:
-                problems.append(f"{where} follows a snapshot whose ranges have the hash {pending}")
+            if record[names.HASH] != expected:
+                problems.append(f"{where} follows a snapshot whose ranges have the hash {expected}")
             for queue, index in record.get(names.MESSAGE_INDEX, {}).items():
                 wrong = _wrong_at(store, queue, index, record[names.HASH])
                 if wrong:
@@ -625,7 +625,7 @@ def check_attempts(store: Store) -> list[str]:
 
 def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     """The fault of a message that must have ``hash`` unless it was purged; empty if there is none."""
-    name, partition = names.log_parts(queue)
+    name, partition = names.split_log(queue)
     if name not in store.queues(all=True):
         return "a queue that is not there"
     view = view_of(store.queue(name), partition)

@@ -21,7 +21,7 @@ says so, and loads it on first use.
     webhook.py       a server whose requests become messages
     serving.py       guards of servers that strangers reach
     foreign.py       the reserved keys that messages from outside may not set
-    databases.py, waits.py   the databases in one form; pauses of sources
+    databases.py, waits.py   the databases in one form; waits of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     aggregates.py    totals of all messages of a key
     joins.py         streams that join two queues by key and time

@@ -95,12 +95,12 @@ def unread(column: str, type: str, dialect: str, depth: int = 0) -> str:
     In DuckDB also for the parts of lists, structs and maps; ``depth`` is the number of lists around the column.
     """
     if dialect == "duckdb" and (type.endswith("]") or type.startswith(("struct(", "map("))):
-        return " or ".join(filter(None, _unread_parts(column, duckdb_module().sqltype(type), depth)))
+        return " or ".join(filter(None, _unread_members(column, duckdb_module().sqltype(type), depth)))
     conditions = [sql for pattern, sql in _UNREAD.get(dialect, {}).items() if re.search(pattern, type)]
     return " or ".join(conditions).format(column)
 
 
-def _unread_parts(column: str, kind: Any, depth: int) -> Iterator[str]:
+def _unread_members(column: str, kind: Any, depth: int) -> Iterator[str]:
     if kind.id == "struct":
         for name, part in kind.children:
             escaped = name.replace('"', '""')

@@ -310,7 +310,7 @@ class Files:
             if self.consumed.has_gone:
                 continue
             at_end = not unsettled and not self._held
-            if not ((self.watch or self.follow or unsettled) and waiting.pause(at_end=at_end)):
+            if not ((self.watch or self.follow or unsettled) and waiting.wait(at_end=at_end)):
                 return
 
     def _gone(self, entries: dict[str, places.Stat], known: KnownFiles, is_first: bool) -> list[str]:
@@ -660,9 +660,9 @@ class Waiting:
 
     def commits(self) -> bool:
         """Wait a moment for a commit; False if none will come while the source waits."""
-        return hasattr(self._process, "pause") and bool(self._process.pause(_COMMIT_S))
+        return hasattr(self._process, "wait") and bool(self._process.wait(_COMMIT_S))
 
-    def pause(self, at_end: bool = True) -> bool:
+    def wait(self, at_end: bool = True) -> bool:
         """Wait for a moment; False if the source should end. ``at_end``: no known file has more to be read."""
         waits.answered(self._process)
         limit = self._source.idle_exit_s

@@ -324,7 +324,7 @@ class _Asking:
     def wait(self) -> None:
         """Wait for the next round. Raises :class:`_Draining` if there is none."""
         interval_s = self._poll.interval_s
-        if interval_s is None or not waits.pause(self._process, interval_s):
+        if interval_s is None or not waits.wait(self._process, interval_s):
             raise _Draining
 
 

@@ -57,7 +57,7 @@ from cues.overrides import override
 from cues.processors import SINK, kafka, takes
 
 _VERSION: Final = 1
-_PAUSE_S: Final = 0.05
+_RETRY_S: Final = 0.05
 """Seconds before an aborted transaction is tried again."""
 
 _FIELDS: Final = {"value", "key", "headers", "time", "topic", "partition", "offset"}
@@ -255,7 +255,7 @@ class Writer:
                 except BufferError:
                     if time.monotonic() > deadline:
                         raise
-                    producer.poll(_PAUSE_S)
+                    producer.poll(_RETRY_S)
                 except self._lib.KafkaException as refused:
                     if refused.args[0].code() not in self._refusals:
                         raise
@@ -302,7 +302,7 @@ class Writer:
                 if fenced or not ended or time.monotonic() > deadline:
                     raise
                 kafka.LOG.warning("the transaction of %s is aborted and tried again: %s", unit.id, reason)
-                time.sleep(_PAUSE_S)
+                time.sleep(_RETRY_S)
                 again = True
 
     def _is_committed_or_sent_again(self) -> bool:

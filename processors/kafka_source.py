@@ -134,7 +134,7 @@ class Reading:
     def __init__(self, source: Records, position: Position | None) -> None:
         self._source = source
         self._lib = kafka.library()
-        self._id, self._marks = _parts(position)
+        self._id, self._marks = _fields(position)
         self._first = position is None
         self._discovered = time.monotonic()
         self._asked_again: set[tuple[int, int]] = set()
@@ -331,7 +331,7 @@ class Reading:
             )
 
 
-def _parts(position: Position | None) -> tuple[str, dict[int, list[int]]]:
+def _fields(position: Position | None) -> tuple[str, dict[int, list[int]]]:
     if position is None:
         return "", {}
     if not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION:

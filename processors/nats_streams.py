@@ -66,7 +66,7 @@ _FORGET_S: Final = 60.0
 """Seconds after which the server forgets a consumer that asks for nothing."""
 _WRONG_LAST: Final = (10070, 10071, 10164)
 """Codes of JetStream: the last message of the stream, or of the subject, is another one."""
-_PAUSE_S: Final = 0.05
+_RETRY_S: Final = 0.05
 """Seconds between two attempts to connect to a server: two are made, and then the engine waits."""
 _NO_MESSAGE: Final = 10037
 _POSITION: Final = "Cues-Position"
@@ -140,7 +140,7 @@ class Connection:
         own = {
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
-            "reconnect_time_wait": _PAUSE_S,
+            "reconnect_time_wait": _RETRY_S,
             "connect_timeout": self._servers.timeout_s,
             "error_cb": failed,
             "closed_cb": self._closed,
@@ -286,7 +286,7 @@ class NatsStream:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
-        known = _parts(position)
+        known = _fields(position)
         connection = None
         try:
             connection = Connection(self.servers)
@@ -486,7 +486,7 @@ DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
 """The choices of ``data=`` of a source."""
 
 
-def _parts(position: Any) -> tuple[str, int | None]:
+def _fields(position: Any) -> tuple[str, int | None]:
     if position is None:
         return "", None
     match position:

@@ -151,7 +151,7 @@ class Rows:
         return self._items(position, process, by_columns=places.has("pyarrow"))
 
     def _items(self, position: Position | None, process: Any, by_columns: bool) -> Iterator[tuple[Position, Any]]:
-        described, key = self._parts(position)
+        described, key = self._fields(position)
         self._reader = reader = databases.Reader(self.target)
         try:
             while True:
@@ -161,7 +161,7 @@ class Rows:
                     top = self._top(connection, layout)
                     sent = self._sent(connection, layout) if by_columns else {}
                     size = self.page_rows or (_PAGE_ROWS if not sent else _TABLE_ROWS[connection.dialect])
-                if top and not waits.pause(process, self.lag_s, new=False):
+                if top and not waits.wait(process, self.lag_s, new=False):
                     return
                 while top:
                     table = self._table(reader, layout, sent, key, top, size) if sent else None
@@ -177,12 +177,12 @@ class Rows:
                             yield [_VERSION, described, key], row.message
                     if count < size:
                         break
-                if not self.follow or not waits.pause(process, self.poll_s):
+                if not self.follow or not waits.wait(process, self.poll_s):
                     return
         finally:
             reader.close()
 
-    def _parts(self, position: Position | None) -> tuple[list[str] | None, list[Any] | None]:
+    def _fields(self, position: Position | None) -> tuple[list[str] | None, list[Any] | None]:
         if position is None:
             return None, None
         if not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION:

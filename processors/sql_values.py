@@ -106,24 +106,24 @@ def _fitted(value: Any, kind: Kind) -> Any:
     if item := kind.item:
         return [kept(each, item) for each in value] if isinstance(value, (list, tuple)) else WRONG
     if kind.dialect == "duckdb" and family.startswith(("struct(", "map(")):
-        return _parts(value, kind) if isinstance(value, dict) else WRONG
+        return _members(value, kind) if isinstance(value, dict) else WRONG
     if isinstance(value, (dict, list, tuple)):
         return jsontext.encode(value)
     return value if isinstance(value, timedelta if family.startswith("interval") else str) else WRONG
 
 
-def _parts(value: dict[Any, Any], kind: Kind) -> Any:
-    """A struct or a map of DuckDB, by its parts."""
+def _members(value: dict[Any, Any], kind: Kind) -> Any:
+    """A struct or a map of DuckDB, by its members."""
     found = databases.duckdb_module().sqltype(kind.type).children
-    parts = {name: kind_of("", str(part).lower(), kind.dialect) for name, part in found}
+    members = {name: kind_of("", str(part).lower(), kind.dialect) for name, part in found}
     if kind.type.startswith("map("):
         return {
-            "key": [kept(key, parts["key"]) for key in value],
-            "value": [kept(item, parts["value"]) for item in value.values()],
+            "key": [kept(key, members["key"]) for key in value],
+            "value": [kept(item, members["value"]) for item in value.values()],
         }
-    if not all(isinstance(name, str) and name.lower() in parts for name in value):
+    if not all(isinstance(name, str) and name.lower() in members for name in value):
         return WRONG
-    return {name: kept(item, parts[name.lower()]) for name, item in value.items()}
+    return {name: kept(item, members[name.lower()]) for name, item in value.items()}
 
 
 def _integer(value: Any, kind: Kind) -> Any:

@@ -262,7 +262,7 @@ class Reading:
             if source.idle_exit_s is not None and time.monotonic() - heard >= source.idle_exit_s:
                 return
             if not round(wait_s) or len(self._held) >= source.in_flight:
-                waits.pause(self._process, _LOOK_S, new=False)
+                waits.wait(self._process, _LOOK_S, new=False)
 
     def _next(self) -> Position:
         return [_VERSION, self._number]

@@ -57,7 +57,7 @@ class Source(opened_file.Source, Protocol):
 class Waiting(Protocol):
     def moved(self) -> None: ...
 
-    def pause(self, at_end: bool = True) -> bool: ...
+    def wait(self, at_end: bool = True) -> bool: ...
 
 
 class Rotated(NamedTuple):
@@ -95,7 +95,7 @@ class Tail:
             while True:
                 opened = self._continued(place)
                 if opened is None:
-                    if not self._waiting.pause():
+                    if not self._waiting.wait():
                         return
                     continue
                 place = opened.start
@@ -148,7 +148,7 @@ class Tail:
                 return
             elif rotated is None and not opened.is_at(path) and os.path.exists(path):
                 rotated = time.monotonic()
-            elif not self._waiting.pause(at_end=rotated is None and not opened.waits):
+            elif not self._waiting.wait(at_end=rotated is None and not opened.waits):
                 yield None
 
     # --- which file is next ---

@@ -1,4 +1,4 @@
-"""Pauses of sources, which a drain of the graph ends."""
+"""Waits of sources, which a drain of the graph ends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LOOK_S: Final = 0.1
 
 def answered(process: Any) -> None:
     """Tell the engine that the source has answered, and waits for something new."""
-    if hasattr(process, "pause"):
-        process.pause(0)
+    if hasattr(process, "wait"):
+        process.wait(0)
 
 
-def pause(process: Any, seconds: float, *, new: bool = True) -> bool:
+def wait(process: Any, seconds: float, *, new: bool = True) -> bool:
     """Wait; return False at once when the graph drains. ``new``: for something new, because the source has answered."""
     if new:
         answered(process)

@@ -304,7 +304,7 @@ def messages_of_log(log: PartitionLog) -> list[Message]:
 def metadata_of(directory: QueueDirectory) -> list[Message]:
     """The metadata of the messages of a queue."""
     (log,) = directory.logs
-    came = read_rows(directory.files, pieces_of(directory.folder, log.live, log.first, log.next)).came
+    came = read_rows(directory.files, pieces_of(directory.folder, log.live, log.first, log.next)).provenance
     return [came.at(offset) for offset in range(came.count)]
 
 

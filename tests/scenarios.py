@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
-from cues.base.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
+from cues.base.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, split_fork
 from cues.engine.assembly import assemble
 from cues.forwarding import forwarder
 from cues.processors import reducers, vectors, windows
@@ -807,7 +807,7 @@ def examine(name: str, path: str) -> dict[str, Any]:
         found["steps"] = {
             processor: [m[HASH] for m in testing.messages(store, processor) if m[TYPE] != SNAPSHOT]
             for processor in store.queues(all=True)
-            if "." in processor and fork_parts(processor) is None
+            if "." in processor and split_fork(processor) is None
         }
         return found
 
@@ -851,7 +851,7 @@ def pending(name: str, path: str) -> dict[str, Any]:
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         store = stores.home
-        (processor,) = [p for p in store.queues(all=True) if "." in p and fork_parts(p) is None]
+        (processor,) = [p for p in store.queues(all=True) if "." in p and split_fork(p) is None]
         last = testing.messages(store, processor)[-1]
         assert last[TYPE] == SNAPSHOT, last
         tailer = last[TAILER_ID]

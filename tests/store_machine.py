@@ -530,7 +530,7 @@ class StoreMachine(RuleBasedStateMachine):
             if row is None or topology is None:
                 return  # killed in its first claim
             contents[processor] = dict(zip(topology.tailers, [position.next for position in row.positions]))
-            self.pending[processor] = row.pending
+            self.pending[processor] = row.under_way
             assert set(contents[processor]) == set(tailers)
         (left,) = self.taken("fold", contents).values()
         for index in left:

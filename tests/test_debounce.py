@@ -159,12 +159,12 @@ number = int(sys.argv[2])
 for n in range(number, number + int(sys.argv[3])):
     running.send("in", {"k": n % 7, "n": n})
     print(n)
-    running.pause(0.01)
+    running.sleep(0.01)
 assert running.wait_idle(30)
 for _ in range(2000):
     if not any(dict(cues.testing.state(running.store, "g.out", k)) for k in range(7)):
         break
-    running.pause(0.05)
+    running.sleep(0.05)
 running.drain(60)
 running.close()
 print("done")

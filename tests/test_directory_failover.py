@@ -198,7 +198,7 @@ def test_a_store_without_messages_begins_anew_after_the_graph_was_started_over(
     assert a.feeder.step()
     a.close()
     HostRun(files, graph(), tmp_path / "b").close()
-    part = operations.part_of(files, "g")
+    part = operations.files_of(files, "g")
     assert part is not None
     operations.remove(files, "g", part)
     b = HostRun(files, graph(), tmp_path / "b")

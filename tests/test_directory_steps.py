@@ -67,7 +67,7 @@ from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.shared import SharedQueue
 from cues.spark.options import QueueAddress
-from cues.steps.state_parts import key_part
+from cues.steps.state_keys import key_segment
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_a_filesystem_that_fails_for_a_moment_is_not_a_damaged_directory(files: 
 
     directory = queue_of(files)
     append(claimed(files, "g.x"), directory)
-    run = state_files.write(files, "s", 1, {key_part(1) + key_part("n"): b"1"})
+    run = state_files.write(files, "s", 1, {key_segment(1) + key_segment("n"): b"1"})
     failing_files = Failing(files.url)
     with pytest.raises(OSError, match="EIO"):
         if fault == "data":
@@ -439,7 +439,7 @@ def test_a_driver_that_sleeps_at_its_start_deletes_no_state_of_its_successor(fil
     name were all deleted, and those of the other driver are such files. No driver could start any more.
     """
     graph = Graph("g", [Stream(counted, "src", "out", id="s", key="k")])
-    left = state_files.write(files, "_cues/state/g.s", 0, {key_part(1) + key_part("n"): b"1"}).files
+    left = state_files.write(files, "_cues/state/g.s", 0, {key_segment(1) + key_segment("n"): b"1"}).files
     sleeper = DriverRun(files, graph).feed("src", numbers(20))
     sleeper.stage.claim()
     DriverRun(files, graph).claim().run()
@@ -567,7 +567,7 @@ def test_retention_by_bytes_keeps_its_limit_where_files_are_merged(files: Faulty
 
 def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles) -> None:
     """Each task of a merge read every file whole: with 50 tasks, 50 times the state."""
-    rows = {key_part(i) + key_part("n"): b"%d" % i for i in range(40_000)}
+    rows = {key_segment(i) + key_segment("n"): b"%d" % i for i in range(40_000)}
     run = state_files.write(files, "s", 1, rows)
     spans = [state_files.span(number, 4) for number in range(4)]
     groups = 0
@@ -658,19 +658,19 @@ def test_provenance_in_files_is_that_of_the_engine(tmp_path: Path, examples: int
         low = data.draw(st.integers(0, file.count - 1))
         high = data.draw(st.integers(low + 1, file.count))
         rows = read_rows(files, [Piece("q", file, low, high)])
-        assert metadata(rows.came) == expected[low:high]
+        assert metadata(rows.provenance) == expected[low:high]
         start = data.draw(st.integers(0, len(rows) - 1))
         stop = data.draw(st.integers(start + 1, len(rows)))
-        assert metadata(rows.slice(start, stop).came) == expected[low + start : low + stop]
+        assert metadata(rows.slice(start, stop).provenance) == expected[low + start : low + stop]
         chosen = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)).filter(any))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.table.schema) as stream:
             stream.write_table(rows.table.filter(pa.array(chosen)))
         sent = pa.ipc.open_stream(sink.getvalue()).read_all()
         moved = Rows(range(sent.num_rows), sent)
-        assert metadata(moved.came) == list(itertools.compress(expected[low:high], chosen))
+        assert metadata(moved.provenance) == list(itertools.compress(expected[low:high], chosen))
         merged = maintenance.merged(files, "q", "p", 2, [file, file])
-        assert metadata(read_rows(files, [Piece("q", merged, 0, merged.count)]).came) == expected * 2
+        assert metadata(read_rows(files, [Piece("q", merged, 0, merged.count)]).provenance) == expected * 2
 
     check()
 
@@ -695,7 +695,7 @@ def test_metadata_may_be_empty(files: FaultyFiles, came: Provenance) -> None:
     The processor then stopped at the message, in every start.
     """
     file = written(files, [came])
-    assert metadata(read_rows(files, [Piece("q", file, 0, file.count)]).came) == metadata(came)
+    assert metadata(read_rows(files, [Piece("q", file, 0, file.count)]).provenance) == metadata(came)
 
 
 def test_a_function_may_return_empty_metadata(files: FaultyFiles) -> None:
@@ -716,7 +716,7 @@ def test_more_messages_than_a_row_group_has(files: FaultyFiles) -> None:
     rows = read_rows(files, [Piece("q", file, GROUP_ROWS - 1, GROUP_ROWS + 1)])
     assert rows.values == [b"%d" % (GROUP_ROWS - 1), b"%d" % GROUP_ROWS]
     assert rows.times_us == [GROUP_ROWS - 1, GROUP_ROWS]
-    assert metadata(rows.came) == metadata(came.slice(GROUP_ROWS - 1, GROUP_ROWS + 1))
+    assert metadata(rows.provenance) == metadata(came.slice(GROUP_ROWS - 1, GROUP_ROWS + 1))
 
 
 @pytest.mark.parametrize("seed", seeds.among(range(20), fast=6))
@@ -732,14 +732,14 @@ def test_state_in_files_is_a_dict(files: FaultyFiles, monkeypatch: pytest.Monkey
     }.items():
         monkeypatch.setattr(state_files, name, chance.choice(choices))
     some = (lambda i: i, lambda i: f"k{i}", lambda i: "x" * (190 + i), lambda i: None, lambda i: (i,))
-    keys = [key_part(chance.choice(some)(i)) for i in range(chance.randint(1, 30))]
+    keys = [key_segment(chance.choice(some)(i)) for i in range(chance.randint(1, 30))]
     runs: tuple[state_files.StateRun, ...] = ()
     model: dict[bytes, bytes] = {}
     for record in range(chance.randint(1, 15)):
         tasks = chance.randint(1, 4)
         changes: dict[bytes, bytes | None] = {}
         for _ in range(chance.randint(0, 10)):
-            row = chance.choice(keys) + key_part(chance.choice(["f", "g", 7]))
+            row = chance.choice(keys) + key_segment(chance.choice(["f", "g", 7]))
             changes[row] = None if chance.random() < 0.4 else bytes([chance.randint(0, 255)]) * chance.randint(0, 5)
         by_task: dict[int, dict[bytes, bytes | None]] = defaultdict(dict)
         for row, value in changes.items():
@@ -1280,7 +1280,7 @@ def test_a_stream_does_not_continue_on_a_new_queue(files: FaultyFiles) -> None:
     append(ledger, queue)
     reader = SharedQueue(QueueAddress(files.url, "q", shared=True))
     assert reader.ends() == ((1,), (4,))
-    part = operations.part_of(files, "g")
+    part = operations.files_of(files, "g")
     assert part is not None
     operations.remove(files, "g", part)
     for _ in range(2):
@@ -1291,7 +1291,7 @@ def test_a_stream_does_not_continue_on_a_new_queue(files: FaultyFiles) -> None:
 
 def removed(files: LocalFiles, graph: str = "g") -> None:
     """As cues run --fresh does it."""
-    part = operations.part_of(files, graph)
+    part = operations.files_of(files, graph)
     assert part is not None
     operations.remove(files, graph, part)
 

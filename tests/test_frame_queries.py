@@ -504,7 +504,7 @@ def test_a_query_cannot_be_moved_and_a_fresh_start_removes_all_of_it(files: Faul
     started(files).run()
     refused = CliRunner().invoke(seek, [f"{files.url}#g.f", "--to", "3", "--yes"])
     assert refused.exit_code == 1 and "g.f is a frame that keeps state" in str(refused.exception)
-    part = operations.part_of(files, "g")
+    part = operations.files_of(files, "g")
     assert part is not None
     operations.remove(files, "g", part)
     assert not files.names("_cues/batches") and not files.names("_cues/checkpoints")

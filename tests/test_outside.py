@@ -15,7 +15,7 @@ from cues.forwarding.external_writers import SourceRow
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
-from cues.spark.position import CheckpointPart, Queues, QueueSpan, Range, SourcePart, read_place
+from cues.spark.position import CheckpointRange, Queues, QueueSpan, Range, SourceRange, read_place
 
 A, B = b"identity", b"another!"
 R1, R2 = b"record-1", b"record-2"
@@ -29,8 +29,8 @@ def queues(*spans: tuple[bytes, Place, Place], record: bytes = R1, first: bool =
     return Queues(tuple(QueueSpan(of, read_place(a), read_place(b)) for of, a, b in spans), record, first)
 
 
-def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: bytes = R1) -> CheckpointPart:
-    return CheckpointPart(id, batch, record, None if start is None else (start,), (end,))
+def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: bytes = R1) -> CheckpointRange:
+    return CheckpointRange(id, batch, record, None if start is None else (start,), (end,))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: b
         (checkpoint(1, "3", "4"), queues((A, 1, 5)), "refuse"),
     ],
 )
-def test_what_is_done_with_a_part_of_a_source(before: SourcePart | None, part: SourcePart, verdict: str) -> None:
+def test_what_is_done_with_a_part_of_a_source(before: SourceRange | None, part: SourceRange, verdict: str) -> None:
     kept = None if before is None else before.position()
     if kept is not None:  # as it comes back from the store
         kept = SourceRow.unpack(SourceRow("q", 1, kept).pack()).position

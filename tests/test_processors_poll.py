@@ -51,11 +51,11 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The waits of a source, which are noted and not made."""
     made: list[float] = []
 
-    def pause(process: Any, seconds: float, *, new: bool = True) -> bool:
+    def wait(process: Any, seconds: float, *, new: bool = True) -> bool:
         made.append(seconds)
         return True
 
-    monkeypatch.setattr(waits, "pause", pause)
+    monkeypatch.setattr(waits, "wait", wait)
     return made
 
 

@@ -153,7 +153,7 @@ def test_at_random_every_equals_the_model(clock: testing.Clock) -> None:
 
 
 class Turns(SimpleNamespace):
-    """The process of a source whose pauses move the clock, and which drains at a time."""
+    """The process of a source whose waits move the clock, and which drains at a time."""
 
     clock: testing.Clock
     until_s: float
@@ -162,7 +162,7 @@ class Turns(SimpleNamespace):
     def stopping(self) -> bool:
         return (self.clock.now - START).total_seconds() >= self.until_s
 
-    def pause(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         assert 0 < seconds <= 0.1  # the clock may be set while it waits
         self.clock.advance(seconds)
         return not self.stopping
@@ -353,7 +353,7 @@ while True:
     if len(running.messages("ticks")) > seen:
         print("ticked")
         seen = 10**9
-    running.pause(0.01)
+    running.sleep(0.01)
 """
 
 

@@ -286,9 +286,9 @@ def test_nothing_is_moved_or_deleted_while_a_driver_runs_the_graph(tmp_path: Pat
     with another_driver(tmp_path, "g"):
         error = refused(7, "seek", f"{tmp_path}#plain", "--to", "end", "--yes")
         assert "runs the graph 'g'" in error and "stop that driver first" in error
-        with pytest.raises(AlreadyRunning, match="runs the graph 'g'"), fresh.shared_part(str(tmp_path), "g"):
+        with pytest.raises(AlreadyRunning, match="runs the graph 'g'"), fresh.shared_files(str(tmp_path), "g"):
             pass
-        with fresh.shared_part(str(tmp_path), "other") as part:
+        with fresh.shared_files(str(tmp_path), "other") as part:
             assert part is None
     ledger.check()
     printed("seek", f"{tmp_path}#plain", "--to", "end", "--yes")
@@ -300,7 +300,7 @@ def test_nothing_is_moved_or_deleted_while_a_driver_runs_the_graph(tmp_path: Pat
 
 
 def start_over(place: Path, graph: str = "g") -> None:
-    with fresh.shared_part(str(place / "queues"), graph) as part:
+    with fresh.shared_files(str(place / "queues"), graph) as part:
         fresh.clear(place / f"store-{graph}", print, shared=part)
 
 
@@ -362,7 +362,7 @@ def test_seek_and_fresh_in_an_object_store(object_store: str, tmp_path: Path) ->
     (moved,) = printed("seek", f"{object_store}#plain", "--to", 11, "--yes")
     assert (moved["positions"], moved["record"]) == ({"g.plain.in": 11}, 2)
     assert [line["kind"] for line in printed("tries", f"{object_store}#plain")] == ["claim", "claim", "seek"]
-    with fresh.shared_part(object_store, "g") as part:
+    with fresh.shared_files(object_store, "g") as part:
         assert part is not None and "1 queue (in), records and state of 2 processors" in part.words
         fresh.clear(tmp_path / "none", print, shared=part)
     assert (files.names(""), files.names("_cues")) == (["_cues"], ["g.id.json", "id.json"])
@@ -390,7 +390,7 @@ def test_cues_run_fresh_asks_and_starts_over(tmp_path: Path) -> None:
 
     asked = run()
     assert asked.returncode == 2 and "add --yes" in asked.stderr and len(tail(f"{place}#in", "-n", "all")) == 20
-    assert f"the part of the graph 'g' in {place}: 1 queue (in), records and state of 1 processor" in asked.stderr
+    assert f"the files of the graph 'g' in {place}: 1 queue (in), records and state of 1 processor" in asked.stderr
     done = run("--yes")
     assert done.returncode == 0, done.stderr
     assert len(tail(f"{place}#in", "-n", "all")) == len(tail(f"{place}#out", "-n", "all")) == spark_graphs.COUNT

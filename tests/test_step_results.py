@@ -258,10 +258,10 @@ def test_every_result_of_a_sink_is_looked_at(store: Store, kind: str, concurrenc
 _KEYS = """
 import sys
 from cues.queues import partitioners
-from cues.steps import state_parts
+from cues.steps import state_keys
 tags = frozenset({"red", "green", "blue", "black", "white"})
 for key in (tags, {"a": tags, "b": 1}, ("x", tags, {tag: 1 for tag in tags})):
-    print(state_parts.key_part(key).hex(), partitioners.key_bytes(key).hex())
+    print(state_keys.key_segment(key).hex(), partitioners.key_bytes(key).hex())
 """
 
 

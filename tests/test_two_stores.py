@@ -659,7 +659,7 @@ def test_a_running_graph_follows_the_options_of_its_outputs_abroad(tmp_path: Pat
 def test_a_fork_queue_takes_no_options(tmp_path: Path) -> None:
     ready(tmp_path)
     with cues.open(tmp_path / "g") as home:
-        (fork,) = [name for name in home.queues(all=True) if names.fork_parts(name)]
+        (fork,) = [name for name in home.queues(all=True) if names.split_fork(name)]
         with pytest.raises(cues.errors.InvalidArgument, match="is a fork queue"):
             home.queue(fork, retention=1)
 
@@ -792,7 +792,7 @@ def test_the_fork_queue_stays_small_while_much_passes(tmp_path: Path) -> None:
         for round in range(30):
             home.queue("in").appender().write_many(numbers(1000))
             testing.run_until_idle(made, home)
-            (fork,) = [home.queue(name) for name in home.queues(all=True) if names.fork_parts(name)]
+            (fork,) = [home.queue(name) for name in home.queues(all=True) if names.split_fork(name)]
             assert len(fork) <= 2 * forwarder.TRIM_MESSAGES, round
         assert fork is not None and fork.last_index > 30_000
 

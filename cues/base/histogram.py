@@ -7,7 +7,7 @@ from typing import Final
 
 from cues.overrides import override
 
-_PARTS: Final = 4
+_BUCKETS: Final = 4
 """Buckets for each doubling of the value: a quantile is off by an eighth at most."""
 
 
@@ -21,7 +21,7 @@ class Histogram(dict[int, int]):
     def add(self, value: int, count: int = 1) -> None:
         """Count a value ``count`` times."""
         bits = value.bit_length()
-        bucket = value if bits < 3 else bits * _PARTS + (value >> (bits - 3) & 3)
+        bucket = value if bits < 3 else bits * _BUCKETS + (value >> (bits - 3) & 3)
         self[bucket] = self.get(bucket, 0) + count
 
     @staticmethod
@@ -106,7 +106,7 @@ class Recent:
 
 def _bounds(bucket: int) -> tuple[int, int]:
     """The smallest value of a bucket, and the smallest value above it."""
-    if bucket < _PARTS:
+    if bucket < _BUCKETS:
         return bucket, bucket + 1
-    bits, part = divmod(bucket, _PARTS)
-    return (_PARTS + part) << (bits - 3), (_PARTS + part + 1) << (bits - 3)
+    bits, sub = divmod(bucket, _BUCKETS)
+    return (_BUCKETS + sub) << (bits - 3), (_BUCKETS + sub + 1) << (bits - 3)

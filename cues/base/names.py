@@ -113,7 +113,7 @@ def log_id(queue: str, partition: int) -> str:
     return f"{queue}/{partition}" if partition else queue
 
 
-def log_parts(log: str) -> tuple[str, int]:
+def split_log(log: str) -> tuple[str, int]:
     """Return the queue and the partition of a log id (see :func:`log_id`).
 
     A try log is a queue with the partition of its processor in its id: ``flights.enrich/3`` is one log.
@@ -127,7 +127,7 @@ def fork_id(processor: ProcessorKey, store: bytes) -> str:
     return f"{processor}.fork.{store.hex()}"
 
 
-def fork_parts(queue: str) -> tuple[ProcessorKey, bytes] | None:
+def split_fork(queue: str) -> tuple[ProcessorKey, bytes] | None:
     """Return the processor and the store of a fork queue's id; None for another queue."""
     graph, processor, kind, store = (*queue.split("."), "", "", "")[:4]
     return (ProcessorKey(f"{graph}.{processor}"), bytes.fromhex(store)) if kind == "fork" else None

@@ -3,7 +3,7 @@
 While they are shown, ``sys.stdout`` and ``sys.stderr`` are replaced by objects that remove the lines,
 write, and draw the lines again after the next whole line. So a ``print`` inside a graph looks normal.
 
-``print`` writes the parts of a line one by one, and other threads print between them. So each thread's line
+``print`` writes the texts of a line one by one, and other threads print between them. So each thread's line
 is kept until it is whole, is flushed, or has waited for a redraw.
 """
 
@@ -45,7 +45,7 @@ def slowly() -> Iterator[Callable[..., None]]:
     yield say
 
 
-_Part = tuple[int, TextIO]
+_Writing = tuple[int, TextIO]
 """A thread, and the file to which it writes."""
 
 
@@ -56,11 +56,11 @@ class Live:
         self._file: TextIO = getattr(sys, name)
         self._lines: list[Printable] = []
         self._drawn = 0
-        self._midline: _Part | None = None
+        self._midline: _Writing | None = None
         """The one whose line, not whole, is on the terminal."""
-        self._begun: dict[_Part, str] = {}
+        self._begun: dict[_Writing, str] = {}
         """The lines that are not whole, by thread and file."""
-        self._waited: set[_Part] = set()
+        self._waited: set[_Writing] = set()
         """Those of them that were there at the last redraw."""
         self._lock = threading.RLock()
         self._kept = (sys.stdout, sys.stderr)
@@ -76,7 +76,7 @@ class Live:
         with self._lock:
             self._erase()
             self._lines = []
-            self._write_parts(set(self._begun))
+            self._write_all_begun(set(self._begun))
         sys.stdout, sys.stderr = self._kept
 
     def draw(self, lines: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class Live:
 
         columns, rows = shutil.get_terminal_size()
         with self._lock:
-            self._write_parts(self._waited & self._begun.keys())
+            self._write_all_begun(self._waited & self._begun.keys())
             self._waited = set(self._begun)
             self._erase()
             self._lines = [_fit(escaped(line), columns - 1) for line in lines[: max(1, rows - 2)]]
@@ -93,14 +93,14 @@ class Live:
 
     def write(self, file: TextIO, text: str) -> int:
         """Write the whole lines to ``file`` as if the lines of the display were not there; keep the rest."""
-        part = threading.get_ident(), file
+        writing = threading.get_ident(), file
         with self._lock:
-            lines, newline, rest = (self._begun.pop(part, "") + text).rpartition("\n")
+            lines, newline, rest = (self._begun.pop(writing, "") + text).rpartition("\n")
             if newline:
-                self._waited.discard(part)
-                self._write(part, lines + newline)
+                self._waited.discard(writing)
+                self._write(writing, lines + newline)
             if rest:
-                self._begun[part] = rest
+                self._begun[writing] = rest
         return len(text)
 
     def flush(self, file: TextIO) -> None:
@@ -108,21 +108,21 @@ class Live:
         with self._lock:
             self._write_begun((threading.get_ident(), file))
 
-    def _write_parts(self, parts: set[_Part]) -> None:
+    def _write_all_begun(self, writings: set[_Writing]) -> None:
         # Here is not the thread that wrote them, and an error of their terminal is not the display's.
-        for part in parts:
+        for writing in writings:
             with contextlib.suppress(OSError, ValueError):
-                self._write_begun(part)
+                self._write_begun(writing)
 
-    def _write_begun(self, part: _Part) -> None:
-        if text := self._begun.pop(part, ""):
-            self._write(part, text)
+    def _write_begun(self, writing: _Writing) -> None:
+        if text := self._begun.pop(writing, ""):
+            self._write(writing, text)
 
-    def _write(self, part: _Part, text: str) -> None:
+    def _write(self, writing: _Writing, text: str) -> None:
         self._erase()
-        _, file = part
-        file.write(f"\n{text}" if self._midline not in (None, part) else text)
-        self._midline = None if text.endswith("\n") else part
+        _, file = writing
+        file.write(f"\n{text}" if self._midline not in (None, writing) else text)
+        self._midline = None if text.endswith("\n") else writing
         file.flush()
         self._show()
 

@@ -242,7 +242,7 @@ def run(
         from cues.operate import fresh as fresh_start
 
         is_open = isinstance(file.graph.store, Store) and not chosen
-        with fresh_start.shared_part(queues, file.graph.id) as shared:
+        with fresh_start.shared_files(queues, file.graph.id) as shared:
             ask = functools.partial(options.confirm, question="Delete it?", yes=yes)
             fresh_start.clear(path, ask, is_open, elsewhere, fresh_start.filled(plan, path), shared)
     if durability is not None:

@@ -42,7 +42,7 @@ from cues.queues.log import Log
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps import pending
-from cues.steps.calls import Pause
+from cues.steps.calls import Sleep
 from cues.steps.closing import ClosingLane
 from cues.steps.due_lane import DueLane
 from cues.steps.expiry import ExpiryLane
@@ -121,7 +121,7 @@ def assemble(
     units: Collection[str] | None = None,
     accept_topology: bool = False,
     take_over: bool = False,
-    pause: Pause = lambda seconds: False,
+    sleep: Sleep = lambda seconds: False,
     stopping: Callable[[], bool] = lambda: False,
     may_linger: Callable[[], bool] = lambda: False,
     emit: Emit = lambda event: None,
@@ -158,7 +158,7 @@ def assemble(
             _give_up(stores, every)
         abroad = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
 
-        setting = Setting(queues, plan.system, pause, stopping, may_linger, emit, runner)
+        setting = Setting(queues, plan.system, sleep, stopping, may_linger, emit, runner)
 
         def recovered(
             nodes: Sequence[Node], rows: dict[str, ProcessorRow], left_over: Mapping[bytes, set[ProcessorKey]] = {}
@@ -317,7 +317,7 @@ def _marks(
                 from cues.forwarding.forwarder import Marked
 
                 log = read_as(view_of(queues[by_tailer[tailer]], node.partition), node.options.isolation)
-                mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
+                mark = low_water.LowWater(log, reader, holding=rows[node.id].under_way)
                 marked[node.id][tailer] = Marked(mark, node.id, place)
     return marked
 

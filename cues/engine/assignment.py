@@ -1,6 +1,6 @@
 """The assignment of units to workers: a pure function of the shape of a graph.
 
-    unit      a processor, or its part for one partition that it reads; it has one owner
+    unit      a processor, or a processor over one partition that it reads; it has one owner
     instance  units of a processor that are stepped in turn: all of them, unless it has ``instances=``
     chain     processors along a path of the graph: each reads the output of the one before it
 

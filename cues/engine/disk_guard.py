@@ -1,4 +1,4 @@
-"""The guard of a run against a full disk: it holds the run while there is room for its last commits.
+"""The guard of a run against a full disk: steps wait while there is room for its last commits.
 
     every second    the free space of the file system of each store of the graph (storage/free_space.py),
                     and at once when a commit of this process takes new blocks of a disk that is low
@@ -42,9 +42,9 @@ class DiskGuard:
         stores: Sequence[BaseStore],
         min_free: int | None,
         stop: Callable[[DiskLow], None],
-        hold: Callable[[bool], None],
+        set_low: Callable[[bool], None],
     ) -> None:
-        """``stop`` is called once, with the error; ``hold`` whenever a disk gets low, or all have space again."""
+        """``stop`` is called once, with the error; ``set_low`` whenever a disk gets low, or all have space again."""
         self._host = host
         self._paths = list(dict.fromkeys(store.directory for store in stores))
         self._allocations = [store.core.environment.allocation for store in stores if not store.readonly]
@@ -52,7 +52,7 @@ class DiskGuard:
         """Set to look at once."""
         self._min_free = min_free
         self._stop = stop
-        self._hold = hold
+        self._set_low = set_low
         self._low_since: float | None = None
         self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="cues disk guard", daemon=True)
@@ -89,7 +89,7 @@ class DiskGuard:
             low = self._lowest()
             if low is not None and self._low_since is None:
                 self._low_since = time.monotonic()
-                self._hold(True)
+                self._set_low(True)
                 path, space = low
                 text = (
                     f"waiting for space on the disk of the store {Path(path).name}: {size(space.free)} are free, less"
@@ -98,7 +98,7 @@ class DiskGuard:
                 self._tell(events.Away(self._host.plan.id, text, logging.WARNING, what=path))
             elif low is None and self._low_since is not None:
                 away_s, self._low_since = time.monotonic() - self._low_since, None
-                self._hold(False)
+                self._set_low(False)
                 text = f"goes on: the disk has space again after {duration(away_s)}"
                 self._tell(events.Away(self._host.plan.id, text, logging.WARNING, over=True))
             self._now.wait(_LOOK_S)

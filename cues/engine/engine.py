@@ -52,7 +52,7 @@ class Host(Protocol):
 
     def end_sources(self) -> None: ...
 
-    def pause(self, seconds: float) -> bool:
+    def sleep(self, seconds: float) -> bool:
         """Sleep. Return True if the graph was halted meanwhile."""
 
     def wait_for_disk(self) -> bool:
@@ -148,8 +148,8 @@ class Engine(Protocol):
     def end_sources(self) -> None:
         """Let the sources yield nothing more. Messages on the queues are still processed. May be called again."""
 
-    def hold(self, low: bool) -> None:
-        """Tell the other processes of the run whether a disk is low. Here :meth:`Host.wait_for_disk` holds steps."""
+    def set_disk_low(self, low: bool) -> None:
+        """Tell the other processes of the run whether a disk is low. Here :meth:`Host.wait_for_disk` delays steps."""
 
     def halt(self) -> None:
         """Stop every processor after its current step: no step begins after it. Does not wait. May be called again."""

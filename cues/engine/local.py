@@ -95,7 +95,7 @@ class EmbeddedEngine:
         self._keeper = threading.Thread(target=self._keep, name="cues keeper", daemon=True)
         self.assembly: Assembly = assemble(
             self.graph,
-            pause=host.pause,
+            sleep=host.sleep,
             stopping=lambda: host.draining,
             may_linger=host.may_linger,
             emit=host.emit,
@@ -210,7 +210,7 @@ class EmbeddedEngine:
             if isinstance(worker.stepper, SourceStepper):
                 worker.stepper.feed.close()
 
-    def hold(self, low: bool) -> None:
+    def set_disk_low(self, low: bool) -> None:
         """Do nothing: all steps are made in this process."""
 
     def halt(self) -> None:

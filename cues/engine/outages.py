@@ -68,7 +68,7 @@ class OutageWait:
             wait_s = min(wait_s, left_s)
         end = time.monotonic() + wait_s
         while time.monotonic() < end and not over():
-            if self._host.draining or self._host.pause(_LOOK_S):
+            if self._host.draining or self._host.sleep(_LOOK_S):
                 self._counters.away = ""
                 text = f"ends while {self._place} is away; its messages stay for the next start"
                 self._host.emit(events.Event(self._id, text, logging.WARNING))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cues.base.names import ProcessorId
-from cues.engine.status import processor_of
+from cues.engine.status import is_named, processor_of
 from cues.errors import InvalidArgument
 from cues.graphs.graph import Graph
 from cues.graphs.pause import ProcessorPause
@@ -28,11 +28,7 @@ def units_of(store: Store, graph: str | None, processor: str | None) -> dict[Pro
     known = {unit: kind for unit, kind in kinds.items() if graph in (None, unit.partition(".")[0])}
     if processor is None:
         return known
-    named = {}
-    for unit, kind in known.items():
-        whole = processor_of(unit)
-        if processor in (unit, whole, unit.partition(".")[2], whole.partition(".")[2]):
-            named[unit] = kind
+    named = {unit: kind for unit, kind in known.items() if is_named(unit, processor)}
     if not named:
         listed = ", ".join(dict.fromkeys(map(processor_of, known))) or "none: no graph has run on it"
         raise InvalidArgument(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues.base import names
 from cues.base.data import dataclass
 from cues.engine.assembly import Assembly, assemble
-from cues.engine.status import processor_of
+from cues.engine.status import is_named
 from cues.engine.threads import adopt
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument
 from cues.graphs.graph import Graph
@@ -70,11 +70,8 @@ def matches(record: ErrorRecord, processor: str | None = None, where: Where | No
 
     ``processor``: its name, with or without its graph and its partition.
     """
-    if processor is not None:
-        unit = record.processor
-        whole = processor_of(unit)
-        if processor not in (unit, whole, unit.partition(".")[2], whole.partition(".")[2]):
-            return False
+    if processor is not None and not is_named(record.processor, processor):
+        return False
     return where is None or bool(where(view(record)))
 
 

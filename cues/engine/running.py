@@ -45,9 +45,9 @@ class GraphRun(Running):
     """A running graph over its engine."""
 
     def __init__(
-        self, graph: Graph, engine: Engine, listeners: tuple[events.Listener, ...] = (), held: bool = False
+        self, graph: Graph, engine: Engine, listeners: tuple[events.Listener, ...] = (), disk_low: bool = False
     ) -> None:
-        """``held``: a disk of the run is low already."""
+        """``disk_low``: a disk of the run is low already."""
         self.graph = graph
         self.engine = engine
         self.bus = events.Bus(list(listeners))
@@ -64,7 +64,7 @@ class GraphRun(Running):
         self.hurried_at = -HURRY_S
         self._low: list[BaseException] = []
         """The error of the disk guard, if it stopped the run."""
-        self._held = held
+        self._disk_low = disk_low
         """True while a disk of the run is low."""
         self._guard: DiskGuard | None = None
         self._progress = Progress(self)
@@ -73,7 +73,7 @@ class GraphRun(Running):
     @override
     def guard(self, min_free: int | None) -> None:
         stores = [self.store, *(queue.store for queue in self.queues.values())]
-        self._guard = DiskGuard(self, stores, min_free, self._low.append, self.hold)
+        self._guard = DiskGuard(self, stores, min_free, self._low.append, self.set_disk_low)
         self._guard.start()
 
     @property
@@ -369,19 +369,19 @@ class GraphRun(Running):
         self.engine.close()
         self._given_back = True
 
-    def pause(self, seconds: float) -> bool:
+    def sleep(self, seconds: float) -> bool:
         """Sleep. Return True if the graph was halted meanwhile."""
         return self._halt.wait(seconds)
 
-    def hold(self, low: bool) -> None:
+    def set_disk_low(self, low: bool) -> None:
         """Let no step begin while a disk is low."""
-        self._held = low
-        self.engine.hold(low)
+        self._disk_low = low
+        self.engine.set_disk_low(low)
 
     def wait_for_disk(self) -> bool:
         """Wait while a disk of the run is low. Return True if the run ends meanwhile."""
-        while self._held:
-            if self.draining or self.pause(_LOOK_S):
+        while self._disk_low:
+            if self.draining or self.sleep(_LOOK_S):
                 return True
         return False
 

@@ -14,6 +14,12 @@ def processor_of(unit: str) -> ProcessorId:
     return ProcessorId(unit.partition("/")[0])
 
 
+def is_named(unit: str, name: str) -> bool:
+    """Return whether a name, with or without the graph and the partition, is that of a unit or of its processor."""
+    processor = processor_of(unit)
+    return name in (unit, processor, unit.partition(".")[2], processor.partition(".")[2])
+
+
 def sources_ended(plan: Plan, units: Iterable[UnitStatus]) -> bool:
     """Return True if no more messages come from outside: no queue is fed by ``send``, and every source has ended."""
     sources = {node.id for node in plan.running if node.kind == "source"}

@@ -156,7 +156,7 @@ def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emi
     home = stores.home
     places = other_stores.places(home)
     for queue in home.queues(all=True):
-        parts = names.fork_parts(queue)
+        parts = names.split_fork(queue)
         if parts is None or not parts[0].startswith(f"{plan.id}."):
             continue
         processor, id = parts

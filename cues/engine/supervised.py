@@ -245,8 +245,8 @@ class SupervisedEngine:
     def end_sources(self) -> None:
         self._supervisor.drain()
 
-    def hold(self, low: bool) -> None:
-        self._supervisor.hold(low)
+    def set_disk_low(self, low: bool) -> None:
+        self._supervisor.set_disk_low(low)
 
     def halt(self) -> None:
         self._supervisor.halt()

@@ -60,8 +60,8 @@ BACKOFF_S: Final = 0.1
 BACKOFF_S_MAX: Final = 30.0
 DEATHS_MAX: Final = 5
 """After so many deaths in a row in the same step, the step is the cause."""
-PARTS: Final = 1_000
-"""The number of parts in which a larger step is taken after a death in it; of a smaller one each part is a message."""
+NARROWING: Final = 1_000
+"""After a death in a step, a step takes so many times fewer messages; at least one."""
 LOOK_S: Final = 0.5
 """Time between two looks for facts that no worker reports: workers that are stopped, and new partitions."""
 STOPPED_S: Final = LEASE_S + LEASE_BEAT_S
@@ -129,7 +129,7 @@ class Supervisor:
         self._counted: dict[str, events.Counters] = {}
         """The counters of workers that are dead, by unit."""
         self._spawned = len(self.slots)
-        self._draining = self._halting = self._holds = False
+        self._draining = self._halting = self._disk_low = False
         self._look_at = 0.0
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._waking = threading.Lock()
@@ -159,12 +159,12 @@ class Supervisor:
 
         self.call(end)
 
-    def hold(self, low: bool) -> None:
+    def set_disk_low(self, low: bool) -> None:
         """Let no worker begin a step while a disk is low, also of those that are started later."""
 
         def note() -> None:
-            self._holds = low
-            self._tell_all(wire.Hold(low))
+            self._disk_low = low
+            self._tell_all(wire.DiskLow(low))
 
         self.call(note)
 
@@ -292,7 +292,7 @@ class Supervisor:
             carry = dataclasses.replace(self._carry, units=child.units, accept_topology=False, take_over=slot.take_over)
             child.send(dataclasses.replace(carry, careful=slot.careful, verdicts=slot.verdicts))
             child.send(wire.Begin(self._draining))
-            child.send(wire.Hold(self._holds))
+            child.send(wire.DiskLow(self._disk_low))
         self._watch(child)
         known = self._record.workers.get(slot.name)
         if known is None:
@@ -443,7 +443,7 @@ class Supervisor:
         for unit, (chosen, start, count) in calls.items():
             of_unit = slot.careful.setdefault(unit, {})
             died = of_unit[chosen] = [step for step in of_unit.get(chosen, ()) if step[0] > start]
-            if count > 1 and (step := (start + count, max(1, count // PARTS))) not in died:
+            if count > 1 and (step := (start + count, max(1, count // NARROWING))) not in died:
                 died.append(step)
         guilty = [unit for unit in slot.units if slot.strikes[unit] >= DEATHS_MAX]
         alone = len(guilty) == 1 and (len(slot.units) == 1 or suspects == set(guilty))

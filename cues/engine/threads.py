@@ -119,7 +119,7 @@ class Worker:
             if isinstance(error, ProcessorStopped) and isinstance(stepper, SourceStepper):
                 wait_s = stepper.again()
                 if wait_s is not None:
-                    if self.running.pause(wait_s):
+                    if self.running.sleep(wait_s):
                         raise Interrupted from None
                     self.pull()
                     return True
@@ -341,7 +341,7 @@ class WorkerThread:
         first = steppers[0]
         if isinstance(first, SourceStepper) and not first.gate.late:  # a source has its thread for itself
             if first.feed.closed:  # the graph drains, and the generator may still work on its last message
-                self.running.pause(wakeup.SAFETY_S)
+                self.running.sleep(wakeup.SAFETY_S)
             else:
                 first.feed.wait(wakeup.SAFETY_S)
             return

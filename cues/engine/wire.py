@@ -90,7 +90,7 @@ class Drain:
 
 
 @dataclass(frozen=True)
-class Hold:
+class DiskLow:
     """Begin no step while a disk is low."""
 
     low: bool

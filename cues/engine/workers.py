@@ -191,7 +191,7 @@ class _WorkerProcess:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._halted = threading.Event()
         self._drained = threading.Event()
-        self._holds = False
+        self._disk_low = False
         self._running: GraphRun | None = None
         self.joining = 0
         """Number of units that came after the start and do not run yet."""
@@ -232,8 +232,8 @@ class _WorkerProcess:
                     self._inbox.put(message)
                 elif isinstance(message, wire.Drain):
                     self._drained.set()
-                elif isinstance(message, wire.Hold):
-                    self._holds = message.low
+                elif isinstance(message, wire.DiskLow):
+                    self._disk_low = message.low
                 if isinstance(message, wire.More):
                     self.joining += len(message.units)
                 if isinstance(message, (wire.LoadGraph, wire.AssignUnits, wire.Begin, wire.More)):
@@ -250,8 +250,8 @@ class _WorkerProcess:
                 self.channel.send(running.engine.reply(message.number))
         elif isinstance(message, wire.Drain):
             running.end_sources()
-        elif isinstance(message, wire.Hold):
-            running.hold(message.low)
+        elif isinstance(message, wire.DiskLow):
+            running.set_disk_low(message.low)
         elif isinstance(message, wire.Halt):
             running.halt()
 
@@ -286,8 +286,8 @@ class _WorkerProcess:
         loaded.directory = None if carry.directory is None else Path(carry.directory)
         collector.settle()  # before the start, in which the processors begin
         engine = WorkerEngine(self, loaded, carry)
-        self._running = running = GraphRun(loaded, engine, (self.tell,), self._holds)
-        running.hold(self._holds)  # it may have changed during the start
+        self._running = running = GraphRun(loaded, engine, (self.tell,), self._disk_low)
+        running.set_disk_low(self._disk_low)  # it may have changed during the start
         if self._drained.is_set():  # the message came during the start
             running.end_sources()
         if self._halted.is_set():

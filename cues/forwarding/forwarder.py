@@ -250,7 +250,7 @@ class Forwarder:
                 row = read_row(txn, marked.processor)
                 if row is None or row.epoch != mark.reader.epoch:
                     continue  # another owner has the row; or a seek moved it and wrote the mark itself
-                if at_rest and not row.pending:
+                if at_rest and not row.under_way:
                     mark.release()
                 index = row.positions[marked.place].next
                 if mark.outdated(index):

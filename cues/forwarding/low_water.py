@@ -64,7 +64,7 @@ class LowWater:
             self._holding = True
             start = self._needed_from(start)
             written = self._written
-            held = written is not None and written.pending and written.next <= start
+            held = written is not None and written.under_way and written.next <= start
             if self.queue.options.retention is not None and not held:
                 self._write(Mark(self.reader.epoch, min(start, written.next) if written else start, True))
 
@@ -108,7 +108,7 @@ def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int)
     def put(txn: StoreTransaction) -> None:
         raw = txn.get(key)
         before = Mark(0, index, False) if raw is None else Mark.unpack(raw)
-        txn.put(key, Mark(reader.epoch, min(index, before.next), before.pending).pack())
+        txn.put(key, Mark(reader.epoch, min(index, before.next), before.under_way).pack())
 
     store.core.commit(put)
 

@@ -21,7 +21,7 @@ from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
 
 _LOW: Final = struct.Struct(">QQB")
-_PENDING: Final = 1
+_UNDER_WAY: Final = 1
 _ALL_PARTITIONS: Final = 2
 CONSUMER: Final = "consumer "
 """The beginning of the name of a reader that is a consumer. Its store is then the id of the consumer."""
@@ -34,20 +34,20 @@ class Mark(NamedTuple):
     """Epoch of the reader's owner: after a takeover, the former owner cannot overwrite the mark."""
     next: int
     """All messages before this index were read, and the reader's commit is durable."""
-    pending: bool
+    under_way: bool
     """A step took messages from ``next`` on and may be repeated: no policy deletes them."""
     all_partitions: bool = False
     """On partition 0: the reader reads all partitions of the queue, also those that are added."""
 
     def pack(self) -> bytes:
-        flags = _PENDING * self.pending + _ALL_PARTITIONS * self.all_partitions
+        flags = _UNDER_WAY * self.under_way + _ALL_PARTITIONS * self.all_partitions
         return sealed.seal(_LOW.pack(self.epoch, self.next, flags))
 
     @staticmethod
     def unpack(raw: bytes) -> Mark:
         """Decode the row. Raises :class:`StoreDamaged`."""
         epoch, next, flags = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
-        return Mark(epoch, next, bool(flags & _PENDING), bool(flags & _ALL_PARTITIONS))
+        return Mark(epoch, next, bool(flags & _UNDER_WAY), bool(flags & _ALL_PARTITIONS))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _reader(name: str, mark: Mark) -> ForeignReader:
 
 def _readers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
     for who, mark in of_log(txn, log):
-        yield Reader(FOREIGN, who.home, who.name, b"", mark.next, mark.pending)
+        yield Reader(FOREIGN, who.home, who.name, b"", mark.next, mark.under_way)
 
 
 def _hint(reader: Reader, log: str, store: str) -> str:

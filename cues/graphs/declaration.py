@@ -198,7 +198,7 @@ class Source(Processor):
     after the last committed message. A function that yields bare messages needs ``resume="skip"`` (it yields the same
     messages again, and those that are committed are skipped) or ``resume="again"`` (at-least-once). It can be an async
     generator. ``yield position, None`` moves the position without a message. A source that waits for something calls
-    ``process.pause(seconds)``. Ready-made sources are :func:`cues.every`, :func:`cues.cron` and those of
+    ``process.wait(seconds)``. Ready-made sources are :func:`cues.every`, :func:`cues.cron` and those of
     :mod:`cues.processors`. Without a function the queue is fed by ``send``.
 
     An object with a method ``committed(position)`` is a function that is told of each commit: after it, in another

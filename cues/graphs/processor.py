@@ -60,7 +60,7 @@ class Node:
     ``schema=`` once, and every engine sends the results to the processes that call the function."""
 
     def unit(self, partition: int) -> Node:
-        """The part of the processor that works on one partition, with an owner and positions of its own."""
+        """The unit of the processor for one partition, with an owner and positions of its own."""
         return replace(self, id=ProcessorId(names.log_id(self.id, partition)), partition=partition)
 
     @property

@@ -21,7 +21,7 @@ from cues.records.positions import POSITION, Position
 from cues.storage.transaction import StoreTransaction, named_rows
 
 _HEAD: Final = struct.Struct(">8sQQQ8sBB")
-_PENDING_AT: Final = struct.calcsize(">8sQQQ8s")
+_UNDER_WAY_AT: Final = struct.calcsize(">8sQQQ8s")
 
 
 class ProcessorRow(NamedTuple):
@@ -32,15 +32,15 @@ class ProcessorRow(NamedTuple):
     generation: int
     pid: int
     boot: bytes
-    pending: bool
+    under_way: bool
     """A snapshot was committed before its function ran: the messages after the positions must be kept."""
     positions: tuple[Position, ...]
     source: bytes = b""
     """msgpack of ``[position, count of bare messages]`` of a source; empty before its first step."""
 
     def pack(self) -> bytes:
-        owner, epoch, generation, pid, boot, pending, positions, _ = self
-        raw = _HEAD.pack(owner, epoch, generation, pid, boot, pending, len(positions))
+        owner, epoch, generation, pid, boot, under_way, positions, _ = self
+        raw = _HEAD.pack(owner, epoch, generation, pid, boot, under_way, len(positions))
         raw += b"".join([POSITION.pack(*position) for position in self.positions]) + self.source
         return sealed.seal(raw)
 
@@ -48,19 +48,19 @@ class ProcessorRow(NamedTuple):
     def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorRow:
         """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
         body = sealed.unseal(raw, f"row of the processor {processor}")
-        owner, epoch, generation, pid, boot, pending, count = _HEAD.unpack_from(body)
+        owner, epoch, generation, pid, boot, under_way, count = _HEAD.unpack_from(body)
         end = _HEAD.size + count * POSITION.size
         positions = tuple(map(Position._make, POSITION.iter_unpack(body[_HEAD.size : end])))
-        return ProcessorRow(owner, epoch, generation, pid, boot, bool(pending), positions, body[end:])
+        return ProcessorRow(owner, epoch, generation, pid, boot, bool(under_way), positions, body[end:])
 
 
-def moved(raw: bytes, pending: bool, positions: Iterable[tuple[int, bytes, int, bytes]]) -> bytes:
+def moved(raw: bytes, under_way: bool, positions: Iterable[tuple[int, bytes, int, bytes]]) -> bytes:
     """Return a packed row with other positions: each a place in the row, and the fields of :class:`Position`.
 
     Each step moves a row. To make the whole of it anew takes as long as an append.
     """
     body = bytearray(raw[: -sealed.CHECKSUM_BYTES])
-    body[_PENDING_AT] = pending
+    body[_UNDER_WAY_AT] = under_way
     for place, identity, next, seal in positions:
         POSITION.pack_into(body, _HEAD.size + place * POSITION.size, identity, next, seal)
     return bytes(body) + checksum(body)
@@ -189,7 +189,7 @@ def _of_log(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
         if row is not None and topology is not None:
             for queue, at in zip(topology.queues, row.positions):
                 if queue == log.id:
-                    yield Reader(PROCESSORS, log.store.id, processor, at.identity, at.next, row.pending)
+                    yield Reader(PROCESSORS, log.store.id, processor, at.identity, at.next, row.under_way)
 
 
 def _hint(reader: Reader, log: str, store: str) -> str:

@@ -196,7 +196,7 @@ class Running(Shown, ABC):
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do. Return False at the timeout, or when the graph was halted before.
 
-        A source is not idle before it has answered: with its first message, by ``process.pause``, or by its end. A
+        A source is not idle before it has answered: with its first message, by ``process.wait``, or by its end. A
         processor that is paused counts as idle (:meth:`pauses`). Raises :class:`ProcessorStopped`, with the user's
         exception as its cause, when a processor stopped.
         """

@@ -82,7 +82,7 @@ class Schedule:
                     return
                 index += count
                 yield [done, index], {"index": index, "at": clock.to_datetime(done)}
-            elif not self.follow or not process.pause(min(_LOOK_S, (planned - now) / 1e9)):
+            elif not self.follow or not process.wait(min(_LOOK_S, (planned - now) / 1e9)):
                 return
 
 

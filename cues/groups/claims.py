@@ -100,7 +100,7 @@ def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
 
 def first(txn: StoreTransaction, log: str, assignee: str, isolation: Isolation) -> Claim:
     """Return a claim of a group on a log that it has not read, at the first message."""
-    queue, partition = names.log_parts(log)
+    queue, partition = names.split_log(log)
     row = read_row(txn, queue, partition)
     identity, index = row.identity, row.first
     if isolation == "committed":
@@ -110,7 +110,7 @@ def first(txn: StoreTransaction, log: str, assignee: str, isolation: Isolation) 
 
 def check_isolation(txn: StoreTransaction, log: str, group: str, claim: Claim, isolation: Isolation) -> None:
     """Raise :class:`InvalidArgument` if the group reads the log with the other isolation."""
-    records = read_row(txn, *names.log_parts(log)).identity
+    records = read_row(txn, *names.split_log(log)).identity
     was = {records: "uncommitted", identity_of(records): "committed"}.get(claim.identity, isolation)
     if was != isolation:
         raise InvalidArgument(

@@ -6,7 +6,7 @@
             member.commit()
 
 One member of a group at a time reads a partition, and the position belongs to the group. The group plans again whenever
-a member joins, leaves or dies (see table.py). Only partitions that move to another member pause:
+a member joins, leaves or dies (see table.py). Only partitions that move to another member wait:
 
 1. Every call that reads also follows the group: it renews the lease, removes dead members, and plans if necessary.
 2. A partition that the plan assigns to another member is not read any further. After all messages that were handed out

@@ -117,7 +117,7 @@ def _queues(store: Store) -> dict[str, list[str]]:
     with store.core.view() as txn:
         queues: dict[str, set[str]] = {group: set() for group, _ in transaction.named_rows(txn, names.group_key(""))}
     for log, group, _ in claims.all_rows(store):
-        queues.setdefault(group, set()).add(names.log_parts(log)[0])
+        queues.setdefault(group, set()).add(names.split_log(log)[0])
     return {group: sorted(queues[group]) for group in sorted(queues)}
 
 

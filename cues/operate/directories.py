@@ -217,8 +217,8 @@ class DirectoryPlace:
         shapes = []
         for last in inspection.processors_of(self.location):
             if not last.is_feeder:
-                reads = dict.fromkeys(names.log_parts(log)[0] for log in last.positions)
-                writes = dict.fromkeys(names.log_parts(log)[0] for log in last.record.ends_after())
+                reads = dict.fromkeys(names.split_log(log)[0] for log in last.positions)
+                writes = dict.fromkeys(names.split_log(log)[0] for log in last.record.ends_after())
                 kind = "stream" if writes else "sink"
                 shapes.append(ProcessorShape(last.processor, kind, list(reads), list(writes)))
         return merged(shapes)

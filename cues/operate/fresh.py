@@ -1,4 +1,4 @@
-"""``--fresh``: delete a store, and with ``--queues`` the part of the graph in the shared directory; nothing else.
+"""``--fresh``: delete a store, and with ``--queues`` the files of the graph in the shared directory; nothing else.
 
 It deletes only the files of a store, only if the directory is surely a store, and only while no process
 has it open for writing. In a shared directory it deletes the queues that the graph writes and the records of its
@@ -53,16 +53,16 @@ def filled(plan: Plan, path: Path) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class SharedPart:
-    """The part of a graph in a shared directory."""
+class SharedFiles:
+    """The files of a graph in a shared directory."""
 
     words: str
     remove: Callable[[], None]
 
 
 @contextlib.contextmanager
-def shared_part(place: str | None, graph: str) -> Iterator[SharedPart | None]:
-    """The part of a graph in a shared directory, if it has one. No driver of the graph runs during the block.
+def shared_files(place: str | None, graph: str) -> Iterator[SharedFiles | None]:
+    """The files of a graph in a shared directory, if it has one. No driver of the graph runs during the block.
 
     Raises :class:`AlreadyRunning` if one runs.
     """
@@ -73,16 +73,16 @@ def shared_part(place: str | None, graph: str) -> Iterator[SharedPart | None]:
     from cues.spark.cluster.files import open_files
 
     files = open_files(place)
-    part = operations.part_of(files, graph)
-    if part is None:
+    found = operations.files_of(files, graph)
+    if found is None:
         yield None
         return
     with operations.running_none(files, graph):
-        part = operations.part_of(files, graph) or part  # no driver changes it from here on
-        queues = count(len(part.queues), "queue") + (f" ({', '.join(part.queues)})" if part.queues else "")
-        records = f"records and state of {count(len(part.processors), 'processor')}"
-        words = f"the part of the graph {graph!r} in {place}: {queues}, {records}"
-        yield SharedPart(words, functools.partial(operations.remove, files, graph, part))
+        found = operations.files_of(files, graph) or found  # no driver changes it from here on
+        queues = count(len(found.queues), "queue") + (f" ({', '.join(found.queues)})" if found.queues else "")
+        records = f"records and state of {count(len(found.processors), 'processor')}"
+        words = f"the files of the graph {graph!r} in {place}: {queues}, {records}"
+        yield SharedFiles(words, functools.partial(operations.remove, files, graph, found))
 
 
 def clear(
@@ -91,9 +91,9 @@ def clear(
     is_open: bool = False,
     elsewhere: Mapping[str, Path] | None = None,
     targets: Mapping[str, Sequence[str]] | None = None,
-    shared: SharedPart | None = None,
+    shared: SharedFiles | None = None,
 ) -> None:
-    """Delete the store at ``path``, if there is one, and the part ``shared``.
+    """Delete the store at ``path``, if there is one, and the files ``shared``.
 
     ``ask`` is called before with a text of what goes and what stays; an exception leaves all as it is.
 

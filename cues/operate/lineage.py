@@ -88,7 +88,7 @@ def readings(
 ) -> list[Reading]:
     """The readings of a message of a log. ``opened`` opens a queue of the graph by its name."""
     found = []
-    for each in shape.readers(names.log_parts(log)[0]):
+    for each in shape.readers(names.split_log(log)[0]):
         unit, position = _position(store, each.id, log)
         reading = Reading(each.id, position)
         found.append(reading)
@@ -223,7 +223,7 @@ def by_step(store: Store, step: Step) -> list[Descendants]:
             continue  # a fork queue: the messages are in another store
         made = Descendants(log, "steps")
         with contextlib.suppress(CuesError):
-            within = Log(store, *names.log_parts(log))
+            within = Log(store, *names.split_log(log))
             at = first
             while len(made.places) < DESCENDANTS_MAX:
                 batch = _record(within, at)

@@ -130,7 +130,7 @@ def _index(store: Store, opened: Mapping[str, BaseStore], tailer: TailerMetrics,
             "put the store back at that path.",
             path=tailer.store,
         )
-    return positions.now_on(Log(other, *names.log_parts(tailer.queue)), to, option)
+    return positions.now_on(Log(other, *names.split_log(tailer.queue)), to, option)
 
 
 def seek(
@@ -153,7 +153,7 @@ def seek(
     for plan in plans:
         moves = {input.tailer: input.to for input in plan.inputs}
         rows.append(ownership.seek(store, plan.processor, moves, again, bool(reset_state)))
-        store.core.ring(wakeup.union(wakeup.mask_of(*names.log_parts(input.queue)) for input in plan.inputs))
+        store.core.ring(wakeup.union(wakeup.mask_of(*names.split_log(input.queue)) for input in plan.inputs))
     return rows
 
 
@@ -172,8 +172,8 @@ def _outputs(store: Store, unit: ProcessorId, again: bool, plan: Plan | None) ->
         ends = [(p.queue, str(plan.queues[p.queue].path or "")) for p in node.writes]
     else:
         wrote = _wrote(store, key)
-        ends = [(queue, "") for queue in sorted(wrote) if names.fork_parts(queue) is None]
-        ends += [("messages", paths.get(f[1], f[1].hex())) for queue in sorted(wrote) if (f := names.fork_parts(queue))]
+        ends = [(queue, "") for queue in sorted(wrote) if names.split_fork(queue) is None]
+        ends += [("messages", paths.get(f[1], f[1].hex())) for queue in sorted(wrote) if (f := names.split_fork(queue))]
     return (*outputs, *(SeekOutput(queue, "appended again", path) for queue, path in ends))
 
 
@@ -184,7 +184,7 @@ def _wrote(store: Store, key: ProcessorKey) -> set[str]:
         row = log.row(txn)
         raws = log.read(txn, row, row.first, row.next - row.first)
     indices = [message.get(names.MESSAGE_INDEX, ()) for batch in log.batches(raws) for message in batch.messages()]
-    return {names.log_parts(queue)[0] for each in indices for queue in each}
+    return {names.split_log(queue)[0] for each in indices for queue in each}
 
 
 def _state_size(store: Store, unit: ProcessorId) -> tuple[int, int]:
@@ -311,5 +311,5 @@ def _settle(store: Store, unit: ProcessorId, key: ProcessorKey) -> None:
         queues = []
         for id, log in row.due:
             other = opened.enter_context(other_stores.opened(store, id, readonly=False))
-            queues.append(open_queue(other, names.log_parts(log)[0]))
+            queues.append(open_queue(other, names.split_log(log)[0]))
         pending.finish(store, unit, key, owner, queues)

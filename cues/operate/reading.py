@@ -173,7 +173,7 @@ class StoreReader:
             message = tailer.read(block=True, timeout=wait_s) if wait_s else tailer.read()
         except BatchDamaged as error:
             after = error.first if tailer.direction == "backward" else error.last + 1
-            self._move(names.log_parts(error.queue)[1], after)
+            self._move(names.split_log(error.queue)[1], after)
             return error
         envelope = tailer.envelope
         if message is None or envelope is None:

@@ -110,7 +110,7 @@ def _of_group(opened: Store, group: str, request: SeekRequest) -> PlannedSeek:
     to, tailer = request.to, request.tailer
     if request.again:
         raise Refused("--again is for processors, and a group has no sinks.", "leave it out.")
-    before = {names.log_parts(p.log): p.position for p in groups.describe(opened, group).partitions}
+    before = {names.split_log(p.log): p.position for p in groups.describe(opened, group).partitions}
     queues = sorted({queue for queue, _ in before})
     chosen = [p for p in before if tailer is None or tailer in (p[0], names.log_id(*p), f"{p[0]}/{p[1]}")]
     if not chosen:

@@ -107,10 +107,10 @@ def _unit(store: Store, unit: ProcessorId) -> ProcessorShape | None:
         topology = read_topology(txn, unit)
     if topology is None:
         return None
-    shape = ProcessorShape(unit, topology.kind, list(dict.fromkeys(names.log_parts(log)[0] for log in topology.queues)))
+    shape = ProcessorShape(unit, topology.kind, list(dict.fromkeys(names.split_log(log)[0] for log in topology.queues)))
     for step in _last_steps(store, unit):
-        queues = [names.log_parts(log)[0] for log in step.get(names.MESSAGE_INDEX, {}) if "." not in log]
-        queues += [names.log_parts(log.partition("/")[2])[0] for log in step.get(names.PENDING_INDEX, {})]
+        queues = [names.split_log(log)[0] for log in step.get(names.MESSAGE_INDEX, {}) if "." not in log]
+        queues += [names.split_log(log.partition("/")[2])[0] for log in step.get(names.PENDING_INDEX, {})]
         if step.get(names.TYPE) == names.ERROR_ATTEMPT:
             shape.errors = next((queue for queue in queues if queue not in shape.outputs), shape.errors)
         else:

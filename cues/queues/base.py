@@ -193,7 +193,7 @@ class QueueCore:
     def refuse_try_log(self, verb: str) -> None:
         # A last record that is not a snapshot, or a snapshot that was removed, would mislead recovery.
         if "." in self.id:
-            kind = "fork queue" if names.fork_parts(self.id) else "try log"
+            kind = "fork queue" if names.split_fork(self.id) else "try log"
             raise InvalidArgument(
                 f"{self.id!r} is a {kind}, which only its processor {verb}.", "write to a queue of your own."
             )

@@ -45,7 +45,7 @@ ISOLATIONS: Final = get_args(Isolation)
 _log = logs.logger("cues.txn")
 
 
-class _Part(NamedTuple):
+class _Placed(NamedTuple):
     """Messages of a record, with their place; the first three fields are those of a :data:`Raw`."""
 
     place: int
@@ -185,10 +185,10 @@ class CommittedLog(Log):
         while place < stop and size < bytes_max:
             span = spans.upto(txn, self.id, place)
             if span is not None and place < span.next:
-                got = self._span_parts(txn, physical, span, place, bytes_max - size)
+                got = self._of_span(txn, physical, span, place, bytes_max - size)
                 raws += got
                 place = got[-1].place + got[-1].size
-                size += sum(len(part.value) for part in got)
+                size += sum(len(each.value) for each in got)
                 continue
             ahead = span.ahead if span is not None else 0
             following = spans.after(txn, self.id, place)
@@ -217,9 +217,9 @@ class CommittedLog(Log):
         if not ahead and not hidden:
             return raw
         head = batch.HEAD.unpack_from(value, 8) if len(value) >= batch.PREFIX_BYTES else (0, 0, 1, 0)
-        return _Part(first + ahead, value, pieces, first, 0, head[2], hidden, value[:8], head[3])
+        return _Placed(first + ahead, value, pieces, first, 0, head[2], hidden, value[:8], head[3])
 
-    def _span_parts(self, txn: StoreTransaction, row: LogRow, span: Span, place: int, bytes_max: int) -> list[_Part]:
+    def _of_span(self, txn: StoreTransaction, row: LogRow, span: Span, place: int, bytes_max: int) -> list[_Placed]:
         """Return the messages at the places of a span, from ``place`` on; at least one."""
         raw = super().read(txn, row, span.record, 1)[0]
         value = raw[1]
@@ -227,10 +227,10 @@ class CommittedLog(Log):
             raise self.damaged(raw[0])
         seal, time_ns = value[:8], batch.HEAD.unpack_from(value, 8)[3]
         stamps = batch.stamps_of(value)
-        parts: list[_Part] = []
+        placed: list[_Placed] = []
 
         def pass_over(count: int) -> None:
-            parts.append(_Part(place, value, raw[2], raw[0], 0, count, True, seal, time_ns))
+            placed.append(_Placed(place, value, raw[2], raw[0], 0, count, True, seal, time_ns))
 
         if not batch.acknowledges(value):  # a record of which the first messages are repetitions
             low = place - span.place
@@ -239,20 +239,20 @@ class CommittedLog(Log):
                 pass_over(shown - low)
             if shown < span.length:
                 low = max(low, shown)
-                parts.append(
-                    _Part(span.place + low, value, raw[2], raw[0], low, span.length - low, False, seal, time_ns)
+                placed.append(
+                    _Placed(span.place + low, value, raw[2], raw[0], low, span.length - low, False, seal, time_ns)
                 )
-            return parts
+            return placed
         if not span.size:
             pass_over(1)
-            return parts
+            return placed
         resume = self._resume
         if not (span.place < resume.place <= place and span.begin <= resume.record < span.record):
             resume = _Resume(span.place, span.begin, span.above)
         if resume.record < row.first:
             left = sum(
-                part.size
-                for part in self.span(txn, row.first, span.record, stamps.producer, span.above, stamps.clocks[0])
+                each.size
+                for each in self.span(txn, row.first, span.record, stamps.producer, span.above, stamps.clocks[0])
             )
             resume = _Resume(span.next - left, row.first, span.above)
             if place < resume.place:
@@ -267,14 +267,14 @@ class CommittedLog(Log):
                 self._resume = _Resume(at, index, above)
                 break
             if at + count > place:
-                parts.append(_Part(at, found, pieces, index, low, count, False, seal, time_ns))
+                placed.append(_Placed(at, found, pieces, index, low, count, False, seal, time_ns))
                 size += len(found)
             at += count
         else:
             if at < span.next:  # never, unless the log was damaged
                 place = max(at, place)
                 pass_over(span.next - place)
-        return parts
+        return placed
 
     def _warn(self, span: Span, first: int, lost: int) -> None:
         _log.warning(
@@ -294,13 +294,13 @@ class CommittedLog(Log):
                     break
                 opened.append(record)
                 continue
-            part = cast(_Part, raw)
+            each = cast(_Placed, raw)
             known = opened[-1].source[0] if opened else None
-            if known is not None and known.first == part.record and known.value is part.value:
+            if known is not None and known.first == each.record and known.value is each.value:
                 record = known
             else:
-                record = self._verified((part.record, part.value, part.pieces), bool(opened))
+                record = self._verified((each.record, each.value, each.pieces), bool(opened))
             if record is None:
                 break
-            opened.append(Shown(record, part.low, part.size, part.place, part.hidden, part.seal, part.time_ns))
+            opened.append(Shown(record, each.low, each.size, each.place, each.hidden, each.seal, each.time_ns))
         return opened

@@ -246,8 +246,8 @@ def build(
             array = bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
             body = array + b"".join(encoded[start:stop])
         own = None if stamps is None else stamps.slice(start, stop)
-        came = None if provenance is None else provenance.slice(start, stop)
-        flags, optional = _optional(hash, own, came, start)
+        chosen = None if provenance is None else provenance.slice(start, stop)
+        flags, optional = _optional(hash, own, chosen, start)
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:

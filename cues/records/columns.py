@@ -191,7 +191,7 @@ def _check_values(column: Any, path: str) -> None:
     kind = column.type
     for chunk in column.chunks if hasattr(column, "chunks") else (column,):
         if kind.num_fields or pa.types.is_dictionary(kind):
-            for inner in _parts(pa, chunk):
+            for inner in _children(pa, chunk):
                 _check_values(inner, path)
             continue
         limits = _limits(pa, kind)
@@ -217,7 +217,7 @@ def _check_values(column: Any, path: str) -> None:
                 )
 
 
-def _parts(pa: Any, array: Any) -> Iterator[Any]:
+def _children(pa: Any, array: Any) -> Iterator[Any]:
     """The arrays inside of a nested one: only the values that it uses, except for run-end encoding."""
     kind = array.type
     if pa.types.is_dictionary(kind):

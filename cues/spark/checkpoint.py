@@ -31,13 +31,22 @@ from urllib.parse import unquote, urlparse
 import xxhash
 
 from cues.errors import Unsupported
-from cues.spark.position import CheckpointPart, Indices, Queues, QueueSpan, SourcePart, read_place, widened, write_place
+from cues.spark.position import (
+    CheckpointRange,
+    Indices,
+    Queues,
+    QueueSpan,
+    SourceRange,
+    read_place,
+    widened,
+    write_place,
+)
 
 _VERSION: Final = "v1"
 
 
 class Offset(NamedTuple):
-    """An offset of a queue of Cues: the part of the queue that a batch reads."""
+    """An offset of a queue of Cues: the range of the queue that a batch reads."""
 
     identity: bytes
     start: Indices
@@ -61,8 +70,8 @@ class OffsetRecord(NamedTuple):
     checksum: bytes
 
 
-def part_of(checkpoint: str, batch: int) -> SourcePart:
-    """The part of the sources in the batch of that number. Raises :class:`Unsupported` for an unreadable checkpoint."""
+def range_of(checkpoint: str, batch: int) -> SourceRange:
+    """The range of the sources in a batch. Raises :class:`Unsupported` for an unreadable checkpoint."""
     record = read_record(checkpoint, batch)
     if record is None:
         raise Unsupported(
@@ -80,7 +89,7 @@ def part_of(checkpoint: str, batch: int) -> SourcePart:
             spans.append(QueueSpan(offset.identity, start, offset.end))
         return Queues(tuple(spans), record.checksum, batch == 0)
     id = json.loads(_read(checkpoint, "metadata") or b"{}").get("id", "")
-    return CheckpointPart(id, batch, record.checksum, before.offsets if before else None, record.offsets)
+    return CheckpointRange(id, batch, record.checksum, before.offsets if before else None, record.offsets)
 
 
 def read_record(checkpoint: str, batch: int) -> OffsetRecord | None:

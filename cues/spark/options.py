@@ -126,7 +126,7 @@ class WriteOptions:
     id: str | None
     encode: Encode
     range: tuple[int, int] | None
-    """The part of its source that a batch write covers: start and end (exclusive)."""
+    """The range of its source that a batch write covers: start and end (exclusive)."""
     checkpoint: str | None
     adopt: bool
     """True if the writer begins in the middle of a query that ran without it before."""
@@ -138,14 +138,14 @@ class WriteOptions:
         start, end = _count(options, "start", least=0), _count(options, "end", least=0)
         if (id is None) != (start is None) or (start is None) != (end is None):
             raise InvalidArgument(
-                "A batch write is exactly-once only with id, start and end, which name the part of its source;"
+                "A batch write is exactly-once only with id, start and end, which name the range of its source;"
                 f" found {', '.join(k for k in ('id', 'start', 'end') if options.get(k) is not None)}.",
                 "set all three, or none of them for a plain append.",
             )
         if start is not None and end is not None and end < start:
             raise InvalidArgument(f"The range from {start} to {end} ends before it starts.", "set start ≤ end.")
-        part = None if start is None or end is None else (start, end)
-        return WriteOptions(_target(options), id, _encode(options), part, None, False)
+        covered = None if start is None or end is None else (start, end)
+        return WriteOptions(_target(options), id, _encode(options), covered, None, False)
 
     @staticmethod
     def of_stream(options: Mapping[str, str]) -> WriteOptions:

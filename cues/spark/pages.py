@@ -144,7 +144,7 @@ class _PagesWork(StretchWork):
         return self._stretch.offset + place + at
 
     @override
-    def take(self, place: int, count: int, part: bool) -> Taken:
+    def take(self, place: int, count: int, halved: bool) -> Taken:
         pairs = list(zip(self._inputs, self._stretch.inputs))
         for input, piece in pairs:
             if input.index > piece.start + place:  # they were taken before, with others
@@ -154,7 +154,7 @@ class _PagesWork(StretchWork):
             raise GivenUp("purged")
         if any(input.delays for input in self._inputs):
             raise GivenUp("delays")
-        return Taken([input.take(count) for input in self._inputs], count, part=part)
+        return Taken([input.take(count) for input in self._inputs], count, halved=halved)
 
     @override
     def stage(self, place: int, taken: Taken, results: Results, count: int) -> None:
@@ -188,14 +188,16 @@ class _PagesWork(StretchWork):
             if not output.items:
                 continue
             options = self.job.options[binding]
-            came: Provenance | None = None
+            provenance: Provenance | None = None
             if traced and not options.strips:
-                came = taken.provenance()
+                provenance = taken.provenance()
                 if self._batch:
-                    came = came.spread(len(output.items))
+                    provenance = provenance.spread(len(output.items))
+                elif output.origins is None:
+                    provenance = provenance.slice(cut.start, cut.stop)
                 else:
-                    came = came.slice(cut.start, cut.stop) if output.origins is None else came.select(output.origins)
-            yield binding, list(_placed(output.items, came, options))
+                    provenance = provenance.select(output.origins)
+            yield binding, list(_placed(output.items, provenance, options))
 
 
 _stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
@@ -245,10 +247,10 @@ def _shown(taken: Taken) -> Iterator[tuple[int, int]]:
             yield batch.shown_ns, taken.count * (number + 1) // len(chosen) - taken.count * number // len(chosen)
 
 
-def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
+def _placed(items: list[bytes], provenance: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
     """The pages of an output, each with its partition."""
     if options.partitions == 1:
-        yield from ((0, page) for page in outgoing.build(items, options.strips, NO_HASH, came))
+        yield from ((0, page) for page in outgoing.build(items, options.strips, NO_HASH, provenance))
         return
     shares = outgoing.placed(items)
     if shares is None:
@@ -257,5 +259,5 @@ def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) 
         shares = dict(Placer(options, start).shares(options, [codec.unpack_known(item) for item in items]))
     for partition, offsets in shares.items():
         chosen = [items[offset] for offset in offsets]
-        selected = None if came is None else came.select(offsets)
+        selected = None if provenance is None else provenance.select(offsets)
         yield from ((partition, page) for page in outgoing.build(chosen, options.strips, NO_HASH, selected))

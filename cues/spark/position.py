@@ -1,6 +1,6 @@
-"""The part of its source that a write covers, and the decision whether the store has it already.
+"""The range of its source that a write covers, and the decision whether the store has it already.
 
-    part (start, end]       position kept in the store      then
+    range (start, end]      position kept in the store      then
     any                     none                            append (a stream: only its first batch)
                             end or later                    replayed: skip
                             start                           append, and move the position to the end
@@ -53,8 +53,8 @@ def widened(place: Indices, partitions: int) -> Indices:
     return place + (_FIRST,) * (partitions - len(place))
 
 
-class SourcePart(Protocol):
-    """The part of a source that one commit covers."""
+class SourceRange(Protocol):
+    """The range of a source that one commit covers."""
 
     def decide(self, kept: Position | None) -> Verdict:
         """Decide what to do with it, by the position in the store."""
@@ -67,7 +67,7 @@ class SourcePart(Protocol):
 
 @dataclass(frozen=True)
 class Range:
-    """A part in the user's own numbers: from ``start`` to ``end``, exclusive."""
+    """A range in the user's own numbers: from ``start`` to ``end``, exclusive."""
 
     start: int
     end: int
@@ -86,7 +86,7 @@ class Range:
 
 @dataclass(frozen=True)
 class QueueSpan:
-    """A part of one queue: from ``start`` to ``end``, exclusive, on each of its partitions."""
+    """A range of one queue: from ``start`` to ``end``, exclusive, on each of its partitions."""
 
     identity: bytes
     start: Indices
@@ -95,7 +95,7 @@ class QueueSpan:
 
 @dataclass(frozen=True)
 class Queues:
-    """A part of a stream that reads only queues of Cues: one span for each, in the order of the query."""
+    """A range of a stream that reads only queues of Cues: one span for each, in the order of the query."""
 
     spans: tuple[QueueSpan, ...]
     record: bytes
@@ -129,8 +129,8 @@ class Queues:
 
 
 @dataclass(frozen=True)
-class CheckpointPart:
-    """A part of a stream that reads another source, by the records of its checkpoint."""
+class CheckpointRange:
+    """A range of a stream that reads another source, by the records of its checkpoint."""
 
     id: str
     """The id of the checkpoint: a random one, which Spark makes with it."""

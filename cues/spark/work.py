@@ -74,8 +74,8 @@ class StretchWork(ABC):
         """Open the inputs, and make the runner with :meth:`calls`. Return the number of messages of the stretch."""
 
     @abstractmethod
-    def take(self, place: int, count: int, part: bool) -> Taken:
-        """Take up to ``count`` messages from ``place``, which may have been taken before. ``part``: of a batch."""
+    def take(self, place: int, count: int, halved: bool) -> Taken:
+        """Take up to ``count`` messages from ``place``, perhaps again; ``halved``: after a call of more that failed."""
 
     @abstractmethod
     def stage(self, place: int, taken: Taken, results: Results, count: int) -> None:
@@ -92,7 +92,7 @@ class StretchWork(ABC):
             taken = self.take(place, wanted, halving.at(place))
             count = taken.count
             results = self.runner.run(taken)
-            # The driver commits after all calls, so only a function without effects outside is called in parts.
+            # The driver commits after all calls, so only a function without effects outside is called in halves.
             if not node.side_effects and halves(node, count, results):
                 halving.divide(place, place + count)
                 continue
@@ -120,17 +120,17 @@ class StretchWork(ABC):
         hasher = Hasher(node.key, generation)
         process = process_type(node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
         targets = {binding: FixedOptions(own) for binding, own in options.items()}
-        self.runner = runner_type(node, process, state, _pause, lambda event: None, counters, targets, imperative)
+        self.runner = runner_type(node, process, state, _sleep, lambda event: None, counters, targets, imperative)
 
     def error_of(self, taken: Taken, cut: Cut) -> tuple[dict[str, Any], Provenance]:
         """The error message for a run that failed, and its provenance."""
         assert cut.failure is not None
         messages = {piece.binding: piece.pristine_between(cut.start, cut.stop) for piece in taken.slices}
-        came = taken.provenance().slice(cut.start, cut.stop).spread(1)
-        return error_message(self.job.node, messages, cut.failure), came
+        provenance = taken.provenance().slice(cut.start, cut.stop).spread(1)
+        return error_message(self.job.node, messages, cut.failure), provenance
 
 
-def _pause(seconds: float) -> bool:
+def _sleep(seconds: float) -> bool:
     time.sleep(seconds)
     return False
 

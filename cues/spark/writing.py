@@ -1,14 +1,14 @@
 """DataFrames into queues, exactly once if the position of the source is known.
 
     executor    rows → messages → partitions → pages (staging.py); no transaction is open
-    driver      1. find the part of its source that the write covers (position.py, checkpoint.py)
-                2. in one transaction of the store: read the writer's position; skip a part that was written;
-                   refuse a part that does not follow; else append all pages, to all partitions, and move the
+    driver      1. find the range of its source that the write covers (position.py, checkpoint.py)
+                2. in one transaction of the store: read the writer's position; skip a range that was written;
+                   refuse a range that does not follow; else append all pages, to all partitions, and move the
                    position
                 3. ring; delete the staged pages
 
 Position and messages change together. So a writer that was killed between 2 and Spark's own commit log finds
-the position moved, and skips the part. The batch number is not used: it begins again at 0 when a
+the position moved, and skips the range. The batch number is not used: it begins again at 0 when a
 checkpoint is lost. A marker with the batch number would lose new data, or write all data twice.
 
 Without an id no position is kept. A batch write is one transaction (all or nothing) that a
@@ -44,10 +44,10 @@ from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records import batch
 from cues.spark import staging
-from cues.spark.checkpoint import part_of
+from cues.spark.checkpoint import range_of
 from cues.spark.columns import Encoder
 from cues.spark.options import WriteOptions
-from cues.spark.position import Range, SourcePart, write_place
+from cues.spark.position import Range, SourceRange, write_place
 from cues.spark.reading import ROW
 from cues.spark.staging import PlacedPage, Staged, StagingArea
 from cues.storage.transaction import StoreTransaction
@@ -123,7 +123,7 @@ class _Writing:
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         _drop(messages)
 
-    def append(self, staged: list[Staged], part: SourcePart | None) -> None:
+    def append(self, staged: list[Staged], covered: SourceRange | None) -> None:
         """On the driver: make the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
         place = self.options.place
         with Store(place.store) as store:
@@ -132,7 +132,7 @@ class _Writing:
             values = sum(output.values for output in staged)
             backpressure.await_room([queue])
             faults.point("append.before")
-            written = store.core.commit(self._append, queue, views, staged, part, pages=values + values // 64)
+            written = store.core.commit(self._append, queue, views, staged, covered, pages=values + values // 64)
             faults.point("append.after")
             if written:
                 mask = 0
@@ -142,26 +142,26 @@ class _Writing:
         _drop(staged)
 
     def _append(
-        self, txn: StoreTransaction, queue: Queue, views: list[Queue], staged: list[Staged], part: SourcePart | None
+        self, txn: StoreTransaction, queue: Queue, views: list[Queue], staged: list[Staged], covered: SourceRange | None
     ) -> bool:
         id = self.options.id
         self._require_partitions(txn, queue)
-        if id is not None and part is not None:
+        if id is not None and covered is not None:
             row = external_writers.read(txn, id)
             kept = None if row is None else row.position
-            verdict = part.decide(kept)
+            verdict = covered.decide(kept)
             if row is not None and row.queue != queue.core.log.id:
                 verdict = "refuse"
             if verdict == "replayed":
                 return False
             if verdict == "refuse" and not (kept is None and self.options.adopt):
-                self._refuse(id, row, part, queue)
+                self._refuse(id, row, covered, queue)
         for output in staged:
             for partition, pages in output.pages():
                 views[partition].core.append_pages(txn, pages)
-        if id is not None and part is not None:
+        if id is not None and covered is not None:
             next = write_place(tuple(view.core.log.row(txn).next for view in views))
-            external_writers.put(txn, id, SourceRow(queue.core.log.id, next, part.position()))
+            external_writers.put(txn, id, SourceRow(queue.core.log.id, next, covered.position()))
         faults.point("append.inside")
         return True
 
@@ -177,7 +177,7 @@ class _Writing:
                 option="partitions",
             )
 
-    def _refuse(self, id: str, row: SourceRow | None, part: SourcePart, queue: Queue) -> NoReturn:
+    def _refuse(self, id: str, row: SourceRow | None, covered: SourceRange, queue: Queue) -> NoReturn:
         where = f"{self.options.place.store}#{id}"
         if row is None:
             message = (
@@ -190,14 +190,14 @@ class _Writing:
             hint = "use another id."
         else:
             message = (
-                f"The batch does not follow what the writer {id!r} has written: found {part}, expected"
-                f" a part after {row.position}. Nothing was written."
+                f"The batch does not follow what the writer {id!r} has written: found {covered}, expected"
+                f" messages after {row.position}. Nothing was written."
             )
             hint = (
                 f"set option('resumeFrom', {where!r}) on the readStream and use a new checkpoint, or use another id if"
                 " this is another source."
             )
-        raise PositionMismatch(message, hint, source=id, kept=None if row is None else row.position, found=str(part))
+        raise PositionMismatch(message, hint, source=id, kept=None if row is None else row.position, found=str(covered))
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
@@ -215,7 +215,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     @override
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         id, checkpoint = self.options.id, self.options.checkpoint
-        self.append(_whole(messages), part_of(checkpoint, batchId) if id is not None and checkpoint else None)
+        self.append(_whole(messages), range_of(checkpoint, batchId) if id is not None and checkpoint else None)
 
 
 def _check_placing(queue: str, options: QueueOptions) -> None:

@@ -121,7 +121,7 @@ def _claim(copies: Copies) -> ProcessorRow:
             old.generation if old is not None else 0,
             unit.fence.row.pid,
             boot(),
-            old.pending if old is not None else False,
+            old.under_way if old is not None else False,
             tuple(positions),
         )
         inputs = ProcessorInputs(node.kind, tuple(sorted(logs)), tuple(sorted(logs)), (b"",) * len(logs))

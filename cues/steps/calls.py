@@ -17,7 +17,7 @@ class Interrupted(Exception):
     """Raised when the graph is aborted: the step is dropped."""
 
 
-Pause = Callable[[float], bool]
+Sleep = Callable[[float], bool]
 """Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
 
 

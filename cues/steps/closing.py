@@ -75,7 +75,7 @@ def ask(home: Store, nodes: Iterable[Node]) -> None:
             txn.put(row, counts._replace(asked=counts.asked + 1).pack())
             topology = read_topology(txn, node.id)
             if topology is not None:  # its owner sleeps on its inputs
-                mask |= wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in topology.queues)
+                mask |= wakeup.union(wakeup.mask_of(*names.split_log(queue)) for queue in topology.queues)
         faults.point("closing.asking")
         return mask
 

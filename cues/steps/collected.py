@@ -94,19 +94,23 @@ class CollectedWrites:
         return queue
 
     def add(
-        self, queue: str | Queue, messages: Iterable[dict[str, Any]], origin: int = 0, came: Provenance | None = None
+        self,
+        queue: str | Queue,
+        messages: Iterable[dict[str, Any]],
+        origin: int = 0,
+        provenance: Provenance | None = None,
     ) -> None:
         """Add messages for a queue of the store: all of them, or none if one is refused.
 
-        ``origin`` is the number of their provenance at :meth:`build`; ``came`` is that provenance if it may be too
-        large for a page. Raises the errors of :meth:`queue` and of :meth:`cues.Appender.write`.
+        ``origin`` is the number of their provenance at :meth:`build`; ``provenance`` is given if it may be too large
+        for a page. Raises the errors of :meth:`queue` and of :meth:`cues.Appender.write`.
         """
         name = queue.id if isinstance(queue, Queue) else queue
         appender, version = self._appenders.get(name) or self._appender(self.queue(queue))
         try:
             appender.write_many(messages)
-            if came is not None:
-                appender.check(came)
+            if provenance is not None:
+                appender.check(provenance)
         except BaseException:
             appender.discard()
             raise
@@ -122,7 +126,7 @@ class CollectedWrites:
         """Wait until the queues have room (``max_lag``, ``max_bytes``); ``own``: the readers that the commit moves."""
         backpressure.await_room([appender.queue for appender, _ in self._appenders.values()], own)
 
-    def build(self, digest: bytes | None = None, came: Provenance | None = None) -> BuiltWrites:
+    def build(self, digest: bytes | None = None, provenance: Provenance | None = None) -> BuiltWrites:
         """Build the record batches, with a delivery hash, and with a provenance that has an entry for each origin.
 
         The partitions are opened here, because a database cannot be opened inside a transaction.
@@ -134,7 +138,7 @@ class CollectedWrites:
             strips = queue.core.options.strips
             for log, items, origins in divided(queue, Output(*appender.written()), 0):
                 assert origins is not None
-                origin = came.select(origins) if came and not strips else None
+                origin = provenance.select(origins) if provenance and not strips else None
                 built = outgoing.build(items, strips, digest, origin)
                 pages += sum(1 + len(page.pieces) for page in built)
                 appends.append((log, built))

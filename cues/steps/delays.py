@@ -44,7 +44,7 @@ from cues.records.batch import ACKNOWLEDGEMENT
 from cues.records.provenance import Provenance
 from cues.steps.due import Due, Moved
 from cues.steps.state import StateTable
-from cues.steps.state_parts import key_part
+from cues.steps.state_keys import key_segment
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
@@ -56,7 +56,7 @@ MOVED_BYTES_MAX: Final = 4 << 20
 """Bytes of messages after which one commit moves no more of them."""
 _FIELD: Final = struct.Struct(">QH8sQ")
 _COUNT: Final = "count"
-_KEY: Final = key_part(None)
+_KEY: Final = key_segment(None)
 _SUFFIX: Final = names.delayer_id(ProcessorKey("")).removeprefix(".")
 
 
@@ -124,13 +124,13 @@ class Held(Due):
         """Add the messages to the step, each with its provenance."""
         assert taken.times is not None
         state = self.table.view(None)
-        came = [piece.provenance() for piece in taken.slices]
+        found = [piece.provenance() for piece in taken.slices]
         first = taken.slices[0]
         place = list(self._queues).index(first.binding)
         new = 0
         for offset, time in enumerate(taken.times):
             entries = []
-            for piece, provenance in zip(taken.slices, came):
+            for piece, provenance in zip(taken.slices, found):
                 own = provenance.slice(offset, offset + 1)
                 batch = next(b for b in piece.batches if b.first <= piece.start + offset < b.next)
                 packed = own.encode() if own else None
@@ -208,11 +208,11 @@ class Held(Due):
             for digest, some in itertools.groupby(entries, lambda entry: entry[1]):
                 run = list(some)
                 bodies = [message for _, _, message, _ in run]
-                came = provenances.concat(
+                joined = provenances.concat(
                     [Provenance(1, {}) if own is None else provenances.decode(own, 1) for *_, own in run]
                 )
                 try:
-                    built = batches.build([], batches.OWN_BYTES_MAX, digest, came, encoded=bodies)
+                    built = batches.build([], batches.OWN_BYTES_MAX, digest, joined, encoded=bodies)
                 except CuesError:  # metadata that fits no page together with the place on the queue
                     built = batches.build([], batches.OWN_BYTES_MAX, digest, encoded=bodies)
                 pages.setdefault(queue, []).extend(built)
@@ -256,7 +256,7 @@ def waiting(store: Store) -> list[Waiting]:
 def _rows(table: StateTable, until_ns: int) -> Iterator[bytes]:
     """The committed rows of the messages up to a time, in the order of their times."""
     low, high = _FIELD.pack(0, 0, bytes(8), 0), _FIELD.pack(min(until_ns + 1, NEVER_NS), 0, bytes(8), 0)
-    return table.range(_KEY + key_part(low), _KEY + key_part(high))
+    return table.range(_KEY + key_segment(low), _KEY + key_segment(high))
 
 
 def _first_ns(table: StateTable) -> int:

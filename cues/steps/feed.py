@@ -135,9 +135,9 @@ class Feed:
         """The number of changes that were committed, and of those of them that left :attr:`_uncommitted`."""
         self.ended = False
         self.answered = False
-        """Whether the generator has yielded, or has paused: before, nobody knows whether there is something to take."""
+        """Whether the generator has yielded, or waits: before, nobody knows whether there is something to take."""
         self.waits_for_new = False
-        """Whether the generator has paused, because it has nothing more now."""
+        """Whether the generator waits, because it has nothing more now."""
         self.error: BaseException | None = None
         self.closed = False
         self.thread: threading.Thread | None = None
@@ -299,7 +299,7 @@ class Feed:
         state, table = self._state, self._table
         assert state is not None and table is not None
         while self._forgotten < self.committed_changes:
-            table.part_committed(self._uncommitted.popleft())
+            table.committed_ahead(self._uncommitted.popleft())
             self._forgotten += 1
         state.settled = {}
         state.settle()
@@ -482,7 +482,7 @@ class SourceStepper(Stepper):
         return position, count
 
     def goes_on_after(self, position: Any) -> bool:
-        """Return whether the generator is past a position, has paused for something new, or has ended by itself."""
+        """Return whether the generator is past a position, waits for something new, or has ended by itself."""
         feed = self.feed
         return self.position != position or feed.waits_for_new or (feed.ended and feed.error is None)
 
@@ -633,7 +633,7 @@ class SourceStepper(Stepper):
     def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
         queue = self.output
         return [
-            (log, outgoing.build(items, queue.core.options.strips, digest, self._came(len(items))))
+            (log, outgoing.build(items, queue.core.options.strips, digest, self._provenance(len(items))))
             for log, items, _ in divided(queue, Output(messages), 0)
         ]
 
@@ -644,7 +644,7 @@ class SourceStepper(Stepper):
             (
                 log,
                 batches.build_table(
-                    rows, limit, digest, self._came(rows.num_rows), options.strips, options.compression
+                    rows, limit, digest, self._provenance(rows.num_rows), options.strips, options.compression
                 ),
             )
             for log, rows in divided_table(queue, output)
@@ -672,7 +672,7 @@ class SourceStepper(Stepper):
                 pages.setdefault(log.core.log.id, (log, []))[1].extend(more)
         return list(pages.values()), written
 
-    def _came(self, count: int) -> Provenance | None:
+    def _provenance(self, count: int) -> Provenance | None:
         """The provenance of messages that a source yields: the trace of their step."""
         span = self.committer.span
         context = None if span is None else span.context

@@ -15,7 +15,7 @@ from cues.base.names import ProcessorId
 from cues.errors import WriterStuck
 from cues.graphs.processor_rows import ProcessorRow, moved, position_at
 from cues.records.positions import NO_SEAL, Position
-from cues.steps.calls import Interrupted, Pause
+from cues.steps.calls import Interrupted, Sleep
 from cues.steps.ownership import fenced
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class Fence:
 class Patience:
     """The patience of one processor: its writes wait while a process that does not respond holds the writer lock."""
 
-    def __init__(self, processor: ProcessorId, pause: Pause, emit: Callable[[events.Event], None]) -> None:
+    def __init__(self, processor: ProcessorId, sleep: Sleep, emit: Callable[[events.Event], None]) -> None:
         self._processor = processor
-        self._pause = pause
+        self._sleep = sleep
         self.emit = emit
 
     def call(self, write: Callable[..., R], *arguments: Any, **keywords: Any) -> R:
@@ -166,5 +166,5 @@ class Patience:
         """Tell of a write that is to be repeated. Raises :class:`Interrupted` if the graph was aborted."""
         text = f"waits to commit: {stuck.message}"
         self.emit(events.Waiting(self._processor, text, logging.WARNING, stuck))
-        if self._pause(0):
+        if self._sleep(0):
             raise Interrupted from stuck

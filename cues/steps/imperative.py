@@ -147,10 +147,10 @@ class ProcessAppender:
         packer = self._packer.renew()
         self._call += [packer.pack(message) for message in messages]
 
-    def check(self, came: Provenance) -> None:
+    def check(self, provenance: Provenance) -> None:
         """Raise the errors that the call's messages would raise at the commit with this provenance."""
         for packed in self._call:
-            self._packer.check(packed, came)
+            self._packer.check(packed, provenance)
 
     def settle(self, offset: int) -> None:
         """After the call for the message at ``offset`` returned: keep its messages."""
@@ -206,10 +206,10 @@ class Imperative:
         self._tailers: Sequence[ProcessTailer] = tuple(tailers.values())
         self._appenders: Sequence[ProcessAppender] = tuple(appenders.values())
 
-    def check(self, came: Provenance) -> None:
+    def check(self, provenance: Provenance) -> None:
         """Raise the errors that the call's messages would raise at the commit with this provenance."""
         for appender in self._appenders:
-            appender.check(came)
+            appender.check(provenance)
 
     def settle(self, offset: int) -> None:
         """Keep the reads and writes of the call for the message at ``offset`` (batch function: the last)."""

@@ -80,12 +80,12 @@ class Packer:
             self.options = options
         return self
 
-    def pack(self, message: Any, came: Provenance | None = None) -> bytes:
+    def pack(self, message: Any, provenance: Provenance | None = None) -> bytes:
         """Check, place and pack one message; raises the errors of :func:`cues.records.batch.build` and of the key.
 
-        ``came`` is its provenance, if that may be too large for a page.
+        ``provenance`` is its provenance, if that may be too large for a page.
         """
-        if came is None and type(message) is dict and self._router is None:
+        if provenance is None and type(message) is dict and self._router is None:
             # Most messages have no reserved keys and are small enough. The long way says why the others are refused.
             try:
                 quick = codec.pack(message)
@@ -96,8 +96,8 @@ class Packer:
         options = self.options
         assert options is not None
         body = batches.pack_one(message, options.max_message_bytes, options.strips)
-        if came and not options.strips:
-            self._build_one(message, came)
+        if provenance and not options.strips:
+            self._build_one(message, provenance)
         if isinstance(body, bytes) and self._router is None:
             return body
         packed = Packed(body if isinstance(body, bytes) else codec.pack(message))
@@ -118,36 +118,42 @@ class Packer:
             pass  # a row beyond the limit is refused
         return table, None if self._router is None else shares_of(self._router.place_table(table), options.partitions)
 
-    def check(self, packed: bytes, came: Provenance) -> None:
+    def check(self, packed: bytes, provenance: Provenance) -> None:
         """Raise the error that a packed message with this provenance would raise at its commit."""
         options = self.options
         if options is not None and not options.strips:
-            self._build_one(codec.unpack_known(packed), came)
+            self._build_one(codec.unpack_known(packed), provenance)
 
-    def _build_one(self, message: dict[str, Any], came: Provenance) -> None:
-        batches.build([message], batches.OWN_BYTES_MAX, _ANY_HASH, came, stamps=_ANY_STAMP)
+    def _build_one(self, message: dict[str, Any], provenance: Provenance) -> None:
+        batches.build([message], batches.OWN_BYTES_MAX, _ANY_HASH, provenance, stamps=_ANY_STAMP)
 
 
 def build(
-    items: Sequence[bytes], strips: bool, digest: bytes | None, came: Provenance | None, stamps: Stamps | None = None
+    items: Sequence[bytes],
+    strips: bool,
+    digest: bytes | None,
+    provenance: Provenance | None,
+    stamps: Stamps | None = None,
 ) -> list[Page]:
-    """Build pages of packed messages; ``came`` and ``stamps`` have an entry for each message."""
+    """Build pages of packed messages; ``provenance`` and ``stamps`` have an entry for each message."""
     if len(items) == 1 and type(items[0]) is bytes:
-        page = batches.build_one(items[0], digest, None if strips else came, stamps)
+        page = batches.build_one(items[0], digest, None if strips else provenance, stamps)
         if page is not None:
             return [page]
     limit_bytes = batches.OWN_BYTES_MAX  # sizes were checked when the messages were packed
     if Packed in set(map(type, items)) and any(type(item) is Packed and item.marked for item in items):
         messages = [codec.unpack_known(item) for item in items]
-        return batches.build(messages, limit_bytes, digest, came, strips=strips, stamps=stamps)
-    return batches.build([], limit_bytes, digest, came, encoded=items, strips=strips, stamps=stamps)
+        return batches.build(messages, limit_bytes, digest, provenance, strips=strips, stamps=stamps)
+    return batches.build([], limit_bytes, digest, provenance, encoded=items, strips=strips, stamps=stamps)
 
 
-def build_error(record: dict[str, Any], digest: bytes, came: Provenance, stamps: Stamps | None = None) -> list[Page]:
-    """Build the pages of an error message; ``came`` is the provenance of what failed."""
+def build_error(
+    record: dict[str, Any], digest: bytes, provenance: Provenance, stamps: Stamps | None = None
+) -> list[Page]:
+    """Build the pages of an error message; ``provenance`` is that of what failed."""
     limit_bytes = batches.OWN_BYTES_MAX
     try:
-        return batches.build([record], limit_bytes, digest, came, reserved=True, stamps=stamps)
+        return batches.build([record], limit_bytes, digest, provenance, reserved=True, stamps=stamps)
     except CuesError:  # q/meta of several inputs together may fit no page; this may be the failure itself
         return batches.build([record], limit_bytes, digest, reserved=True, stamps=stamps)
 

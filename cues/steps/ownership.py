@@ -268,7 +268,7 @@ class Ownership:
             old.generation if old else 0,
             os.getpid(),
             boot(),
-            old.pending if old else False,
+            old.under_way if old else False,
             tuple(positions),
             old.source if old else b"",
         )
@@ -369,7 +369,7 @@ def seek(
             at = topology.tailers.index(tailer)
             where = topology.stores[at]
             other = opened.enter_context(other_stores.opened(store, where, readonly=False)) if where else store
-            log = log_at(Log(other, *names.log_parts(topology.queues[at])), before.positions[at].identity)
+            log = log_at(Log(other, *names.split_log(topology.queues[at])), before.positions[at].identity)
             targets[at] = _target(log, tailer, index)
             if where and targets[at].next < before.positions[at].next:
                 with other.core.view() as txn:
@@ -391,7 +391,7 @@ def seek(
         new = row._replace(
             epoch=row.epoch + 1,
             generation=row.generation + (1 if again else 0),
-            pending=False,
+            under_way=False,
             positions=tuple(targets.get(at, position) for at, position in enumerate(row.positions)),
         )
         txn.put(names.processor_key(processor), new.pack())

@@ -95,16 +95,16 @@ class PartBuilder:
             if provenance is None and not strips and taken.traced:
                 provenance = taken.carried()
             for log, items, origins in divided(queue, output, start):
-                came = None
+                own = None
                 if provenance is not None and not strips:
                     if self._node.options.batch:
-                        came = provenance.spread(len(items))
+                        own = provenance.spread(len(items))
                     elif origins is None:
-                        came = provenance.slice(start, stop)
+                        own = provenance.slice(start, stop)
                     else:
-                        came = provenance.select(origins)
+                        own = provenance.select(origins)
                 stamps = None if abroad is None else abroad.stamps(log, len(items))
-                appends.append((log, outgoing.build(items, strips, digest, came, stamps)))
+                appends.append((log, outgoing.build(items, strips, digest, own, stamps)))
                 written += len(items)
         if abroad is not None:
             appends = abroad.at_home(appends, digest)
@@ -113,10 +113,12 @@ class PartBuilder:
     def _append_table(self, appends: Appends, queue: Queue, output: TableOutput, digest: bytes, taken: Taken) -> int:
         """Build the records of a table that the function returned, on each partition; return the number of rows."""
         options, written = queue.core.options, 0
-        came = taken.carried() if taken.traced and not options.strips else None
+        provenance = taken.carried() if taken.traced and not options.strips else None
         for log, rows, offsets in divided_rows(queue, output):
             count = rows.num_rows
-            origins = None if came is None else came.spread(count) if offsets is None else came.select(offsets)
+            origins = provenance
+            if provenance is not None:
+                origins = provenance.spread(count) if offsets is None else provenance.select(offsets)
             stamps = None if self.abroad is None else self.abroad.stamps(log, count)
             if stamps is None:
                 limit = batches.OWN_BYTES_MAX  # rows were measured when the call returned
@@ -135,9 +137,9 @@ class PartBuilder:
         record = error_message(self._node, messages, failure)
         if self.copies is not None:
             record |= self.copies.origins(taken, start, stop)
-        came = taken.carried().slice(start, stop).spread(1)
+        provenance = taken.carried().slice(start, stop).spread(1)
         stamps = None if self.abroad is None else self.abroad.stamps(self._errors, 1)
-        pages = outgoing.build_error(record, digest, came, stamps)
+        pages = outgoing.build_error(record, digest, provenance, stamps)
         appends = self.at_home([(self._errors, pages)], digest)
         return Part(start, stop, digest, taking, failure, appends, 1)
 

@@ -233,7 +233,7 @@ def _written(home: BaseStore, write: Callable[[StoreTransaction], list[Processor
     with home.core.view() as txn:
         topologies: Mapping[str, Any] = {pause.processor: read_topology(txn, pause.processor) for pause in changed}
     queues = {queue for topology in topologies.values() if topology is not None for queue in topology.queues}
-    home.core.ring(wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in queues))
+    home.core.ring(wakeup.union(wakeup.mask_of(*names.split_log(queue)) for queue in queues))
     return changed
 
 

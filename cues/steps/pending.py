@@ -184,7 +184,7 @@ class Settling:
         known = self._logs().get(target)
         if known is None:
             other = opened.enter_context(other_stores.opened(self.home, store, readonly=False))
-            queue, partition = names.log_parts(id)
+            queue, partition = names.split_log(id)
             if queue not in other.queues():
                 raise self._diverged(f"queue {queue!r} of {other.path} is missing")
             return view_of(open_queue(other, queue), partition)

@@ -16,7 +16,7 @@ from cues.overrides import override
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.steps.state import Layer
-from cues.steps.state_parts import key_part
+from cues.steps.state_keys import key_segment
 from cues.steps.state_view import State
 from cues.steps.taking import Input, Slice, Taken
 
@@ -166,7 +166,7 @@ class ProcessCore:
         if self.key is None:
             return offset
         try:
-            return key_part(self.key_at(offset))
+            return key_segment(self.key_at(offset))
         except Exception:
             return offset  # the call raises the same error
 
@@ -221,7 +221,7 @@ class Process:
     timer(key, at)        call ``timer=`` for a key at a time: :meth:`timer`
     tailers, appenders    by binding: the queues that an imperative function reads and writes itself
     stopping              True when the graph drains: a source that never ends should return
-    pause(seconds)        of a source: wait, and return False when the graph drains: :meth:`pause`
+    wait(seconds)         of a source: wait, and return False when the graph drains: :meth:`wait`
     check(message)        of a source: raise the error for which the message would be refused: :meth:`check`
     """
 
@@ -251,10 +251,10 @@ class Process:
     def stopping(self) -> bool:
         return self.core.stopping()
 
-    def pause(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Wait in the function of a source; return False at once when the graph drains, and the source should return.
 
-        A source that waits has answered: before its first message, its first pause (``pause(0)`` is one) or its end,
+        A source that waits has answered: before its first message, its first wait (``wait(0)`` is one) or its end,
         :meth:`Running.wait_idle` does not take it for idle.
 
         In :func:`cues.testing.run_until_idle` nothing waits: it returns False, because a source that waits is idle. The
@@ -268,6 +268,10 @@ class Process:
                 return True
             time.sleep(min(left, LOOK_S))
         return False
+
+    def pause(self, seconds: float) -> bool:
+        """Do as :meth:`wait`: an older name, which has nothing to do with :func:`cues.pause`."""
+        return self.wait(seconds)
 
     def check(self, message: Any) -> Any:
         """Raise the error for which the queue of this source would refuse what is given, if it were yielded now.

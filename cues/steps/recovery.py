@@ -146,7 +146,7 @@ class Recovery:
 
     def _still_pending(self) -> bool:
         """Return whether no seek moved the positions since the snapshot, not even to the same place."""
-        return self._fence.row.pending or self.node.at_most_once
+        return self._fence.row.under_way or self.node.at_most_once
 
     def _takes(self) -> list[set[str]]:
         """Return the sets of tailers that a step can read from: all together; for AnyOf any single one."""

@@ -176,12 +176,12 @@ def _pages(record: ErrorRecord) -> dict[str, list[Page]]:
     batch = record.batch
     assert batch is not None
     at = record.index - batch.first
-    came = batch.provenance(record.queue, frozenset(), at, at + 1)
+    provenance = batch.provenance(record.queue, frozenset(), at, at + 1)
 
     def build(messages: list[dict[str, Any]]) -> list[Page]:
-        if came and not record.of_timer:
+        if provenance and not record.of_timer:
             try:
-                spread = came.spread(len(messages))
+                spread = provenance.spread(len(messages))
                 return batches.build(messages, batches.OWN_BYTES_MAX, None, spread, reserved=True)
             except CuesError:  # q/meta that fits no page; the error message was written without it too
                 pass
@@ -218,7 +218,7 @@ def _write_requests(
         txn.put(counts_key, counts._replace(asked=counts.asked + 1).pack())
         topology = read_topology(txn, record.processor)
         if topology is not None:  # its owner sleeps on its inputs
-            mask |= wakeup.union(wakeup.mask_of(*names.log_parts(queue)) for queue in topology.queues)
+            mask |= wakeup.union(wakeup.mask_of(*names.split_log(queue)) for queue in topology.queues)
         new.append(record)
     faults.point("redrive.asking")
     return mask, new

@@ -210,25 +210,24 @@ class ReturnedMessages:
 
         The function may change the returned dict afterwards. A wrong result is a failure of this call.
         """
-        came = self.provenance
-        if came is None and type(result) is dict and self._only is not None:
+        provenance = self.provenance
+        if provenance is None and type(result) is dict and self._only is not None:
             return self._only.pack(result)
         if type(result) is Returned:
             return self._tables(result.value)
-        if came is not None:
-            came = came.slice(offset, offset + 1)
+        if provenance is not None:
+            provenance = provenance.slice(offset, offset + 1)
             if self._imperative is not None:
-                self._imperative.check(came)
+                self._imperative.check(provenance)
         if result is None:
             return None
         messages = self._by_binding(result)
         if self._node.returns_messages and len(messages) == 1:
             ((binding, items),) = messages.items()
             packer = self._packers[binding]
-            return packer.pack(items[0], came) if len(items) == 1 else [packer.pack(item, came) for item in items]
-        return {
-            binding: [self._packers[binding].pack(item, came) for item in items] for binding, items in messages.items()
-        }
+            packed = [packer.pack(item, provenance) for item in items]
+            return packed[0] if len(packed) == 1 else packed
+        return {name: [self._packers[name].pack(item, provenance) for item in some] for name, some in messages.items()}
 
     def _tables(self, value: Any) -> dict[str, TableOutput]:
         """Check and place the tables that a call returned. A wrong one is a failure of this call, as any result is."""

@@ -38,7 +38,7 @@ from cues.queues import tables
 from cues.queues.tables import Returned, Rows
 from cues.records import batch as batches
 from cues.steps import concurrency
-from cues.steps.calls import Calls, Interrupted, Pause
+from cues.steps.calls import Calls, Interrupted, Sleep
 from cues.steps.concurrency import Limited, Schedule, Threads, TimedOut
 from cues.steps.failure import Failure, retry_event
 from cues.steps.imperative import Imperative
@@ -86,7 +86,7 @@ class Runner(Calls):
         node: Node,
         process: Process,
         state: StateTable,
-        pause: Pause,
+        sleep: Sleep,
         emit: Callable[[events.Event], None],
         counters: events.Counters,
         targets: Mapping[str, HasOptions],
@@ -105,7 +105,7 @@ class Runner(Calls):
             tailer.trouble = self._trouble
         self._paths = state.paths
         """The paths of the store, as its errors name it."""
-        self._pause = pause
+        self._sleep = sleep
         self._emit = emit
         self._counters = counters
         self._retry = node.options.retry
@@ -500,7 +500,7 @@ class Runner(Calls):
         with self._counting:
             self._counters.retries += 1
         self._emit(retry_event(self._node.id, wait.failures, wait.attempts, error, wait.seconds))
-        if self._pause(wait.seconds):
+        if self._sleep(wait.seconds):
             raise Interrupted from error
 
     # --- message functions, several calls at once ---
@@ -639,7 +639,7 @@ class Runner(Calls):
 
     def _run_batch(self, taken: Taken) -> Results:
         error: Exception
-        repeats = Repeats(ONCE if taken.part and taken.count > 1 else self._retry)
+        repeats = Repeats(ONCE if taken.halved and taken.count > 1 else self._retry)
         while True:
             process, layer = self._process, self._layer
             if self._limited is not None:

@@ -17,14 +17,14 @@ that a thousand messages raise is written, and read, as one.
 Each concurrent call has its own layer (:meth:`StateTable.layer`) and sees only the state of its key. Calls of one key
 run one after another, so the result does not depend on which call is faster.
 
-On disk: key = key part, field part, number of the piece (2 bytes); value = checksum of the key and of what follows,
-number of pieces (2 bytes), bytes. A part is its length and its msgpack, or 0xff and its 128-bit hash when it
+On disk: key = key segment, field segment, number of the piece (2 bytes); value = checksum of key and rest, number of
+pieces (2 bytes), bytes. A segment is its length and its msgpack, or 0xff and its 128-bit hash when it
 has more than 200 bytes (then the value begins with the field).
 
-Timers (timers.py) are rows of the state too. They begin with a byte that is no length of a key part:
+Timers (timers.py) are rows of the state too. They begin with a byte that is no length of a segment:
 
-    0xfd, key part, part of the name                          the time of the timer, in ns
-    0xfe, time (8 bytes), key part, part of the name          [key, name]: the timers in the order of time
+    0xfd, key segment, segment of the name                    the time of the timer, in ns
+    0xfe, time (8 bytes), key segment, segment of the name    [key, name]: the timers in the order of time
 
 With ``ttl=`` a value expires when it was not written for that time. So each value has two more rows:
 
@@ -52,7 +52,7 @@ from cues.errors import CuesError, QueueNotFound
 from cues.native import mypyc_attr
 from cues.records import batch, sealed
 from cues.steps.failure import StoreTrouble
-from cues.steps.state_parts import ABSENT, HASHED, key_part, part_of_packed, unpacked_part
+from cues.steps.state_keys import ABSENT, HASHED, key_segment, segment_of_packed, unpacked_segment
 from cues.steps.state_view import State
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class StateTable:
         """The layer of calls that run one at a time."""
 
     def layer(self, key: bytes | None) -> Layer:
-        """A layer for a concurrent call; it sees the state under ``key`` (see :func:`key_part`), or none."""
+        """A layer for a concurrent call; it sees the state under ``key`` (see :func:`key_segment`), or none."""
         return Layer(self._shared, key or b"")
 
     def apart(self) -> Layer:
@@ -426,7 +426,7 @@ class StateTable:
         self._drop_step()
         self._bound()
 
-    def part_committed(self, changes: Changes) -> None:
+    def committed_ahead(self, changes: Changes) -> None:
         """Keep values that another table of this state has committed; :meth:`settle` returned them."""
         self._missing = False
         for row, packed in changes.items():
@@ -546,19 +546,19 @@ class Layer:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
-        part = self._part_of(key)
+        segment = self._segment_of(key)
         if type(key) not in _FIXED_VALUES:
-            self._adopt(part_of_packed(codec.pack(key)), part)
-        return State(self, part)
+            self._adopt(segment_of_packed(codec.pack(key)), segment)
+        return State(self, segment)
 
     def timer(self, key: Any, name: str | None) -> int | None:
         """The time of a timer in nanoseconds; None if it is not set."""
-        at = self.get(_TIMER + self._part_of(key) + key_part(name))
+        at = self.get(_TIMER + self._segment_of(key) + key_segment(name))
         return None if at is ABSENT else at
 
     def set_timer(self, key: Any, name: str | None, at_ns: int | None) -> None:
         """Set a timer, or cancel it with None. It replaces the timer of this key and name."""
-        row = self._part_of(key) + key_part(name)
+        row = self._segment_of(key) + key_segment(name)
         before = self.get(_TIMER + row)
         if before is not ABSENT:
             self.set(_ORDER + _AT.pack(before) + row, ABSENT)
@@ -566,23 +566,23 @@ class Layer:
         if at_ns is not None:
             self.set(_ORDER + _AT.pack(at_ns) + row, [key, name])
 
-    def _part_of(self, key: Any) -> bytes:
-        part = key_part(key)
-        if self._key is not None and part != self._key:
+    def _segment_of(self, key: Any) -> bytes:
+        segment = key_segment(key)
+        if self._key is not None and segment != self._key:
             raise CuesError(
                 f"The key {key!r} is not the key of the message; other calls may be using its state now.",
                 "use process.state, or concurrency=1.",
             )
-        return part
+        return segment
 
-    def _adopt(self, former: bytes, part: bytes) -> None:
+    def _adopt(self, former: bytes, segment: bytes) -> None:
         """Move rows of an older version, whose key has the fields of its dicts in another order."""
-        if former == part:
+        if former == segment:
             return
         for row in self.rows(former):
             value = self.get(row)
             self.set(row, ABSENT)
-            self.set(part + row[len(former) :], value)
+            self.set(segment + row[len(former) :], value)
 
     def get(self, row: bytes) -> Any:
         if row in self._values:
@@ -677,8 +677,8 @@ def rows_under(store: Store, processor: ProcessorKey, after: bytes = b"") -> Ite
         for row in rows:
             packed = None if row[:1] in _OWN else table.packed(row)
             if packed is not None:
-                key, rest = unpacked_part(row)
-                field, _ = unpacked_part(rest)
+                key, rest = unpacked_segment(row)
+                field, _ = unpacked_segment(rest)
                 value = codec.unpack(packed)
                 yield row, key, *(value if rest[0] == HASHED else (field, value))
         if not rows:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from cues import codec
 from cues.errors import InvalidArgument
 from cues.overrides import override
-from cues.steps.state_parts import ABSENT, HASHED, key_part
+from cues.steps.state_keys import ABSENT, HASHED, key_segment
 
 _RANGE_BYTES_MAX: Final = 190
 _ROWS_MAX: Final = 64
@@ -53,12 +53,12 @@ class State(MutableMapping[Any, Any]):
 
     def _row_of(self, field: str | int | bytes) -> bytes | None:
         """The row of a field; None if it is too long for a row."""
-        part = key_part(field)
-        if part[0] == HASHED:
+        segment = key_segment(field)
+        if segment[0] == HASHED:
             return None
         if len(self._rows) == _ROWS_MAX:
             self._rows.clear()
-        row = self._rows[field] = self._prefix + part
+        row = self._rows[field] = self._prefix + segment
         return row
 
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
@@ -75,23 +75,23 @@ class State(MutableMapping[Any, Any]):
         if type(field) in _NAMES and (row := self._rows.get(field) or self._row_of(field)) is not None:
             value = self._layer.get(row)
             return default if value is ABSENT else value
-        part = key_part(field)
-        value = self._layer.get(self._prefix + part)
+        segment = key_segment(field)
+        value = self._layer.get(self._prefix + segment)
         if value is ABSENT:
             return default
-        return value[1] if part[0] == HASHED else value
+        return value[1] if segment[0] == HASHED else value
 
     @override
     def __setitem__(self, field: Any, value: Any) -> None:
         if type(field) in _NAMES and (row := self._rows.get(field) or self._row_of(field)) is not None:
             self._layer.set(row, value)
             return
-        part = key_part(field)
-        self._layer.set(self._prefix + part, [field, value] if part[0] == HASHED else value)
+        segment = key_segment(field)
+        self._layer.set(self._prefix + segment, [field, value] if segment[0] == HASHED else value)
 
     @override
     def __delitem__(self, field: Any) -> None:
-        row = self._prefix + key_part(field)
+        row = self._prefix + key_segment(field)
         if self._layer.get(row) is ABSENT:
             raise KeyError(field)
         self._layer.set(row, ABSENT)
@@ -119,8 +119,8 @@ class State(MutableMapping[Any, Any]):
                 f"give two bytes objects of the length of the fields, at most {_RANGE_BYTES_MAX} bytes.",
             )
         at = len(self._prefix)
-        parts = (self._prefix + key_part(low), self._prefix + key_part(high))
-        rows = list(itertools.islice(self._layer.range(*parts), limit))
+        bounds = (self._prefix + key_segment(low), self._prefix + key_segment(high))
+        rows = list(itertools.islice(self._layer.range(*bounds), limit))
         return [(codec.unpack(row[at + 1 :]), self._layer.get(row)) for row in rows]
 
     def get_many(self, fields: Sequence[Any]) -> list[Any]:
@@ -142,8 +142,8 @@ class State(MutableMapping[Any, Any]):
     def _rows_of(self, fields: Sequence[Any]) -> list[bytes]:
         size = len(fields[0]) if fields and type(fields[0]) is bytes else 0
         if not 0 < size <= _RANGE_BYTES_MAX or any(type(field) is not bytes or len(field) != size for field in fields):
-            return [self._prefix + key_part(field) for field in fields]
-        head = self._prefix + key_part(fields[0])[:-size]  # they differ only in their own bytes
+            return [self._prefix + key_segment(field) for field in fields]
+        head = self._prefix + key_segment(fields[0])[:-size]  # they differ only in their own bytes
         return [head + field for field in fields]
 
     @override

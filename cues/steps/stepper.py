@@ -42,7 +42,7 @@ from cues.queues.tailer import pending_read
 from cues.steps import tracing
 from cues.steps.abroad import Abroad, ForkQueues
 from cues.steps.bucket import Bucket
-from cues.steps.calls import Calls, Pause
+from cues.steps.calls import Calls, Sleep
 from cues.steps.commit import Committer
 from cues.steps.delays import Held
 from cues.steps.failure import Failure, Verdict, short, stopped_at
@@ -81,7 +81,7 @@ class Setting:
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """Handles by name, needed for queues of other stores."""
     system: Any = None
-    pause: Pause = lambda seconds: False
+    sleep: Sleep = lambda seconds: False
     stopping: Callable[[], bool] = lambda: False
     may_linger: Callable[[], bool] = lambda: False
     """Whether a step may wait for more messages, as ``linger_s`` asks."""
@@ -152,7 +152,7 @@ class Stepper:
         self.inputs = self.ports.inputs
         self.outputs = self.ports.outputs
         self.errors = self.ports.errors
-        self.patience = Patience(node.id, setting.pause, self.emit)
+        self.patience = Patience(node.id, setting.sleep, self.emit)
         own = None if copies is None else names.redriver_key(copies.own)
         self.fence: Fence = Fence(node, row, self.ports, self.pause, own, common.fence)
         if copies is None:
@@ -245,7 +245,7 @@ class Stepper:
             return None
         targets = {binding: queue.core for binding, queue in self.outputs.items()}
         return setting.runner(
-            node, self.process, self.state, setting.pause, self.emit, self.counters, targets, imperative
+            node, self.process, self.state, setting.sleep, self.emit, self.counters, targets, imperative
         )
 
     def _allowed(self) -> Bucket | None:
@@ -510,8 +510,8 @@ class Stepper:
             self.watch(0, 0, 0)
 
     def _halve(self, taken: Taken, results: Results) -> None:
-        """Drop a step that failed: the next steps take its messages in parts (halving.py)."""
-        if not taken.part:
+        """Drop a step that failed: the next steps take its messages in halves (halving.py)."""
+        if not taken.halved:
             failure = results.failures[0]
             self._warn(
                 f"a batch of {taken.count:,} messages failed ({short(failure.error)}); runs it in halves, to find the"

@@ -133,9 +133,9 @@ class Taker:
                         if input.delays:
                             count, times = self.held.cut(inputs, count)
                             break
-                part = bool(halving.ends) and halving.at(inputs[0].index)
+                halved = bool(halving.ends) and halving.at(inputs[0].index)
                 slices = [inputs[0].take(count)] if self._singly else [input.take(count) for input in inputs]
-                return Taken(slices, count, times=times, part=part)
+                return Taken(slices, count, times=times, halved=halved)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:

@@ -112,7 +112,7 @@ class Taken:
     """The messages of a step: from each input that it reads, a slice of ``count`` messages."""
 
     # Not a dataclass: the compiler does not compile the constructor of one, and each step makes this object.
-    __slots__ = ("_came", "bare", "context", "count", "hash", "part", "slices", "times")
+    __slots__ = ("_provenance", "bare", "context", "count", "halved", "hash", "slices", "times")
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Taken:
         *,
         times: list[int] | None = None,
         context: dict[str, str] | None = None,
-        part: bool = False,
+        halved: bool = False,
     ) -> None:
         self.slices = slices
         self.count = count
@@ -132,10 +132,10 @@ class Taken:
         """The times before which these messages are not delivered, if the step holds them (delays.py); else None."""
         self.context = context
         """The trace context of the step (tracing.py), which its outputs carry; None if the step is not traced."""
-        self.part = part
+        self.halved = halved
         """True if these messages failed together with others (halving.py): several of them are called once, without
         tries after it."""
-        self._came: Provenance | None = None
+        self._provenance: Provenance | None = None
         self.bare = len(slices) <= _INPUTS_FEW
         """True if all entries are messages, no record has provenance, and the inputs are few, as in most steps: then
         :attr:`acknowledged` is False, and :meth:`heavy_provenance` is None."""
@@ -158,9 +158,9 @@ class Taken:
                 size += len(batch.head.provenance or b"")
         if size + len(self.slices) * PROVENANCE_COLUMN_BYTES <= PROVENANCE_BYTES_SAFE:
             return None
-        came = self.carried()
-        columns = sum(PROVENANCE_COLUMN_BYTES + len(queue) for queue in came.columns)
-        return came if came.extra is not None or columns > PROVENANCE_BYTES_SAFE else None
+        provenance = self.carried()
+        columns = sum(PROVENANCE_COLUMN_BYTES + len(queue) for queue in provenance.columns)
+        return provenance if provenance.extra is not None or columns > PROVENANCE_BYTES_SAFE else None
 
     @property
     def traced(self) -> bool:
@@ -176,18 +176,18 @@ class Taken:
         return [s.range(start, stop) for s in self.slices]
 
     def provenance(self) -> Provenance:
-        if self._came is None:
+        if self._provenance is None:
             first, *others = self.slices
-            came = first.provenance()
+            provenance = first.provenance()
             if others:
-                came = merge([came, *[piece.provenance() for piece in others]])
-            self._came = came if came.extra is None else came.delivered()
-        return self._came
+                provenance = merge([provenance, *[piece.provenance() for piece in others]])
+            self._provenance = provenance if provenance.extra is None else provenance.delivered()
+        return self._provenance
 
     def carried(self) -> Provenance:
         """The provenance that the outputs of the messages carry: with the trace context of the step."""
-        came = self.provenance()
-        return came if self.context is None else came.with_context(self.context)
+        provenance = self.provenance()
+        return provenance if self.context is None else provenance.with_context(self.context)
 
     def before(self, offset: int) -> Taken:
         """The messages before the one at ``offset``."""

@@ -191,11 +191,11 @@ class BlockTransaction(Transaction):
         if not moved and not self._writes:
             return
         digest = Hasher(ProcessorKey(""), 0).digest(self._ranges()) if moved else None
-        came = concat(self._origins) if any(self._origins) else None
+        provenance = concat(self._origins) if any(self._origins) else None
         self._writes.await_room({tailer.name for tailer in self._tailers.values() if tailer.name})
         faults.point("transaction.before")
         while True:
-            built = self._writes.build(digest, came)
+            built = self._writes.build(digest, provenance)
             pages = built.pages + len(self._tailers)
             try:
                 self.indices = self._store.core.commit(self._write, built, moved, pages=pages)

@@ -84,16 +84,16 @@ def replace(path: Path, text: str, durable: bool = False) -> None:
 
     The name in the directory is durable only after :func:`datafile.sync_directory`.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
     try:
-        with new(part) as file:
+        with new(unfinished) as file:
             file.write(os.fsencode(text))
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        part.replace(path)
+        unfinished.replace(path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 

@@ -96,7 +96,7 @@ def check_others(store: Store) -> list[str]:
             if others.get(id) is None:
                 problems.append(f"The store {id.hex()}, which was at {places[0]}, is missing, or is another one.")
         for queue in store.queues(all=True):
-            parts = names.fork_parts(queue)
+            parts = names.split_fork(queue)
             other = others.get(parts[1]) if parts else None
             if parts and other is not None:
                 try:
@@ -112,7 +112,7 @@ def check_others(store: Store) -> list[str]:
                 topology.tailers, topology.queues, topology.stores, row.positions if row else ()
             ):
                 other = others.get(id) if id else None
-                if other is not None and names.log_parts(queue)[0] in other.queues():
+                if other is not None and names.split_log(queue)[0] in other.queues():
                     log = Log(other, queue)  # opened before the transaction, in which it would not be valid
                     with other.core.view() as txn:
                         problems += _place(log, txn, f"Tailer {tailer}", *position)
@@ -358,7 +358,7 @@ class _Walker:
         yield from self._intact(names.consumer_key(""), "The row of the consumer {}")
         yield from self._intact(names.publisher_key(""), "The row of the publisher {}")
         for queue in queues:
-            if names.fork_parts(queue) is not None:
+            if names.split_fork(queue) is not None:
                 yield from self._fork(queue)
 
     def _outside(self, queues: list[str]) -> Iterator[str]:
@@ -390,7 +390,7 @@ class _Walker:
 
     def _row(self, log: str) -> LogRow:
         with self.store.core.view() as txn:
-            return Log(self.store, *names.log_parts(log)).row(txn)
+            return Log(self.store, *names.split_log(log)).row(txn)
 
     def _fork(self, queue: str) -> Iterator[str]:
         """Check that every step on a fork queue is whole."""
@@ -412,7 +412,7 @@ class _Walker:
         self, txn: StoreTransaction, who: str, queue: str, identity: bytes, index: int, seal: bytes, *, known: list[str]
     ) -> Iterator[str]:
         if queue not in known:
-            if txn.get(names.queue_key(names.log_parts(queue)[0])) is None:
+            if txn.get(names.queue_key(names.split_log(queue)[0])) is None:
                 yield f"{who} is a position on queue {queue}, which is missing."
             return  # a damaged queue was named already
         yield from _place(Log(self.store, queue), txn, who, identity, index, seal)

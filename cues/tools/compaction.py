@@ -140,7 +140,7 @@ def _remove(store: Store, queues: Sequence[str]) -> None:
 
 
 def _tails(store: Store) -> list[Log]:
-    return [Log(store, queue) for queue in store.queues(all=True) if "." in queue and not names.fork_parts(queue)]
+    return [Log(store, queue) for queue in store.queues(all=True) if "." in queue and not names.split_fork(queue)]
 
 
 def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Sequence[Log]) -> None:
@@ -171,7 +171,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 "start its graph without that input (--accept-topology), which removes the position.",
             )
     for name, raw in transaction.named_rows(txn, names.PRODUCERS):
-        if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
+        if any(names.split_log(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
             raise in_use(
                 f"The processor {name.partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
                 "use --forget, if that store is lost for good.",
@@ -203,7 +203,7 @@ def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
     queues: set[str] = set()
     for batch in log.batches(log.read(txn, row, row.first, row.next - row.first)):
         for message in batch.messages():
-            queues.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
+            queues.update(names.split_log(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
             for tailer in message.get(names.TAILER_INDICES, ()):
                 queues.add(tailer.rpartition(".")[2].partition("/")[0])
     return queues

@@ -236,7 +236,7 @@ def _add_consumers(into: _Families, seen: Measurement) -> None:
     for consumer in seen.consumers:
         running[consumer.consumer] = running.get(consumer.consumer, False) or consumer.pid is not None
         for source in consumer.sources:
-            labels = consumer.consumer, names.log_parts(source.log)[0]
+            labels = consumer.consumer, names.split_log(source.log)[0]
             lags[labels] = lags.get(labels, 0) + source.lag
     for name, runs in running.items():
         into.add("cues_consumer_running", runs, name)
@@ -244,7 +244,7 @@ def _add_consumers(into: _Families, seen: Measurement) -> None:
         into.add("cues_consumer_lag", lag, *labels)
     queues: dict[str, list[TransactionMetrics]] = {}
     for pending in seen.transactions:
-        queues.setdefault(names.log_parts(pending.log)[0], []).append(pending)
+        queues.setdefault(names.split_log(pending.log)[0], []).append(pending)
     for queue, some in queues.items():
         into.add("cues_transactions_pending", len(some), queue)
         into.add("cues_transactions_pending_messages", sum(pending.messages or 0 for pending in some), queue)

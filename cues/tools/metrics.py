@@ -214,7 +214,7 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
         ids = {key: id for id, key in processor_rows.all_keys(txn).items()}
     with other_stores.Others(store) as others:
         for name in store.queues(all=True):
-            parts = names.fork_parts(name)
+            parts = names.split_fork(name)
             if parts is None:
                 continue
             processor, id = parts

@@ -57,7 +57,7 @@ def tailers(store: Store, processor: ProcessorId) -> list[TailerMetrics]:
             other = others.get(id)
             at, lag = position.next, None
             if other is not None:
-                log = log_at(Log(other, *names.log_parts(queue)), position.identity)
+                log = log_at(Log(other, *names.split_log(queue)), position.identity)
                 with other.core.view() as txn:  # read after the position, so the lag is never negative
                     ends = log.row(txn)
                     at = max(at, ends.first)

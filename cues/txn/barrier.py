@@ -29,7 +29,7 @@ from cues.records.identity import split
 from cues.txn.publisher import find_queue, read_intent
 
 _LOOK_S: Final = (0.002, 0.05)
-"""The first and the longest pause between two looks at the checkpoint."""
+"""The first and the longest time between two looks at the checkpoint."""
 
 
 class ReadableCheckpoint(Protocol):
@@ -59,7 +59,7 @@ def wait_read_through(
         )
     wanted = {_journal(queue, index): (queue, int(index)) for queue, index in indices.items()}
     deadline = None if timeout is None else time.monotonic() + timeout
-    pause, longest = _LOOK_S
+    wait_s, longest = _LOOK_S
     while True:
         last = checkpoint.read() or Checkpoint()
         behind = {journal for journal, (_, index) in wanted.items() if last.offsets.get(journal, 0) <= index}
@@ -68,8 +68,8 @@ def wait_read_through(
             return
         if deadline is not None and time.monotonic() >= deadline:
             raise _timeout(checkpoint, timeout, wanted, behind, last, due)
-        time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - time.monotonic())))
-        pause = min(2 * pause, longest)
+        time.sleep(wait_s if deadline is None else max(0.0, min(wait_s, deadline - time.monotonic())))
+        wait_s = min(2 * wait_s, longest)
 
 
 def _journal(queue: Queue, index: Any) -> str:

@@ -228,15 +228,15 @@ def stamp(path: Path, form: Form) -> tuple[Path, int]:
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file that has its name only when it is complete, and is then durable."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as file:
+        with unfinished.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(unfinished, path)
     finally:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _stamped(source: BinaryIO, form: Form, producer: ProducerID, ticking: Clock) -> Iterator[bytes]:

@@ -91,7 +91,7 @@ def list_transactions(store: Store) -> list[TransactionMetrics]:
         owners = consumer_rows.publishers(txn)
     found = []
     for id, producer, open in opened:
-        log = Log(store, *names.log_parts(id))
+        log = Log(store, *names.split_log(id))
         with store.core.view() as txn:
             row = log.row(txn)
             since_ns = log.time_at(txn, row, open.begin) if row.first <= open.begin < row.next else row.time_ns
@@ -156,7 +156,7 @@ def _consumer(store: Store, id: bytes, row: ConsumerRow) -> ConsumerMetrics:
     pid = consumer_rows.holder(store, consumer_rows.consumer_lock(id))
     sources = []
     for name, position in row.positions.items():
-        log = Log(store, *names.log_parts(name))
+        log = Log(store, *names.split_log(name))
         with store.core.view() as txn:
             ends = log.row(txn)
             last = log.end_of_messages(txn, ends, position) if position < ends.next else ends.next

@@ -268,7 +268,7 @@ def drop_pending(store: BaseStore, consumer: bytes, below: int | None = None) ->
         due = [(log, producer) for log, producer, _ in consumer_rows.pending(txn) if producer in own]
     dropped = 0
     for log, producer in due:
-        queue, partition = names.log_parts(log)
+        queue, partition = names.split_log(log)
         view = view_of(open_queue(store, queue), partition)
         alive = consumer_rows.holder(store, consumer_rows.publisher_lock(producer)) is not None
         dropped += bool(store.core.commit(rollback.roll_back, view, producer, alive))

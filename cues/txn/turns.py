@@ -35,7 +35,7 @@ LEASE_S: Final = 10.0
 _LOOKS: Final = 40
 """The number of looks at the lease in the time of one lease."""
 _LOOK_S: Final = 0.1
-"""The longest pause between two looks, so that a stop ends the wait soon."""
+"""The longest time between two looks, so that a stop ends the wait soon."""
 
 _numbers = itertools.count(1)
 _running: set[str] = set()

@@ -123,7 +123,7 @@ class Look:
                 ended = True
                 break
             if isinstance(read, BatchDamaged):
-                partition = names.log_parts(read.queue)[1]
+                partition = names.split_log(read.queue)[1]
                 rows.append({"damaged": read.message, "partition": partition, "index": read.first})
                 passed += read.last + 1 - read.first
                 continue
@@ -261,7 +261,7 @@ class Look:
 
     def _named(self, log: str, index: int | None, when: Any) -> dict[str, Any]:
         """A message that is named in an answer, with the beginning of its text if it is still there."""
-        queue, partition = names.log_parts(log)
+        queue, partition = names.split_log(log)
         row: dict[str, Any] = {"queue": queue, "partition": partition, "index": index, "time": when, "text": None}
         if index is not None:
             with contextlib.suppress(CuesError):
@@ -333,7 +333,7 @@ def error_of(message: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _error_row(record: ErrorRecord) -> dict[str, Any]:
     """An error message in a list, with what was done about it."""
-    queue, partition = names.log_parts(record.queue)
+    queue, partition = names.split_log(record.queue)
     done = record.resolution
     return {
         "queue": queue,

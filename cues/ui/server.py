@@ -50,7 +50,7 @@ from cues.ui.text import safe
 EVERY_S: Final = 1.0
 """Seconds between two measurements of the overview."""
 _COST: Final = 4
-"""A measurement that takes long is followed by a pause of this many times its length."""
+"""A measurement that takes long is followed by an idle time of this many times its length."""
 CLIENTS_MAX: Final = 64
 """Most clients of live events."""
 _PING_S: Final = 15.0

@@ -15,7 +15,7 @@
     frames.py       stages from DataFrame to DataFrame
     maintenance.py  small files are merged, old files are removed, orphans are swept
     inspection.py   reading without Spark
-    operations.py   changes of an operator: seek, purge, and the removal of a graph's part
+    operations.py   changes of an operator: seek, purge, and the removal of a graph's files
     shared.py       reading with the format ``cues``
     engine.py       the engine of a running graph; lease.py: which driver runs it
 

@@ -54,7 +54,7 @@ COLUMNS: Final = pa.schema(
 )
 _TIME_AT: Final = COLUMNS.get_field_index("time")
 GROUP_ROWS: Final = 16_384
-"""Rows of a row group. A task reads the groups that have rows of its part."""
+"""Rows of a row group. A task reads the groups that have its rows."""
 _FLUSH_BYTES: Final = 16 << 20
 """Bytes of messages that a writer holds before it writes a row group."""
 
@@ -200,7 +200,7 @@ class Rows:
         return self.table.column("hash").to_pylist()  # type: ignore[no-any-return]
 
     @functools.cached_property
-    def came(self) -> Provenance:
+    def provenance(self) -> Provenance:
         """The provenance, without the place on this queue."""
         return _provenance(self.table)
 
@@ -267,15 +267,15 @@ def _times(us: list[int | None]) -> Any:
     return [(one or 0) * 1000 for one in us]
 
 
-def _columns(came: Provenance | None, count: int) -> list[pa.Array]:
+def _columns(provenance: Provenance | None, count: int) -> list[pa.Array]:
     """The columns provenance and meta of ``count`` messages."""
     none = [pa.nulls(count, _MAP), pa.nulls(count, pa.binary())]
-    if not came:
+    if not provenance:
         return none
-    keys = list(came.columns)
+    keys = list(provenance.columns)
     if keys:
-        t = [_spread(t, count) for t, _ in came.columns.values()]
-        times = [_spread(time, count) for _, time in came.columns.values()]
+        t = [_spread(t, count) for t, _ in provenance.columns.values()]
+        times = [_spread(time, count) for _, time in provenance.columns.values()]
         flat_t = [one or None for row in zip(*t) for one in row] if len(keys) > 1 else [one or None for one in t[0]]
         flat_times = [one // 1000 if one else None for row in zip(*times) for one in row]
         places = pa.StructArray.from_arrays(
@@ -290,8 +290,8 @@ def _columns(came: Provenance | None, count: int) -> list[pa.Array]:
             gone = [sum(absent[low:high]) for low, high in itertools.pairwise(cuts)]
             cuts = list(itertools.accumulate((len(keys) - less for less in gone), initial=0))
         none[0] = pa.MapArray.from_arrays(pa.array(cuts, pa.int32()), queues, places).cast(_MAP)
-    if came.extra is not None:
-        extra = came.extra if isinstance(came.extra, list) else [came.extra] * count
+    if provenance.extra is not None:
+        extra = provenance.extra if isinstance(provenance.extra, list) else [provenance.extra] * count
         none[1] = pa.array([codec.pack(one) if one else None for one in extra], pa.binary())
     return none
 
@@ -300,9 +300,9 @@ def _spread(column: Any, count: int) -> Sequence[Any]:
     return [column] * count if column is None or type(column) is int else column
 
 
-def with_place(came: Provenance, queue: str, kept: frozenset[str], rows: Rows) -> Provenance:
+def with_place(provenance: Provenance, queue: str, kept: frozenset[str], rows: Rows) -> Provenance:
     """The provenance of messages with their places on this queue; as :meth:`cues.records.batch.Batch.provenance`."""
-    columns = dict(came.columns)
+    columns = dict(provenance.columns)
     if "t" in kept or "time" in kept:
         times = [us * 1000 for us in rows.times_us] if "time" in kept else None
         if times and times.count(times[0]) == len(times):
@@ -311,7 +311,7 @@ def with_place(came: Provenance, queue: str, kept: frozenset[str], rows: Rows) -
         columns[queue] = (indices if "t" in kept else None, times)
     if "tx" in kept and names.TX not in columns:
         columns[names.TX] = (rows.indices if type(rows.indices) is range else list(rows.indices), None)
-    return Provenance(came.count, columns, came.extra)
+    return Provenance(provenance.count, columns, provenance.extra)
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -347,27 +347,27 @@ class Writer:
         self,
         values: Sequence[bytes],
         hashes: Sequence[str | None],
-        came: Provenance | None,
+        provenance: Provenance | None,
         times_us: Sequence[int] | None = None,
     ) -> None:
         """Add messages, with the provenance of each."""
         for low in range(0, len(values), GROUP_ROWS):
             high = min(low + GROUP_ROWS, len(values))
             times = None if times_us is None else times_us[low:high]
-            self._add(values[low:high], hashes[low:high], came and came.slice(low, high), times)
+            self._add(values[low:high], hashes[low:high], provenance and provenance.slice(low, high), times)
 
     def _add(
         self,
         values: Sequence[bytes],
         hashes: Sequence[str | None],
-        came: Provenance | None,
+        provenance: Provenance | None,
         times_us: Sequence[int] | None,
     ) -> None:
         count = len(values)
         packed = pa.array(values, pa.binary())
         times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
         offsets = pa.array(range(self.count, self.count + count), pa.int64())
-        columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(came, count)]
+        columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(provenance, count)]
         columns += self._typed.arrays(values)
         self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self.count += count
@@ -434,10 +434,10 @@ class QueueWriter:
         self._turns = Router(options.partitions, None, way, turn)
         self._writers: dict[int, Writer] = {}
 
-    def add(self, values: Sequence[bytes], hashes: Sequence[str | None], came: Provenance | None) -> None:
+    def add(self, values: Sequence[bytes], hashes: Sequence[str | None], provenance: Provenance | None) -> None:
         """Add messages. A watermark is on every partition."""
         if self._turns.partitions == 1:
-            self._writer(0).add(values, hashes, came)
+            self._writer(0).add(values, hashes, provenance)
             return
         places = [place_of(value) for value in values]
         turns = iter(self._turns.place([{}] * places.count(None)))
@@ -446,8 +446,8 @@ class QueueWriter:
             for each in range(self._turns.partitions) if place == EVERY else (next(turns) if place is None else place,):
                 shares.setdefault(each, []).append(offset)
         for partition, offsets in shares.items():
-            share = [values[offset] for offset in offsets]
-            self._writer(partition).add(share, [hashes[offset] for offset in offsets], came and came.select(offsets))
+            own = provenance and provenance.select(offsets)
+            self._writer(partition).add([values[at] for at in offsets], [hashes[at] for at in offsets], own)
 
     def _writer(self, partition: int) -> Writer:
         if partition not in self._writers:

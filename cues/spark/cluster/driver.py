@@ -39,7 +39,7 @@ class Driver:
         graph: str,
         system: Any,
         emit: Callable[[events.Event], None],
-        pause: Callable[[float], bool],
+        sleep: Callable[[float], bool],
         owner: str | None = None,
     ) -> None:
         """``session`` is None for an operator's command, which runs nothing; ``owner`` is a :func:`new_owner`."""
@@ -49,7 +49,7 @@ class Driver:
         self.graph = graph
         self.system = system
         self.emit = emit
-        self.pause = pause
+        self.sleep = sleep
         self.owner = owner or new_owner()
         draft = sealed_json({"id": secrets.token_hex(8)})
         made = files.ensure(ID, draft)
@@ -115,7 +115,7 @@ class Driver:
                 )
 
         for id, end in last.ends.items() if last is not None else ():
-            queue, partition = names.log_parts(id)
+            queue, partition = names.split_log(id)
             if queue in self.queues and not (log := self.queues[queue].log(partition)).reaches(end):
                 raise Diverged(
                     f"{processor} has written messages up to {end - 1} of the queue {id!r}, whose log in"

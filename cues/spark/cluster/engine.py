@@ -195,7 +195,7 @@ class _FeederThread(_Turns):
 
     @override
     def sleep(self) -> None:
-        self.running.pause(FEED_GAP_S)
+        self.running.sleep(FEED_GAP_S)
         logs = [view.core.log for view in self.feeder.logs().values()]
         interests = [(log.store.core.doorbells, log.mask) for log in logs]
         wakeup.wait(interests, lambda: self.running.halted or self.ready(), None)
@@ -228,11 +228,11 @@ class _KeeperThread(_Turns):
             if not self.running.halted:
                 text = f"small files and old ones stay for now: {in_short(error)}"
                 self.running.emit(events.Event(self.running.plan.id, text, logging.WARNING))
-                self.running.pause(_KEEP_AGAIN_S)
+                self.running.sleep(_KEEP_AGAIN_S)
 
     @override
     def sleep(self) -> None:
-        self.running.pause(_KEEP_S)
+        self.running.sleep(_KEEP_S)
 
 
 class _SharedQueues:
@@ -336,7 +336,7 @@ class ClusterEngine:
             if not exists:  # a graph that Spark refuses makes no directory
                 files = open_files(place)
                 self._hold(files, owner)
-            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause, owner)
+            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.sleep, owner)
             self.sources.start(host)
         except BaseException:
             self._opened.close()
@@ -504,7 +504,7 @@ class ClusterEngine:
     def end_sources(self) -> None:
         self.sources.end_sources()
 
-    def hold(self, low: bool) -> None:
+    def set_disk_low(self, low: bool) -> None:
         """Do nothing: all steps are begun in this process."""
 
     def halt(self) -> None:
@@ -547,7 +547,7 @@ class ClusterEngine:
     def _show_metrics(self) -> None:
         """Set the metrics of Spark, again and again."""
         metrics = SparkMetrics(self.driver.context, self.plan.id)
-        while not self._host.pause(LEASE_BEAT_S):
+        while not self._host.sleep(LEASE_BEAT_S):
             with contextlib.suppress(Exception):  # a run does not depend on metrics
                 metrics.update(self._owned, list(self.driver.queues.values()))
 
@@ -559,7 +559,7 @@ class ClusterEngine:
 
     def _look_for_growth(self) -> None:
         """Take in the new partitions of queues."""
-        while not self._host.pause(_LOOK_S):
+        while not self._host.sleep(_LOOK_S):
             try:
                 for name, queue in self._fed.items():
                     self.driver.queues[name].grow_to(queue.options.partitions)

@@ -120,7 +120,7 @@ class Feeder:
         if not self._continues(last, known):
             return False
         for name, queue in self.queues.items():
-            queue.grow(max([queue.partitions, *(n + 1 for of, n in map(names.log_parts, known) if of == name)]))
+            queue.grow(max([queue.partitions, *(n + 1 for of, n in map(names.split_log, known) if of == name)]))
         rows = {id: view.core.row() for id, view in self.logs().items()}
         fresh = {name: secrets.token_bytes(8) for name in self.queues}
         sources = last.sources if last is not None else {}
@@ -130,7 +130,7 @@ class Feeder:
             # All rows are written: the store may have continued this directory before, and then been left without
             # messages, and the graph may have been started over since.
             for id, row in rows.items():
-                name, partition = names.log_parts(id)
+                name, partition = names.split_log(id)
                 own = row.identity if row.next == 1 else fresh[name]
                 identity, next = known.get(id, (own.hex(), 1))
                 continue_log(txn, name, partition, bytes.fromhex(identity), next)
@@ -209,7 +209,7 @@ class Feeder:
 
     def _compare(self, id: str, queue: Queue | None, identity: str, next: int, last: LedgerRecord | None) -> None:
         """Raise :class:`Diverged` if a log does not continue after the messages that were copied before ``next``."""
-        whole = self.queues[names.log_parts(id)[0]]
+        whole = self.queues[names.split_log(id)[0]]
         row = whole.core.row() if queue is None else queue.core.row()
         with whole.store.core.view() as txn:
             seal = NO_SEAL if queue is None else queue.core.log.seal_before(txn, row, next)
@@ -348,7 +348,7 @@ class Feeder:
             next = after
             if next < end:
                 self.look()
-                if self.driver.pause(0):
+                if self.driver.sleep(0):
                     return None
         return files
 
@@ -364,7 +364,7 @@ class Feeder:
         """Messages from an index on, the index of the first, and the index after the last."""
         batches, first, next = self._batches(queue, start, end)
         runs = [_run(batch, low - batch.first, high - batch.first) for batch, low, high in batches]
-        return [run._replace(came=run.came.delivered()) for run in runs], first, next
+        return [run._replace(provenance=run.provenance.delivered()) for run in runs], first, next
 
     def _batches(self, queue: Queue, start: int, end: int) -> tuple[list[tuple[Batch, int, int]], int, int]:
         """Batches with the range of each, the index of the first message, and the index after the last one.
@@ -388,14 +388,14 @@ class Feeder:
                     "use a queue without them, or run Spark without queues=.",
                 )
             if batch.delays:
-                self._refuse_delayed(queue, low, _run(batch, low - batch.first, high - batch.first).came)
+                self._refuse_delayed(queue, low, _run(batch, low - batch.first, high - batch.first).provenance)
             batches.append((batch, low, high))
             next = high
         return batches, first, next
 
     @staticmethod
-    def _refuse_delayed(queue: Queue, first: int, came: Provenance) -> None:
-        late = [(first + offset, time) for offset, time in enumerate(came.times()) if time > clock.now_ns()]
+    def _refuse_delayed(queue: Queue, first: int, provenance: Provenance) -> None:
+        late = [(first + offset, time) for offset, time in enumerate(provenance.times()) if time > clock.now_ns()]
         if late:
             index, time = late[0]
             raise Unsupported(
@@ -411,7 +411,7 @@ class Feeder:
         writer.add(
             [value for run in runs for value in run.values],
             [run.hash for run in runs for _ in run.values],
-            concat([run.came for run in runs]),
+            concat([run.provenance for run in runs]),
             [run.time_us for run in runs for _ in run.values],
         )
         return writer.close()
@@ -423,14 +423,14 @@ class _Run(NamedTuple):
     values: list[bytes]
     hash: str | None
     time_us: int
-    came: Provenance
+    provenance: Provenance
 
 
 def _run(batch: Batch, start: int, stop: int) -> _Run:
     body, cuts, head = batch.body(), batch.cuts(), batch.head
     values = [bytes(body[low:high]) for low, high in pairwise(cuts[start : stop + 1])]
-    came = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
-    return _Run(values, head.hash.hex() if head.hash else None, head.time_ns // 1000, came.slice(start, stop))
+    provenance = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
+    return _Run(values, head.hash.hex() if head.hash else None, head.time_ns // 1000, provenance.slice(start, stop))
 
 
 def _position_of(packed: str | None) -> bytes | None:
@@ -442,4 +442,4 @@ def _of_sources(run: _Run) -> _Run:
     """The messages of an error queue without the failures of streams and sinks."""
     kinds = [codec.unpack(value).get(names.ERR_CONFIG, {}).get("kind", "source") for value in run.values]
     chosen = [offset for offset, kind in enumerate(kinds) if kind == "source"]
-    return run._replace(values=[run.values[offset] for offset in chosen], came=run.came.select(chosen))
+    return run._replace(values=[run.values[offset] for offset in chosen], provenance=run.provenance.select(chosen))

@@ -74,7 +74,7 @@ class Encoding:
     record: int
     time_us: int
     hash: str
-    came: Provenance | None
+    provenance: Provenance | None
     schema: Any = None
     """The schema of the rows; None if the column ``value`` is the packed message."""
 
@@ -88,11 +88,11 @@ class Encoding:
         packer = Packer(FixedOptions(changed(self.options, {"metadata": False}))).renew()
         where = self.files, self.queue, self.options, self.processor, self.record, self.time_us
         writer = QueueWriter(*where, self.columns, turn=self.record + number)
-        came = None if self.options.strips else self.came
+        provenance = None if self.options.strips else self.provenance
         for rows in given:
             messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
             packed = [packer.pack(message) for message in messages]
-            writer.add(packed, [self.hash] * len(packed), came and came.spread(len(packed)))
+            writer.add(packed, [self.hash] * len(packed), provenance and provenance.spread(len(packed)))
         files = writer.close()
         if files:
             written = pickle.dumps((number, files))
@@ -129,7 +129,7 @@ class FrameStage(Stage):
         taken.hash = digest
         process = process_of(node, driver.system, self.ledger.now.epoch, driver.store_id)
         (last,) = self.pieces(tailer, high - 1, high)
-        came = RowSlice(entrance, read_rows(driver.files, [last])).provenance()
+        provenance = RowSlice(entrance, read_rows(driver.files, [last])).provenance()
         directory = self.targets[0]
         record, now_us = self.ledger.now.number + 1, clock.now_ns() // 1000
         encoding = Encoding(
@@ -141,7 +141,7 @@ class FrameStage(Stage):
             record,
             now_us,
             digest.hex(),
-            came,
+            provenance,
         )
         retry = node.options.retry
         for attempt in range(1, retry.attempts + 1):
@@ -163,7 +163,7 @@ class FrameStage(Stage):
                     return self._failed(taking, Failure(error, attempt), encoding)
                 wait_s = retry.wait_s(attempt)
                 driver.emit(retry_event(node.id, attempt, retry.attempts, error, wait_s))
-                if driver.pause(wait_s):
+                if driver.sleep(wait_s):
                     raise Interrupted from error
             finally:
                 process.core.end()
@@ -198,7 +198,7 @@ class FrameStage(Stage):
         errors = self.targets[target]
         where = files, errors.folder, node.id, encoding.record, encoding.time_us
         writer = Writer(*where, errors.columns, node.partition % len(errors.logs))
-        writer.add([codec.pack(error_message(node, messages, failure))], [encoding.hash], encoding.came)
+        writer.add([codec.pack(error_message(node, messages, failure))], [encoding.hash], encoding.provenance)
         file = writer.close()
         assert file is not None
         output.files.append((target, file))

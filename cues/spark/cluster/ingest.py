@@ -21,7 +21,7 @@ from cues.base import clock, events
 from cues.errors import CuesError, Fenced, PositionMismatch, ProcessorStopped
 from cues.graphs.processor import Node
 from cues.overrides import override
-from cues.spark.checkpoint import part_of
+from cues.spark.checkpoint import range_of
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.frames import Encoding
 from cues.spark.cluster.ledger import Ledger
@@ -127,9 +127,9 @@ class StreamIngest(BatchCommits):
     @override
     def commit_batch(self, rows: Any, number: int) -> None:
         last = self.ledger.now
-        part = part_of(self.driver.files.table(self._checkpoint), number)
+        covered = range_of(self.driver.files.table(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None
-        verdict = part.decide(kept)
+        verdict = covered.decide(kept)
         if verdict == "replayed":
             return
         if verdict == "refuse":
@@ -139,9 +139,9 @@ class StreamIngest(BatchCommits):
                 "use the checkpoint that belongs to the directory, or start over with --fresh or another --queues DIR.",
                 source=self.node.id,
                 kept=kept,
-                found=part.position(),
+                found=covered.position(),
             )
-        position = list(part.position())
+        position = list(covered.position())
         digest = self._hasher.digest([], ["source", kept, position])
         raw = set(rows.columns) <= _RAW and dict(rows.dtypes).get("value") == "binary"
         if not raw:

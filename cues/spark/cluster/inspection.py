@@ -278,7 +278,7 @@ def feeder_lag(place: Place, last: ProcessorRecord, log: str) -> int | None:
     """The messages of a source's log that the feeder has not copied; None if the store is not on this machine."""
     files = _files(place)
     identity, next = last.record.positions[log]
-    queue, partition = names.log_parts(log)
+    queue, partition = names.split_log(log)
     raw = files.read(f"_cues/{folder_of(last.processor.partition('.')[0])}.store.json")
     with contextlib.suppress(CuesError, OSError, KeyError):
         noted = parsed(files, "the note of the store", raw or b"{}")

@@ -44,7 +44,7 @@ Kind = Literal["claim", "taking", "step", "seek"]
 
 @dataclass(frozen=True)
 class StepRange:
-    """The messages [start, stop) that a step takes, by tailer id, and the size of the parts that it is cut into."""
+    """The messages [start, stop) that a step takes, by tailer id, and the number of messages of a task."""
 
     ranges: dict[str, tuple[int, int]]
     size: int

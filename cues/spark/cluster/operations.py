@@ -4,11 +4,11 @@ running_none    hold the lease of a graph, so that no driver of it runs
 settle, seek    move the positions of a processor, after its queues have all that is committed
 growing         a queue to add partitions to
 plan_purge      the messages of a queue before an index, and the processors that have not read them; purge: delete them
-part_of         the queues and processors of a graph in the directory; remove: delete them
+files_of        the queues and processors of a graph in the directory; remove: delete them
 
 Not guaranteed: that :func:`remove` stops a driver that has slept for longer than its lease, and continues later. Such
-a driver may put a record of the deleted part again. Then the new driver stops or does not start (``Fenced``,
-``Diverged``). Stop the old one, and remove the part again.
+a driver may put a record of the deleted graph again. Then the new driver stops or does not start (``Fenced``,
+``Diverged``). Stop the old one, and remove the files again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def plan_purge(files: Files, id: str, index: int) -> DirectoryPurge:
 
     The last message always stays, because the index of the next one is that of its file.
     """
-    queue, partition = names.log_parts(id)
+    queue, partition = names.split_log(id)
     log = QueueDirectory(files, queue, QueueOptions(), make=False).log(partition)
     index = max(log.first, min(index, log.next - 1))
     whole = [file for file in log.live if file.next <= index]
@@ -150,7 +150,7 @@ def purge(driver: Driver, id: str, index: int, unread: Literal["drop", "refuse"]
 
 
 @dataclass(frozen=True)
-class GraphPart:
+class GraphFiles:
     """The queues that a graph writes in a directory, and the folders of its processors."""
 
     queues: list[str]
@@ -158,8 +158,8 @@ class GraphPart:
     folders: list[str]
 
 
-def part_of(files: Files, graph: str) -> GraphPart | None:
-    """The part of a directory that belongs to a graph; None if there is none."""
+def files_of(files: Files, graph: str) -> GraphFiles | None:
+    """The files of a graph in a directory; None if there is none."""
     queues = [queue for queue in queues_of(files.place) if writer_of(files.place, queue) == graph]
     folders = [
         f"_cues/{kind}/{folder}"
@@ -168,21 +168,21 @@ def part_of(files: Files, graph: str) -> GraphPart | None:
         if name_of(folder).startswith(f"{graph}.")
     ]
     processors = [name_of(folder.rpartition("/")[2]) for folder in folders if folder.startswith("_cues/steps/")]
-    return GraphPart(queues, processors, folders) if queues or folders else None
+    return GraphFiles(queues, processors, folders) if queues or folders else None
 
 
-def remove(files: Files, graph: str, part: GraphPart) -> None:
-    """Delete the part of a graph, and give the graph a new id, so that targets of sinks do not take it for the old one.
+def remove(files: Files, graph: str, found: GraphFiles) -> None:
+    """Delete the files of a graph, and give the graph a new id, so that targets of sinks tell it from the old one.
 
     Call it again if it was interrupted.
     """
     files.write(id_of_graph(graph), sealed_json({"id": secrets.token_hex(8)}))
-    for queue in part.queues:
+    for queue in found.queues:
         # Without these two no file of the folder counts, so an interruption after them leaves nothing that matters.
         files.delete(f"{folder_of(queue)}/{LOG}")
         files.delete(f"{folder_of(queue)}/_cues/queue.json")
         files.delete(folder_of(queue))
-    for folder in part.folders:
+    for folder in found.folders:
         files.delete(folder)
     for name in files.names("_cues"):  # the notes of its drivers
         if name.partition(".")[0] == folder_of(graph) and name.partition(".")[2] not in ("id.json", "driver.json"):

@@ -1,7 +1,7 @@
 """Messages of data files as a step takes them, in an executor.
 
 :class:`RowSlice` has the methods of :class:`cues.steps.taking.Slice`, over rows instead of the record batches of a
-store. The messages of a part need not be consecutive, because a key may decide the part of each message.
+store. The messages of a task need not be consecutive, because a key may decide the task of each message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entrance(NamedTuple):
 
 
 class RowSlice(Slice):
-    """The messages that a part takes from one input. An offset counts from the start of the part."""
+    """The messages that a task takes from one input. An offset counts from the first of them."""
 
     __slots__ = ("_provenance", "entrance", "rows")
 
@@ -63,12 +63,12 @@ class RowSlice(Slice):
 
     @property
     def traced(self) -> bool:
-        return bool(self.entrance.kept) or bool(self.rows.came)
+        return bool(self.entrance.kept) or bool(self.rows.provenance)
 
     @override
     def provenance(self) -> Provenance:
         if self._provenance is None:
-            self._provenance = with_place(self.rows.came, self.entrance.queue, self.entrance.kept, self.rows)
+            self._provenance = with_place(self.rows.provenance, self.entrance.queue, self.entrance.kept, self.rows)
         return self._provenance
 
     @override

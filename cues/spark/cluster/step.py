@@ -63,7 +63,7 @@ TASK_S: Final = 0.05
 
 
 class Stage:
-    """One unit of a processor that this driver owns: its part for a partition. Used by one thread at a time."""
+    """One unit of a processor that this driver owns, for one partition. Used by one thread at a time."""
 
     def __init__(self, driver: Driver, node: Node) -> None:
         self.driver = driver
@@ -239,11 +239,11 @@ class Stage:
     # 1. Take.
 
     def take(self) -> StepRange | None:
-        pending = self.ledger.now.taking
-        if pending is not None and all(
-            tailer in self.inputs and self.inputs[tailer].first <= low for tailer, (low, _) in pending.ranges.items()
+        taking = self.ledger.now.taking
+        if taking is not None and all(
+            tailer in self.inputs and self.inputs[tailer].first <= low for tailer, (low, _) in taking.ranges.items()
         ):
-            return pending
+            return taking
         ready = self._available()
         self._tell_purged(ready)
         size = self._size()
@@ -310,7 +310,7 @@ class Stage:
 
     @property
     def _by_key(self) -> bool:
-        """True if parts are divided by key."""
+        """True if a key decides the task of a message."""
         return (
             self.node.options.key is not None
             and self.node.mode != "join"

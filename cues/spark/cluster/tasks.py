@@ -50,7 +50,7 @@ from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
 from cues.steps.results import Cut, Results
 from cues.steps.state import Changes, StateTable
-from cues.steps.state_parts import key_part
+from cues.steps.state_keys import key_segment
 from cues.steps.taking import Slice, Taken
 
 Sees = str
@@ -196,7 +196,7 @@ class _RowPacker(Packer):
     """Packs messages for rows, which cannot hold identities, and can hold provenance of any size."""
 
     @override
-    def pack(self, message: Any, came: Provenance | None = None) -> bytes:
+    def pack(self, message: Any, provenance: Provenance | None = None) -> bytes:
         packed = super().pack(message)
         if type(packed) is Packed and packed.marked:
             batches.split_meta(message, _NOWHERE)
@@ -246,7 +246,7 @@ def run_keys(task: Task, number: int, scattered: Iterable[tuple[int, bytes]]) ->
 def _key_of(node: Node, message: dict[str, Any]) -> bytes:
     """The packed key of a message. The rows of its state begin with it. Empty if the message has no key."""
     try:
-        return key_part(key_of(node, message))
+        return key_segment(key_of(node, message))
     except Exception:
         return b""  # the call reports the error
 
@@ -256,7 +256,7 @@ class _Chunk(NamedTuple):
 
     origins: Sequence[int]
     values: list[bytes]
-    came: Provenance | None
+    provenance: Provenance | None
 
 
 class _FilesWork(StretchWork):
@@ -316,7 +316,7 @@ class _FilesWork(StretchWork):
         return rows.rows.indices[at] - self.task.low
 
     @override
-    def take(self, place: int, count: int, part: bool) -> Taken:
+    def take(self, place: int, count: int, halved: bool) -> Taken:
         slices: list[Slice] = [RowSlice(entrance, rows.slice(place, place + count)) for entrance, rows in self._inputs]
         if self.task.sees == "keys":
             self._state.keys = {_key_of(self.job.node, message) for message in slices[0].messages} - {b""}
@@ -324,7 +324,7 @@ class _FilesWork(StretchWork):
         elif self.task.sees == "all" and not self._loaded:
             self._state.carried = state_files.load(self.files, self._folder, self.task.runs, None)
         self._loaded = True
-        return Taken(slices, count, part=part)
+        return Taken(slices, count, halved=halved)
 
     @override
     def stage(self, place: int, taken: Taken, results: Results, count: int) -> None:
@@ -353,9 +353,9 @@ class _FilesWork(StretchWork):
         for cut in cuts:
             hashes += [self._hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
         for target, some in chunks.items():
-            origins, values, came = _in_order(some)
+            origins, values, provenance = _in_order(some)
             result.written += len(values)
-            self._writer(target).add(values, [hashes[origin] for origin in origins], came)
+            self._writer(target).add(values, [hashes[origin] for origin in origins], provenance)
         self._state.committed()
 
     def _outputs(self, taken: Taken, results: Results, count: int) -> dict[int, list[_Chunk]]:
@@ -371,16 +371,16 @@ class _FilesWork(StretchWork):
             if batch:
                 origins = [count - 1] * len(values)
             marked = any(type(packed) is Packed and packed.marked for packed in values)
-            came: Provenance | None = None
+            provenance: Provenance | None = None
             if not self.job.targets[target][1].strips and (marked or taken.traced):
-                came = taken.provenance()
+                provenance = taken.provenance()
                 if batch:
-                    came = came.spread(len(values))
-                elif output.origins is not None or came.count != len(values):
-                    came = came.select(origins)
+                    provenance = provenance.spread(len(values))
+                elif output.origins is not None or provenance.count != len(values):
+                    provenance = provenance.select(origins)
             if marked:
-                values, came = _split(values, came)
-            chunks.setdefault(target, []).append(_Chunk(origins, values, came))
+                values, provenance = _split(values, provenance)
+            chunks.setdefault(target, []).append(_Chunk(origins, values, provenance))
         return chunks
 
     def _writer(self, target: int) -> QueueWriter:
@@ -392,19 +392,19 @@ class _FilesWork(StretchWork):
         return self._writers[target]
 
 
-def _split(values: list[bytes], came: Provenance | None) -> tuple[list[bytes], Provenance | None]:
+def _split(values: list[bytes], provenance: Provenance | None) -> tuple[list[bytes], Provenance | None]:
     """The messages without the metadata that the function has put into them, and all metadata."""
     plain: list[bytes] = []
     every: list[Provenance] = []
     for offset, packed in enumerate(values):
-        own = _NOWHERE if came is None else came.slice(offset, offset + 1)
+        own = _NOWHERE if provenance is None else provenance.slice(offset, offset + 1)
         if type(packed) is Packed and packed.marked:
             message, own = batches.split_meta(codec.unpack_known(packed), own)
             place, packed = packed.place, Packed(codec.pack(message))
             packed.place = place
         plain.append(packed)
         every.append(own)
-    return plain, None if came is None else concat(every)
+    return plain, None if provenance is None else concat(every)
 
 
 def _in_order(chunks: list[_Chunk]) -> tuple[Sequence[int], list[bytes], Provenance | None]:
@@ -414,10 +414,10 @@ def _in_order(chunks: list[_Chunk]) -> tuple[Sequence[int], list[bytes], Provena
     origins = [origin for chunk in chunks for origin in chunk.origins]
     values = [value for chunk in chunks for value in chunk.values]
     order = sorted(range(len(origins)), key=origins.__getitem__)  # stable
-    came: Provenance | None = None
-    if any(chunk.came for chunk in chunks):
-        came = concat([chunk.came or Provenance(len(chunk.values), {}) for chunk in chunks]).select(order)
-    return [origins[at] for at in order], [values[at] for at in order], came
+    provenance: Provenance | None = None
+    if any(chunk.provenance for chunk in chunks):
+        provenance = concat([chunk.provenance or Provenance(len(chunk.values), {}) for chunk in chunks]).select(order)
+    return [origins[at] for at in order], [values[at] for at in order], provenance
 
 
 def _is_repeated() -> bool:
