@@ -110,7 +110,7 @@ def test_a_row_that_commits_after_a_higher_key_is_seen_within_the_lag(
                 change(target, statement)
         return True
 
-    monkeypatch.setattr(waits, "pause", wait)
+    monkeypatch.setattr(waits, "wait", wait)
     source = Rows(target, "t", "id", lag_s=lag_s)
     *_, (position, _) = read = list(source(None))
     for statement in late:

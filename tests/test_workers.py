@@ -545,10 +545,10 @@ def test_a_row_that_kills_its_worker_goes_to_the_error_queue_and_holds_up_no_oth
 ) -> None:
     """Of a step of columns, whether the function takes tables, or the processor reduces columns with its function.
 
-    The step is not taken row by row from its beginning: in parts, up to the part that kills.
+    The step is not taken row by row from its beginning: in smaller steps, up to the step that kills.
     """
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
-    monkeypatch.setattr(supervisor, "PARTS", 20)
+    monkeypatch.setattr(supervisor, "NARROWING", 20)
     rows, bad = 5_000, 2_499
     declared = {
         "function": """
