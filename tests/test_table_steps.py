@@ -109,6 +109,26 @@ def test_rows_that_fail_are_errors_and_can_be_redriven(store: cues.Store) -> Non
     assert sorted(m["n"] for m in store.queue("out").tailer()) == list(range(300))
 
 
+@pytest.mark.parametrize("words", [3, 5_000])
+def test_columns_of_categories_of_polars(words: int, store: cues.Store) -> None:
+    """Their dictionary has views of texts, which pyarrow does not decode: a function could not return such a column."""
+
+    def fn(table: polars.DataFrame) -> polars.DataFrame:
+        kind = polars.col("key").cast(polars.Categorical)
+        return table.with_columns(key=kind, some=polars.when(polars.col("n") % 7 > 0).then(kind))
+
+    graph = Graph("g", queues={"out": QueueOptions(partitions=3, key="key")})
+    graph.add(cues.Source("in", lambda position: iter(())))
+    graph.add(Stream(fn, "in", "out", id="p", batch="polars"))
+    rows: list[dict[str, Any]] = [{"n": n, "key": f"{n % words} {'x' * 20}"} for n in range(5_000)]
+    store.queue("in").appender().write_table(pa.Table.from_pylist(rows))
+    testing.run_until_idle(graph, store)
+    out = store.queue("out")
+    assert sorted((m for n in range(3) for m in out.partition(n).tailer()), key=lambda m: m["n"]) == [
+        row | {"some": row["key"] if row["n"] % 7 else None} for row in rows
+    ]
+
+
 def test_several_outputs_nothing_and_messages(store: cues.Store) -> None:
     def fn(table: pa.Table) -> Any:
         first = table["n"][0].as_py()

@@ -254,7 +254,7 @@ class Router:
             return self.place([row for batch in table.to_batches() for row in columns.rows(batch)])
         keys = table.column(key).combine_chunks()
         if pa.types.is_dictionary(keys.type):  # nulls are not in its dictionary
-            keys = keys.dictionary_decode()
+            keys = columns.decoded(keys)
         keys = keys.dictionary_encode(null_encoding="encode")
         try:
             placed = self.place([{key: value} for value in columns.values(keys.dictionary, key)])

@@ -221,7 +221,7 @@ def _children(pa: Any, array: Any) -> Iterator[Any]:
     """The arrays inside of a nested one: only the values that it uses, except for run-end encoding."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        yield array.dictionary_decode()
+        yield decoded(array)
     elif pa.types.is_struct(kind):
         yield from array.flatten()
     elif pa.types.is_map(kind):
@@ -274,16 +274,33 @@ def taken(table: Any, offsets: list[int]) -> Any:
     """Return the rows at these offsets. pyarrow's ``take`` does not know all types (views of texts, as polars has)."""
     pa = arrow()
     indices, columns = integers(offsets), []
-    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     for column in table.columns:
         try:
-            kind = plain.get(column.type, column.type)
+            kind = _without_views(column.type)
             columns.append(column.cast(kind).take(indices).cast(column.type))
         except pa.ArrowNotImplementedError:
             whole = column.combine_chunks()
             whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
             columns.append(pa.concat_arrays([whole.slice(offset, 1) for offset in offsets]))
     return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def decoded(array: Any) -> Any:
+    """Return the values of an array with a dictionary. pyarrow does not decode views of texts (Categorical of polars).
+
+    Such values are returned as large texts.
+    """
+    pa = arrow()
+    kind = array.type.value_type
+    if _without_views(kind) != kind:
+        words = array.dictionary.cast(_without_views(kind))
+        array = pa.DictionaryArray.from_arrays(array.indices, words)
+    return array.dictionary_decode()
+
+
+def _without_views(kind: Any) -> Any:
+    pa = arrow()
+    return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)
 
 
 def with_small_dictionaries(table: Any) -> Any:
@@ -297,7 +314,7 @@ def with_small_dictionaries(table: Any) -> Any:
         if types.is_dictionary(field.type) and any(
             chunk.dictionary.nbytes > _DICTIONARY_BYTES_MAX for chunk in column.chunks
         ):
-            table = table.set_column(at, field.name, column.cast(field.type.value_type))
+            table = table.set_column(at, field.name, arrow().chunked_array(map(decoded, column.chunks)))
     return table
 
 
