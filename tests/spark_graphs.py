@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+
 import cues
 from cues import AnyOf, Graph, Sink, Source, Stream
 
@@ -219,6 +223,75 @@ def columns(table: Any) -> Any:
     return table
 
 
+def widened(table: pa.Table, process: Any) -> pa.Table:
+    """Columns with nulls, a nested one, a dictionary, and one without a value."""
+    numbers = table["n"].to_pylist()
+    nested = [None if n % 5 == 0 else [{"n": n, "text": f"t{n}"}] * (n % 3) for n in numbers]
+    return pa.table(
+        {
+            "n": table["n"],
+            "kind": pa.array([None if n % 7 == 0 else f"kind {n % 4}" for n in numbers]).dictionary_encode(),
+            "half": pa.array([None if n % 2 else n / 2 for n in numbers], pa.float64()),
+            "nested": pa.array(nested, pa.list_(pa.struct([("n", pa.int64()), ("text", pa.string())]))),
+            "none": pa.nulls(len(numbers), pa.string()),
+            "index": pa.array(process.indices, pa.int64()),
+        }
+    )
+
+
+def odd_rows(table: Any, process: Any) -> Any:
+    """Of any kind of table. No row of some steps."""
+    if isinstance(table, polars.DataFrame):
+        return table.filter(polars.col("n") % 2 == 1)
+    if not isinstance(table, pa.Table):
+        return table[table["n"] % 2 == 1]
+    table = table.append_column("at", pa.array(process.indices, pa.int64()))
+    return table.filter(pc.equal(pc.bit_wise_and(table["n"], 1), 1))
+
+
+def poisoned_rows(table: pa.Table, process: Any) -> pa.Table:
+    """Two rows of a hundred fail, in any table that has one."""
+    if any(n % 50 == 7 for n in table["n"].to_pylist()):
+        raise ValueError("poison")
+    return table.append_column("at", pa.array(process.indices, pa.int64()))
+
+
+def parity_of_rows(table: pa.Table) -> dict[str, Any]:
+    odd = pc.equal(pc.bit_wise_and(table["n"], 1), 1)
+    return {"odd": table.filter(odd), "even": table.filter(pc.invert(odd)), "none": table.slice(0, 0), "no": None}
+
+
+def told_rows(table: Any, process: Any) -> Any:
+    """Under which hash it was called; of any kind of table. One row fails in the end, if ``opts`` says so."""
+    numbers = table["n"].to_pylist() if isinstance(table, pa.Table) else list(table["n"])
+    if process.opts == "poison" and 207 in numbers:
+        raise ValueError("poison")
+    if isinstance(table, pa.Table):
+        return table.append_column("hash", pa.array([process.delivery_hash] * len(table)))
+    if isinstance(table, polars.DataFrame):
+        return table.with_columns(hash=polars.lit(process.delivery_hash))
+    return table.assign(hash=process.delivery_hash)
+
+
+def few_rows(message: Message) -> bool:
+    return message["n"] % 40 == 3
+
+
+def as_they_are(messages: list[Message]) -> list[Message]:
+    return messages
+
+
+def dies_once_in_a_table(table: pa.Table) -> pa.Table:
+    for message in table.to_pylist():
+        dies_once(message)
+    return table
+
+
+def with_tables(*processors: Any, **options: Any) -> Callable[[], Graph]:
+    """The messages of the source as columns in ``wide``."""
+    return graph(Stream(widened, "in", "wide", batch="arrow", batch_size=60), *processors, **options)
+
+
 def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
     return lambda: Graph("g", [Source("in", numbers, batch_size=150), *processors], durability="process", **options)
 
@@ -258,6 +331,31 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     ),
     "schema of a batch": graph(Stream(checked_batch, "in", "out", batch=True, batch_size=60), errors="errors"),
     "schema of a table": graph(Stream(columns, "in", "out", batch="arrow", batch_size=60, schema=Columns)),
+    "tables": with_tables(
+        Stream(odd_rows, "wide", "out", batch="arrow", batch_size=60),
+        Stream(as_they_are, "out", "dicts", batch=True, batch_size=60),
+        queues={"wide": cues.QueueOptions(metadata=True)},
+    ),
+    "tables of polars and pandas": with_tables(
+        Stream(odd_rows, "wide", "polars", id="polars", batch="polars", batch_size=60),
+        Stream(odd_rows, "wide", "pandas", id="pandas", batch="pandas", batch_size=60),
+    ),
+    "filtered tables": with_tables(
+        Stream(odd_rows, "wide", "some", id="some", batch="arrow", batch_size=60, where=pc.field("n") > 300),
+        Stream(odd_rows, "wide", "few", id="few", batch="arrow", batch_size=60, where=few_rows),
+    ),
+    "tables that are halved": with_tables(
+        Stream(poisoned_rows, "wide", "out", batch="arrow", batch_size=60, retries=cues.Retry(2, 0.0)), errors="errors"
+    ),
+    "tables in a fork": with_tables(
+        Stream(
+            parity_of_rows, "wide", {each: each for each in ("odd", "even", "none", "no")}, batch="arrow", batch_size=60
+        ),
+        queues={
+            "odd": cues.QueueOptions(partitions=3, key="n", metadata=True),
+            "even": cues.QueueOptions(metadata={"t"}, compression=None),
+        },
+    ),
     "chain": graph(Stream(plain, "in", "a"), Stream(several, "a", "b"), Sink(outside, "b")),
 }
 

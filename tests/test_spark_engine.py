@@ -228,12 +228,19 @@ def test_sparks_own_page_is_on_the_loopback_interface_and_its_address_is_printed
         assert b"plain" in page.read()
 
 
+DYING = {
+    "messages": Stream(spark_graphs.dies_once, "in", "out"),
+    "tables": Stream(spark_graphs.dies_once_in_a_table, "in", "out", batch="arrow", batch_size=60),
+}
+
+
+@pytest.mark.parametrize("kind", DYING)
 def test_a_worker_that_is_killed_stops_the_processor_and_the_next_start_is_exact(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``local[n]`` makes one attempt at a task; on a cluster Spark makes several, and nothing stops."""
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_FLAG", str(tmp_path / "flag"))
-    made = spark_graphs.graph(Stream(spark_graphs.dies_once, "in", "out"))()
+    made = spark_graphs.graph(DYING[kind])()
     with (
         pytest.raises(ProcessorStopped, match=r"messages: Python worker exited unexpectedly \(crashed\)\. Try: "),
         made.start(store=tmp_path / "store", engine="spark", spark=spark) as running,
@@ -406,11 +413,12 @@ with made.start(store=sys.argv[1], engine="spark", master="local[2]") as running
 
 
 FAULTS = [
+    ("tables that are halved", "commit.inside:7"),
     ("several", "commit.before:2"),
     ("error queue", "commit.inside:3"),
     ("all filtered out", "commit.after:3"),
 ]
-"""A function that emits many, one that fails on some, one that filters all out: before, in and after the commit."""
+"""Functions of tables, one that emits many, fails on some, filters all out: before, in and after the commit."""
 MORE_FAULTS = [
     (name, point)
     for name in ("several", "error queue", "all filtered out", "join", "fork")

@@ -12,8 +12,10 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import cues
@@ -29,6 +31,7 @@ from spark_cluster import until
 from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, left, template, without_times
 
+from cues.records import columns
 from cues.spark import driver, stretches
 
 
@@ -80,6 +83,9 @@ BACKFILLED = (
     "batch function that fails",
     "keyed state",
     "chain",
+    "tables",
+    "tables that are halved",
+    "tables in a fork",
 )
 
 
@@ -106,6 +112,8 @@ def test_steps_on_executors_leave_what_the_embedded_engine_leaves(name: str, bac
             assert [m["n"] for some in failed for m in some] in ([], list(range(spark_graphs.COUNT)))
             one["hashes"] = {queue: one["hashes"][queue] for queue in one["queues"]}
     assert without_times(found["queues"]) == without_times(expected["queues"])
+    if "tables" in name:  # they do not fail on both engines
+        assert {queue for queue, messages in found["queues"].items() if not messages} <= {"none", "no"}
     assert found["hashes"] == expected["hashes"] or name == "alts"
     for what in ("state", "positions", "sources"):
         assert found[what] == expected[what]
@@ -115,6 +123,77 @@ def test_steps_on_executors_leave_what_the_embedded_engine_leaves(name: str, bac
 def filled(path: Path, count: int, **options: Any) -> None:
     with cues.open(path, durability="process") as store:
         store.queue("in", **options).appender().write_many([{"n": n} for n in range(count)])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", ["arrow", "polars", "pandas"])
+def test_tables_are_columns_in_tasks_with_the_hashes_of_the_embedded_engine(
+    kind: Any, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that are cut at the same rows. No task makes a dict of a row, unless the row fails."""
+    made = Graph(
+        "g",
+        [
+            Stream(
+                spark_graphs.told_rows,
+                "in",
+                "out",
+                batch=kind,
+                batch_size=60,
+                step_s=None,
+                retries=cues.Retry(2, 0.0),
+                opts="poison" if fails else None,
+            )
+        ],
+        errors="errors",
+        queues={"in": cues.QueueOptions(metadata=True), "out": cues.QueueOptions(metadata=True)},
+        durability="process",
+    )
+    template(tmp_path / "template", made)
+    with cues.open(tmp_path / "template") as store:
+        rows = spark_graphs.widened(pa.table({"n": range(400)}), SimpleNamespace(indices=range(400)))
+        appender = store.queue("in").appender()
+        for low, high in ((0, 1), (1, 150), (150, 400)):
+            appender.write_table(rows.slice(low, high - low))
+    for engine in ("embedded", "executors"):
+        shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
+    with made.start(store=tmp_path / "embedded") as running:
+        assert running.wait_idle(timeout=60)
+    if not fails:
+        monkeypatch.setattr(columns, "rows", None)
+    with started(made, tmp_path / "executors") as running:
+        assert running.wait_idle(timeout=60)
+        (worker,) = running.engine.workers
+        assert worker.stepper.ranges.on_executors and not worker.stepper.ranges.given_up
+    monkeypatch.undo()
+    expected, found = left(tmp_path / "embedded"), left(tmp_path / "executors")
+    assert without_times(found) == without_times(expected)
+    assert len(found["queues"]["out"]) == 400 - fails and len(found["queues"]["errors"]) == fails
+    records = []
+    for engine in ("embedded", "executors"):
+        with cues.open(tmp_path / engine) as store:
+            records.append(
+                [
+                    (piece.batch.first, piece.batch.head.hash, piece.batch.table().to_pylist())
+                    for piece in store.queue("out").pieces(None, None)
+                ]
+            )
+    assert records[0] == records[1]
+
+
+def test_a_step_of_tables_grows_with_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the embedded engine, if no size is set: each record of the try log and of the output is larger."""
+    monkeypatch.setattr(stretches, "RANGE_MESSAGES", 1_000_000)
+    monkeypatch.setattr(stretches, "STRETCH_MESSAGES", 100_000)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_table(pa.table({"n": range(200_000)}))
+    made = Graph("g", [Stream(spark_graphs.columns, "in", "out", batch="arrow")], durability="process")
+    with started(made, tmp_path / "store") as running:
+        assert running.wait_idle(timeout=60)
+    with cues.open(tmp_path / "store") as store:
+        sizes = [piece.high - piece.low for piece in store.queue("out").pieces(None, None)]
+    # 20,000 rows are for three tasks; four times as many are the next job.
+    assert sizes[:4] == [6_666, 6_666, 6_666, 26_666] and sum(sizes) == 200_000
 
 
 def test_messages_for_another_store_are_one_record_of_the_fork_queue_and_arrive(tmp_path: Path) -> None:
@@ -278,6 +357,8 @@ with made.start(store=sys.argv[1], engine="spark", backfill=sys.argv[3] == "True
         ("error queue", "commit.inside:7", False),
         ("join", "commit.after:6", False),
         ("batches that are halved", "commit.inside:9", False),
+        ("tables that are halved", "commit.inside:9", False),
+        ("tables in a fork", "commit.before:7", True),
     ],
 )
 def test_a_killed_driver_is_continued_by_the_next_start(name: str, point: str, backfill: bool, tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ An executor does the work of a step, except for two things that only the driver 
 which runs commit together, and the hash of their step. Pages are built with a hash of zeros, which the
 driver overwrites when it appends them.
 
+A function of tables is given the records of columns as they are, and the table that it returns becomes records of
+columns: no task makes a dict of a row, except for the error message of rows that failed.
+
 A task holds one chunk in memory at a time, even if its stretch is long.
 """
 
@@ -27,6 +30,8 @@ from cues.overrides import override
 from cues.queues.base import Placer
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
+from cues.records import batch as batches
+from cues.records import columns
 from cues.records.provenance import Provenance
 from cues.spark import staging
 from cues.spark.executor import GivenUp, Job, Stretch, StretchResult, unpack_job
@@ -36,7 +41,7 @@ from cues.spark.work import StretchWork, travelling
 from cues.steps import outgoing
 from cues.steps.failure import Failure
 from cues.steps.process import Process, ProcessCore
-from cues.steps.results import Cut, Results
+from cues.steps.results import Cut, Results, TableOutput
 from cues.steps.state import Layer, StateTable
 from cues.steps.taking import Input, Taken
 
@@ -109,9 +114,9 @@ class _RemoteProcess(Process):
     core_type = _RemoteCore
 
 
-def run_stretch(packed: bytes, stage: StagingArea, stretch: Stretch) -> PagesResult:
-    """Process a stretch, in a task."""
-    work = _PagesWork(unpack_job(packed), stage, stretch)
+def run_stretch(packed: bytes, stage: StagingArea, size: int, stretch: Stretch) -> PagesResult:
+    """Process a stretch, in a task. ``size``: the most messages of a call of a batch function."""
+    work = _PagesWork(unpack_job(packed), stage, size, stretch)
     work.run()
     return work.result
 
@@ -122,19 +127,20 @@ class _PagesWork(StretchWork):
     job: StepJob
     result: PagesResult
 
-    def __init__(self, job: StepJob, stage: StagingArea, stretch: Stretch) -> None:
+    def __init__(self, job: StepJob, stage: StagingArea, size: int, stretch: Stretch) -> None:
         super().__init__(job, PagesResult(number=stretch.number))
         self._stage = stage
         self._stretch = stretch
         self._batch = bool(job.node.options.batch)
-        if not self._batch:
-            self.size = FIRST_CHUNK_MESSAGES
+        self.size = size if self._batch else FIRST_CHUNK_MESSAGES
         self._room = staging.INLINE_BYTES_MAX
         self._failed = 0
 
     @override
     def begin(self) -> int:
         self._inputs = inputs_of(self._stretch.inputs)
+        for input in self._inputs:
+            input.as_tables = self.job.node.takes_columns
         state = StateTable(open_store(self._stretch.inputs[0].site), self.job.node.key)  # never read
         self.calls(self.job.generation, state, self.job.options, process_type=_RemoteProcess)
         return self._stretch.messages
@@ -184,11 +190,18 @@ class _PagesWork(StretchWork):
             return
         traced = taken.traced
         for binding, whole in results.outputs.items():
+            options = self.job.options[binding]
+            provenance: Provenance | None = None
+            if isinstance(whole, TableOutput):
+                if not whole.table.num_rows:
+                    continue
+                if traced and not options.strips:
+                    provenance = taken.provenance().spread(whole.table.num_rows)
+                yield binding, list(_placed_rows(whole, provenance, options))
+                continue
             output = whole if cut.stop - cut.start == taken.count else whole.between(cut.start, cut.stop)
             if not output.items:
                 continue
-            options = self.job.options[binding]
-            provenance: Provenance | None = None
             if traced and not options.strips:
                 provenance = taken.provenance()
                 if self._batch:
@@ -254,10 +267,33 @@ def _placed(items: list[bytes], provenance: Provenance | None, options: QueueOpt
         return
     shares = outgoing.placed(items)
     if shares is None:
-        # Each chunk begins its turns at another partition, so that small chunks do not all begin at the same one.
-        start = secrets.randbelow(options.partitions)
-        shares = dict(Placer(options, start).shares(options, [codec.unpack_known(item) for item in items]))
+        shares = dict(_placer(options).shares(options, [codec.unpack_known(item) for item in items]))
     for partition, offsets in shares.items():
         chosen = [items[offset] for offset in offsets]
         selected = None if provenance is None else provenance.select(offsets)
         yield from ((partition, page) for page in outgoing.build(chosen, options.strips, NO_HASH, selected))
+
+
+def _placed_rows(output: TableOutput, provenance: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
+    """The records of columns of a table, each with its partition."""
+    limit_bytes = batches.OWN_BYTES_MAX  # rows were measured when the call returned
+    shares = output.shares
+    if shares is None:
+        if options.partitions == 1:
+            pages = batches.build_table(
+                output.table, limit_bytes, NO_HASH, provenance, options.strips, options.compression
+            )
+            yield from ((0, page) for page in pages)
+            return
+        shares = _placer(options).table_shares(options, output.table)
+    for partition, offsets in shares:
+        rows = columns.taken(output.table, offsets)
+        selected = None if provenance is None else provenance.select(offsets)
+        pages = batches.build_table(rows, limit_bytes, NO_HASH, selected, options.strips, options.compression)
+        yield from ((partition, page) for page in pages)
+
+
+def _placer(options: QueueOptions) -> Placer:
+    """The placer of a chunk. Each begins its turns at another partition, so that small chunks do not all begin at the
+    same one."""
+    return Placer(options, secrets.randbelow(options.partitions))

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cues.base import clock, events
+from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.queues.base import views_of
@@ -99,6 +100,8 @@ class StretchTaker(Taker):
         """Messages of the next job, adapted to the time of the last one."""
         self.on_executors = why_local(node) is None
         """True if executors call the function. A function that asks for the state of the processor changes it."""
+        self.tasks = 1
+        """The number of tasks that run at the same time."""
         self.forks = False
         """True if messages go into fork queues."""
         self.given_up: dict[str, int] = {}
@@ -150,8 +153,11 @@ class StretchTaker(Taker):
 
     @property
     def size(self) -> int:
-        """Number of messages of one call."""
-        return self._node.options.batch_size if self._node.options.batch else 1
+        """Number of messages of one call. Tables have as many rows as the time of a job allows, if no size is set."""
+        options = self._node.options
+        if self._node.takes_columns and options.batch_size == BATCH_SIZE:
+            return max(BATCH_SIZE, min(TABLE_SIZE, self.most // self.tasks))
+        return options.batch_size if options.batch else 1
 
     def pace(self, took_s: float) -> None:
         """Set the size of the next job, so that its time is not too long to be repeated."""
@@ -174,6 +180,7 @@ class StretchStepper(Stepper):
         runner = self.runner
         assert isinstance(runner, SparkRunner)
         self._jobs, self._context = runner.jobs, runner.context
+        self.ranges.tasks = int(self._context.defaultParallelism)
         if self.ranges.on_executors:
             self._home_inputs = []  # an idle unit reads no message: executors read them
         self._sites: dict[BaseStore, Site] = {}
@@ -221,7 +228,7 @@ class StretchStepper(Stepper):
         Raises the fatal error of a result, :class:`ProcessorStopped` if Spark could not run the job, and
         :class:`Interrupted` if the runner was closed meanwhile.
         """
-        call = functools.partial(run_stretch, self._packed_job(), stage)
+        call = functools.partial(run_stretch, self._packed_job(), stage, self.ranges.size)
         count = sum(stretch.messages for stretch in stretches)
         with self._jobs.step(f"{self.node.id}: {count} messages", f"of {count} messages"):
             results: list[PagesResult] = self._context.parallelize(stretches, len(stretches)).map(call).collect()
@@ -245,7 +252,7 @@ class StretchStepper(Stepper):
                 self._sites[queue.store] = Site.of(queue.store)
             site = self._sites[queue.store]
             reads.append(InputRange(piece.binding, piece.tailer, site, queue.id, piece.input.identity, piece.start))
-        edges = edges_of(taken.count, self.ranges.size, int(self._context.defaultParallelism), STRETCH_MESSAGES)
+        edges = edges_of(taken.count, self.ranges.size, self.ranges.tasks, STRETCH_MESSAGES)
         return [
             Stretch(number, low, high - low, tuple(read._replace(start=read.start + low) for read in reads))
             for number, (low, high) in enumerate(itertools.pairwise(edges))

@@ -35,9 +35,7 @@ from cues.steps.taking import Taken
 
 
 class ExecutorRunner(Runner):
-    """Its results travel as packed messages, also those of tables."""
-
-    keeps_tables = False
+    """The runner of a task."""
 
 
 class StretchWork(ABC):

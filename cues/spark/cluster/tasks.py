@@ -207,7 +207,10 @@ _NOWHERE: Final = Provenance(1, {})
 
 
 class _RowRunner(ExecutorRunner):
+    """Its results are packed messages, also those of tables."""
+
     packer = _RowPacker
+    keeps_tables = False
 
 
 def run_task(task: Task, stretch: Stretch) -> TaskOutput:
