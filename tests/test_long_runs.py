@@ -275,3 +275,98 @@ def _from(path: Path, queue: str, offset: int) -> list[dict[str, Any]]:
         tailer = store.queue(queue).tailer()
         tailer.to_index(offset + 1)
         return tailer.read_many(100)
+
+
+# --- a day -------------------------------------------------------------------------------------------
+
+DAY = """
+import gc, json, sys, tracemalloc
+from datetime import UTC, datetime, timedelta
+import cues
+from cues import testing
+from cues.processors import reducers, windows
+from cues.steps import state
+
+state.CACHE_ROWS_MAX = 500  # a cache is bounded, but a day of one test does not fill it
+path, hours = sys.argv[1], int(sys.argv[2])
+graph = cues.Graph("day", errors="errors", queues={"*": cues.QueueOptions(retention="1h")})
+graph.add(cues.Source("clicks", None))
+
+@graph.stream("clicks", "checked")
+def check(click):
+    if click["n"] % 50 == 0:
+        raise ValueError("a fiftieth")
+    return click
+
+@graph.stream("checked", "visits", key="user", ttl="10m")
+def visit(click, process):
+    process.state["clicks"] = process.state.get("clicks", 0) + 1
+    return {**click, "clicks": process.state["clicks"]}
+
+@graph.stream("checked", "reminders")
+def remind(click):
+    return cues.delayed({"user": click["user"]}, delay="7m")
+
+@graph.stream("checked", "quiet", key="user")
+def watch(click, process):
+    process.state["n"] = click["n"]
+    process.timer(click["user"], process.now + timedelta(minutes=5))
+
+@graph.timer("watch")
+def ended(timer, process):
+    n = process.state["n"]
+    process.state.clear()
+    return {"user": timer["key"], "n": n}
+
+counts = {"count": reducers.count()}
+graph.add(windows.tumbling("checked", "minutes", "1m", time="at", key="page", late="late", reduce=counts))
+graph.add(windows.sessions("visits", "sessions", "3m", time="at", key="user", late="late", reduce=counts))
+seen = dict.fromkeys(("reminders", "quiet", "minutes", "sessions", "errors", "late"), 0)
+
+def see(queue):
+    def count(message):
+        seen[queue] += message.get("count", 1)
+    return count
+
+for queue in seen:
+    graph.sink(queue, id=f"see-{queue}")(see(queue))
+
+memory, used = [], []
+with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock, cues.open(path, durability="process") as store:
+    with graph.start(store=store) as running:
+        tracemalloc.start()
+        for minute in range(hours * 60):
+            at = clock.now
+            for n in range(minute * 10, minute * 10 + 10):
+                running.send({"n": n, "user": f"user {n // 7}", "page": n % 10, "at": at})
+            running.wait_idle(60)
+            clock.advance(60)
+            if minute % 60 == 59:
+                gc.collect()
+                memory.append(tracemalloc.get_traced_memory()[0])
+                used.append(store.info()["used"])
+    print(json.dumps({"memory": memory, "used": used, "seen": seen}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hours", [24, pytest.param(24 * 30, marks=pytest.mark.long, id="a month")])
+def test_a_day_of_windows_timers_delays_and_failures_has_flat_memory(tmp_path: Path, hours: int) -> None:
+    """By an accelerated clock: 600 messages an hour, of 86 users who come once."""
+    with children.Child(DAY, tmp_path / "store", hours) as child:
+        figures = json.loads(child.line())
+        child.end()
+    total = hours * 600
+    good = total - total // 50
+    seen = figures["seen"]
+    assert seen["errors"] == total // 50 and seen["late"] == 0
+    # What is due in the last minutes of the day is left.
+    assert good - 10 * 10 <= seen["reminders"] <= good
+    assert total // 7 - 20 <= seen["quiet"] <= total // 7 + 1
+    assert good - 10 <= seen["minutes"] <= good and good - 10 * 10 <= seen["sessions"] <= good
+    memory, used = figures["memory"], figures["used"]
+    # The most of each half, because the caches of what was read last are emptied now and then.
+    half = len(memory) // 2
+    assert max(memory[half:]) - max(memory[:half]) < 0.7 * MB, memory  # that is 100 bytes a message
+    assert max(used[6:]) < 2 * used[5], used
