@@ -53,16 +53,16 @@ class Appender(Closing):
         :class:`InvalidArgument` (not a dict), :class:`StoreFull`, or :class:`QueueFull` if the queue has ``max_lag`` or
         ``max_bytes`` and had no room for ``timeout`` seconds; then nothing was written.
         """
-        if self._closed or self.queue.core.lifetime.closed:
+        core = self.queue.core
+        if self._closed or core.lifetime.closed:
             self._check()
         if deliver_at is not None or delay is not None:
             message = delayed(message, deliver_at, delay)
-        queue = self.queue
-        if queue.core.bounded:
+        if core.bounded:
             self._await_room()
-        version = queue.core.version
-        body = None if queue.is_partitioned else batch.plain(message)
-        if body is None or len(body) > queue.core.options.max_message_bytes:
+        version = core.version
+        body = None if core.is_partitioned else batch.plain(message)
+        if body is None or len(body) > core.options.max_message_bytes:
             placed: Any = self.write_many([message])  # Any: compiled, a value known as int loses its subclass
             return placed[0]  # type: ignore[no-any-return]
         if faults.active:
