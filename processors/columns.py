@@ -21,6 +21,7 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
+from cues.buffers import numbers_of
 from cues.processors import places
 
 _log = logging.getLogger("cues.processors")
@@ -29,20 +30,6 @@ EXACT_MAX: Final = 1 << 53
 """The largest integer up to which a float has every one."""
 ANY_WIDE: Final = "*"
 """In place of the columns with integers beyond :data:`EXACT_MAX`: they are not known."""
-
-
-_NUMBERS: Final[dict[str, Any]] = {
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "Q",
-    "double": "d",
-}
-"""The formats of numbers in the buffers of Arrow, as Python names them, by the name of their type."""
 
 
 def texts(given: Iterable[str]) -> Any:
@@ -437,11 +424,9 @@ def _say_cut(file: str, name: str, kind: str) -> None:
 
 
 def _values(file: str, name: str, column: Any) -> list[Any]:
+    if (numbers := numbers_of(column)) is not None:
+        return numbers
     pa, kind = places.arrow(), _in_microseconds(column.type)
-    if not column.null_count and str(kind) in _NUMBERS:  # without a conversion by pyarrow, which imports pandas
-        size = kind.bit_width // 8
-        data = memoryview(column.buffers()[1] or b"")[column.offset * size :][: len(column) * size]
-        return list(data.cast("B").cast(_NUMBERS[str(kind)]).tolist())
     try:
         if kind.equals(column.type):
             return list(column.to_pylist())

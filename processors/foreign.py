@@ -46,6 +46,19 @@ def check_keys(keys: Iterable[Any], may: frozenset[str] = frozenset()) -> None:
             )
 
 
+def shaped(source: Any, system: str, fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return the message of a record: its fields and ``name``, its value; or the value, with the fields as metadata.
+
+    ``source.shape`` decides. Raises ValueError for a value that is not an object, and the errors of :func:`check`.
+    """
+    if source.shape == "record":
+        return {**fields, name: value}
+    if not isinstance(value, dict):
+        raise ValueError(f"the {name} is {type(value).__name__}, not an object")
+    check(value, source.may)
+    return {**value, "q/meta": {system: fields}}
+
+
 def check(message: Mapping[Any, Any], may: frozenset[str] = frozenset()) -> None:
     """Raise :class:`InvalidArgument` if the message sets what a stranger may not set; ``may`` is :func:`allowed`."""
     check_keys(message, may)

@@ -317,12 +317,7 @@ class Reading:
                 "headers": [list(header) for header in message.headers() or []],
             }
             value = kafka.DECODERS[source.value](message.value())
-            if source.shape == "record":
-                return {**fields, "value": value}
-            if not isinstance(value, dict):
-                raise ValueError(f"the value is {type(value).__name__}, not an object")
-            foreign.check(value, source.may)
-            return {**value, "q/meta": {"kafka": fields}}
+            return foreign.shaped(source, "kafka", fields, "value", value)
         except (ValueError, OverflowError) as error:
             return InvalidArgument(
                 f"The record {place['offset']} of the topic {source.topic!r}, partition {place['partition']}, cannot be"

@@ -487,12 +487,7 @@ class Reading:
                 "properties": [list(pair) for pair in getattr(message.properties, "UserProperty", ())],
             }
             value = kafka.DECODERS[source.payload](bytes(message.payload))
-            if source.shape == "record":
-                return {**fields, "payload": value}
-            if not isinstance(value, dict):
-                raise ValueError(f"the payload is {type(value).__name__}, not an object")
-            foreign.check(value, source.may)
-            return {**value, "q/meta": {"mqtt": fields}}
+            return foreign.shaped(source, "mqtt", fields, "payload", value)
         except (ValueError, RecursionError) as error:
             return InvalidArgument(
                 f"A message of the topic {topic!r:.200}, with {len(message.payload):,} bytes, cannot be read as"

@@ -454,12 +454,7 @@ class Reading:
             data = DECODERS[source.data](message.data)
             facts = message._asdict()
             del facts["data"]
-            if source.shape == "record":
-                return {**facts, "data": data}
-            if not isinstance(data, dict):
-                raise ValueError(f"the data are {type(data).__name__}, not an object")
-            foreign.check(data, source.may)
-            return {**data, "q/meta": {"nats": facts}}
+            return foreign.shaped(source, "nats", facts, "data", data)
         except ValueError as error:
             return InvalidArgument(
                 f"The message {message.sequence} of the stream {source.where} cannot be read as data={source.data!r},"

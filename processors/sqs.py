@@ -306,12 +306,7 @@ class Reading:
                 "sent": datetime.fromtimestamp(int(given["SentTimestamp"]) / 1000, UTC),
             }
             body = jsontext.decode(raw["Body"]) if source.body == "json" else raw["Body"]
-            if source.shape == "record":
-                return {**fields, "body": body}
-            if not isinstance(body, dict):
-                raise ValueError(f"the body is {type(body).__name__}, not an object")
-            foreign.check(body, source.may)
-            return {**body, "q/meta": {"sqs": fields}}
+            return foreign.shaped(source, "sqs", fields, "body", body)
         except (ValueError, RecursionError) as error:
             return InvalidArgument(
                 f"The message {raw['MessageId']} of {source.url} cannot be read as body={source.body!r},"

@@ -48,7 +48,7 @@ BY_NAME = {
 
 PUBLIC = (
     "cues", "cues.errors", "cues.codec", "cues.testing", "cues.checkpoints", "cues.processors", "cues.faults",
-    "cues.overrides", "cues.jsontext", "cues.arguments",
+    "cues.overrides", "cues.jsontext", "cues.arguments", "cues.buffers",
 )  # fmt: skip
 """Modules whose names are for users, and so for processors."""
 

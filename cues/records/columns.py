@@ -28,6 +28,7 @@ from typing import Any, Final
 import xxhash
 
 from cues.base import logs, names
+from cues.buffers import numbers_of
 from cues.errors import InvalidArgument, MessageTooLarge, NotInstalled, ReservedKey
 
 ROWS_MAX: Final = 0xFFFF
@@ -38,18 +39,6 @@ _DICTIONARY_BYTES_MAX: Final = 64 << 10
 _UNCOMPRESSED: Final = 2_048
 """Smaller records are not compressed: each buffer would grow by a length, and still take one page."""
 COMPRESSIONS: Final = ("lz4", "zstd")
-_NUMBERS: Final[dict[str, Any]] = {
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "Q",
-    "double": "d",
-}
-"""The formats of numbers in the buffers of Arrow, as Python names them, by the name of their type."""
 
 _HEAD: Final = struct.Struct(">8sI")
 _END_BYTES: Final = 8
@@ -409,23 +398,14 @@ def values(column: Any, name: str) -> list[Any]:
 
     Python's times have microseconds: nanoseconds are cut, and the log says so once a column.
     """
-    kind, has_nulls = column.type, column.null_count > 0
-    types = arrow().types
-    if not has_nulls and str(kind) in _NUMBERS:
-        return _numbers(column)
+    if (numbers := numbers_of(column)) is not None:
+        return numbers
+    kind, types = column.type, arrow().types
     if _has_nanoseconds(kind):
         return _cut(column, name) if not kind.num_fields else _nested(column, name)
-    if not has_nulls and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None and _has_numpy():
+    if not column.null_count and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None and _has_numpy():
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]
-
-
-def _numbers(column: Any) -> list[Any]:
-    """The numbers of an array without nulls. A conversion by pyarrow is slower, or imports pandas if that is there."""
-    raw, size = column.buffers()[1], column.type.bit_width // 8
-    at = column.offset * size
-    data = memoryview(raw)[at : at + len(column) * size] if len(column) else memoryview(b"")
-    return data.cast("B").cast(_NUMBERS[str(column.type)]).tolist()
 
 
 def integers(given: Iterable[int], kind: Any = None) -> Any:

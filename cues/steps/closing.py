@@ -27,7 +27,7 @@ from cues.records import batch as batches
 from cues.steps.beside import claim_beside, make_queues
 from cues.steps.copies import TRY_LOG, Copies, Requests
 from cues.steps.error_records import Counts
-from cues.steps.lanes import SideLane
+from cues.steps.lanes import RequestLane
 from cues.steps.state import StateTable
 from cues.storage import wakeup
 from cues.storage.transaction import named_rows
@@ -120,26 +120,18 @@ class ClosingCopies(Copies):
         self._requests.write_done(txn, counts, counts.done + taken)
 
 
-class ClosingLane(SideLane):
+class ClosingLane(RequestLane):
     """The requests to close of one unit whose function can close."""
 
     def __init__(self, unit: Any) -> None:
         super().__init__(unit)
         key = unit.node.key
-        self._requests = Requests(unit, self, names.closer_id(key), names.closing_queue(key))
+        self.requests = Requests(unit, self, names.closer_id(key), names.closing_queue(key))
 
     @staticmethod
     def of(unit: Stepper) -> ClosingLane | None:
         return ClosingLane(unit) if can_close(unit.node) else None
 
     @override
-    def waits(self) -> bool:
-        return self._requests.waits()
-
-    @override
-    def asked(self) -> bool:
-        return self._requests.waits()
-
-    @override
     def claim(self) -> Stepper:
-        return claim_beside(ClosingCopies(self.unit, self._requests))
+        return claim_beside(ClosingCopies(self.unit, self.requests))

@@ -115,3 +115,17 @@ class SideLane(Lane):
     def _close(self, stepper: Any) -> None:
         if stepper is not None:
             stepper.close()
+
+
+class RequestLane(SideLane):
+    """A side lane that works on request (copies.py)."""
+
+    requests: Any
+
+    @override
+    def waits(self) -> bool:
+        return bool(self.requests.waits())
+
+    @override
+    def asked(self) -> bool:
+        return self.waits()

@@ -36,7 +36,7 @@ from cues.records import batch as batches
 from cues.steps.beside import claim_beside
 from cues.steps.copies import TRY_LOG, RedrivenCopies, Requests
 from cues.steps.error_records import SETTLED, Counts, ErrorRecord, ErrorRows, redriven_key, whoami
-from cues.steps.lanes import Outcome, SideLane
+from cues.steps.lanes import Outcome, RequestLane
 from cues.storage import wakeup
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def discard(home: Store, records: Sequence[ErrorRecord], reason: str) -> Asked:
 # --- taking -------------------------------------------------------------------------------------
 
 
-class RedriveLane(SideLane):
+class RedriveLane(RequestLane):
     """The redriven messages of a unit, also while it is paused: a redrive is how a pause is tried out."""
 
     while_paused = True
@@ -261,15 +261,7 @@ class RedriveLane(SideLane):
     def __init__(self, unit: Stepper) -> None:
         super().__init__(unit)
         key = unit.node.key
-        self._requests = Requests(unit, self, key, names.redrive_queue(key, ""))
-
-    @override
-    def waits(self) -> bool:
-        return self._requests.waits()
-
-    @override
-    def asked(self) -> bool:
-        return self._requests.waits()
+        self.requests = Requests(unit, self, key, names.redrive_queue(key, ""))
 
     @override
     def step(self) -> bool:
@@ -279,7 +271,7 @@ class RedriveLane(SideLane):
             redriver = self.claim()
         elif (outcome := redriver.step()) == "idle":
             why = "the messages do not fit the inputs that the processor has now"
-            self._requests.refuse(ErrorRows(self.unit.store), why)
+            self.requests.refuse(ErrorRows(self.unit.store), why)
             for input in redriver.inputs:
                 input.go(input.queue.core.row().next)
         self.stepper = redriver
@@ -292,10 +284,10 @@ class RedriveLane(SideLane):
         rows = ErrorRows(unit.store)
         why = unable(unit.node)
         if why:
-            self._requests.refuse(rows, why)
+            self.requests.refuse(rows, why)
             return None
         node = RedriveNode.of(unit.node)
-        redriver = claim_beside(RedrivenCopies("redrive", unit, node, unit.node.key, rows, self._requests))
+        redriver = claim_beside(RedrivenCopies("redrive", unit, node, unit.node.key, rows, self.requests))
         redriver.watch_with(unit, 1)
         return redriver
 
