@@ -19,7 +19,8 @@ says so, and loads it on first use.
     http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
     http_source.py   the items of a resource that is asked again and again
     webhook.py       a server whose requests become messages
-    serving.py       guards of servers that strangers reach
+    link.py          a queue continued on another machine, exactly once
+    source_server.py the server of a source; serving.py has the guards of servers that strangers reach
     foreign.py       the reserved keys that messages from outside may not set
     databases.py, waits.py   the databases in one form; waits of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute

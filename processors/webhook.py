@@ -34,24 +34,20 @@ front of it, as before every server that strangers reach). It serves until the g
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
 import queue
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import cues
 from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
 from cues.processors import SOURCE, foreign, http, takes, waits
 from cues.processors import serving as guards
+from cues.processors.source_server import Address, SourceServer
 
 REMEMBER: Final = 200
 """Ids of events in the position by default: the position then has less than 2,000 bytes."""
@@ -63,8 +59,6 @@ _VERSION: Final = 1
 _CONNECTIONS_PER_EVENT: Final = 2
 """Connections for each event of ``pending_max``; more are answered 503 by the server itself. So at most three times
 ``pending_max`` bodies are in memory."""
-_CLOSE_S: Final = 5.0
-"""Seconds that the end of a source waits for commits and answers."""
 
 _log = logging.getLogger("cues.processors")
 
@@ -213,87 +207,23 @@ class Webhook:
             serving.committed(position[1])
 
 
-class Serving:
-    """The server of one start of a source. Methods with ``async`` run in its thread, the others in any."""
+class Serving(SourceServer):
+    """The server of one start of a webhook."""
 
     def __init__(self, hook: Webhook, number: int, ids: bytes, check: Callable[[Message], None] | None = None) -> None:
         self._hook, self._check = hook, check
-        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self.yielded = number
-        self.ending = False
-        self.open = True
-        self._number = self._committed = number
-        """The numbers of the last event, and of the last committed one. Only the thread of the server changes them."""
         self._known = {ids[at : at + 8]: number for at in range(0, len(ids), 8)}
         """The number of each event by its id, oldest first."""
-        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
-        self._failure: BaseException | None = None
-        self._listener = self._bound()
-        self.port: int = self._listener.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._server = self._made()
-        # Not a daemon: the last answers leave before the process ends. The server ends with the main thread.
-        self._thread = threading.Thread(target=self._run, name="cues webhook", daemon=False)
-        self._thread.start()
-
-    def _bound(self) -> socket.socket:
-        hook = self._hook
-        family = socket.AF_INET6 if ":" in hook.host else socket.AF_INET
-        # The protocol is named, because asyncio turns Nagle's algorithm off only then; with it an answer takes 40 ms.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((hook.host, hook.port))
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            raise cues.CuesError(
-                f"The webhook cannot listen on {hook.host}:{hook.port}: {error.strerror or error}.",
-                "end the program that uses the port, or give another port= or host=.",
-            ) from error
-        return listener
-
-    def _made(self) -> Any:
-        import uvicorn
-        from starlette.routing import Route, Router
-
-        hook = self._hook
-        config = uvicorn.Config(
-            Router([Route(hook.path, self._answer, methods=list(hook.methods))], redirect_slashes=False),
-            http=guards.protocol(hook.body_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=hook.pending_max * _CONNECTIONS_PER_EVENT,
-            timeout_graceful_shutdown=int(_CLOSE_S),
+        super().__init__(
+            Address("webhook", hook.host, hook.port, hook.path, hook.methods),
+            number,
+            connections_max=hook.pending_max * _CONNECTIONS_PER_EVENT,
+            body_s=hook.body_s,
+            answer_s=hook.answer_s,
         )
-        return uvicorn.Server(config)
 
-    # --- the thread of the server ---
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self.open = False
-            self._listener.close()
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        while not (await asyncio.wait({task}, timeout=waits.LOOK_S))[0]:
-            if not threading.main_thread().is_alive():
-                self.end()
-                self._server.should_exit = True
-        task.result()
-
-    async def _answer(self, request: Any) -> Any:
+    @override
+    async def answer(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
         def answered(status: int, **facts: Any) -> Any:
@@ -356,7 +286,7 @@ class Serving:
 
     @property
     def _busy(self) -> bool:
-        return self._number - self._committed >= self._hook.pending_max
+        return self.number - self.committed_number >= self._hook.pending_max
 
     def _take(self, identity: str | None, message: Message) -> int | None:
         """Return the number of the event; a new one unless its id is known, None if there is no room."""
@@ -367,73 +297,10 @@ class Serving:
                 return self._known[key]
         if self.ending or self._busy:
             return None
-        self._number += 1
+        self.number += 1
         if key:
-            self._known[key] = self._number
+            self._known[key] = self.number
             if len(self._known) > self._hook.remember:
                 del self._known[next(iter(self._known))]
-        self.events.put(_Event(self._number, key, message))
-        return self._number
-
-    async def wait(self, number: int) -> bool:
-        """Wait for the commit of an event; return whether it is committed."""
-        if number <= self._committed:
-            return True
-        future = self._loop.create_future()
-        waiting = (number, future)
-        self._waiting.append(waiting)
-        try:
-            async with asyncio.timeout(self._hook.answer_s):
-                return bool(await future)
-        except TimeoutError:
-            return False
-        finally:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(waiting)
-
-    def _settle(self, committed: int, refuse_after: int | None = None) -> None:
-        """Answer the requests up to ``committed``, and refuse those after ``refuse_after``."""
-        self._committed = max(self._committed, committed)
-        for number, future in self._waiting:
-            if future.done():
-                continue
-            if number <= self._committed:
-                future.set_result(True)
-            elif refuse_after is not None and number > refuse_after:
-                future.set_result(False)
-
-    # --- other threads ---
-
-    def _call(self, call: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(call)
-
-    def committed(self, number: int) -> None:
-        """Answer the requests of the events up to ``number``."""
-        self._call(lambda: self._settle(number))
-
-    def check(self) -> None:
-        """Raise the error that ended the server."""
-        if self._failure is not None:
-            raise self._failure
-        if not self.open and not self.ending:
-            raise cues.CuesError("The server of the webhook ended.", "start the graph again.")
-
-    def end(self) -> None:
-        """Take no more events, and refuse those that were not yielded."""
-        self.ending = True
-        self._call(lambda: self._settle(self._committed, self.yielded))
-
-    def close(self) -> None:
-        """End: answer the events that are committed within some seconds, and refuse the others. Return soon after."""
-        if self.ending and not self._thread.is_alive():
-            return
-        self.end()
-        if threading.current_thread() is self._thread:
-            return  # collected here; the thread ends with the main thread
-        limit = time.monotonic() + _CLOSE_S
-        while self._committed < self.yielded and self._thread.is_alive() and time.monotonic() < limit:
-            time.sleep(0.005)
-        self._call(lambda: self._settle(self._committed, self._committed))
-        self._server.should_exit = True
-        self._thread.join(_CLOSE_S)
+        self.events.put(_Event(self.number, key, message))
+        return self.number
