@@ -13,8 +13,10 @@ says so, and loads it on first use.
     kafka_source.py  records of a Kafka topic
     kafka_sink.py    Kafka topics as targets of sinks, exactly once; kafka.py is what both use
     redis_streams.py the entries of a Redis stream, and Redis as the target of sinks, exactly once
-    mqtt.py          the messages of MQTT topics, acknowledged after the commit, and a publisher
-    nats_streams.py  the messages of a NATS stream, and a subject as the target of sinks, exactly once
+    mqtt.py          the messages of MQTT topics, acknowledged after the commit, and a publisher: names of
+                     mqtt_source.py, mqtt_sink.py and mqtt_client.py, which is what both use
+    nats_streams.py  the messages of a NATS stream, and a subject as the target of sinks, exactly once: names of
+                     nats_source.py, nats_sink.py and nats_client.py
     sqs.py           the messages of an Amazon SQS queue, deleted after the commit, and a sender
     http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
     http_source.py   the items of a resource that is asked again and again
