@@ -417,8 +417,12 @@ class EventTime:
         call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
         self.reach(call, int(marks[-1]))
         call.end()
-        results = (self.made(call.results), call.at_rows + vectors.first_at(marks[1:], call.completed))
-        return {self.RESULTS: results} | ({"late": (call.late, late)} if call.late else {})
+        results = call.results
+        offsets = call.at_rows + vectors.first_at(marks[1:], call.completed)
+        if call.at_rows and call.completed:  # of one row, first what it made itself
+            order = sorted(range(len(offsets)), key=offsets.__getitem__)
+            results, offsets = [results[place] for place in order], [offsets[place] for place in order]
+        return {self.RESULTS: (self.made(results), offsets)} | ({"late": (call.late, late)} if call.late else {})
 
     def made(self, results: list[Any]) -> Any:
         """Return raw results as messages, or as a table that has the same."""
@@ -553,8 +557,9 @@ class EventTime:
         call.watermark = mark
         if call.due is None or call.due > mark:
             return
+        self.expand(call, mark)
         rest = bytes(self.ROW_BYTES - 9)
-        reached, last = (self.KIND + at(moment_us) + rest for moment_us in (mark + 1, END_US + 1))
+        reached = self.KIND + at(mark + 1) + rest
         due: int | None = call.due
         while due is not None and due <= mark:
             call.due = None
@@ -565,8 +570,16 @@ class EventTime:
                 made = len(call.results) - len(call.at_rows) - len(call.completed)
                 call.completed += [time_of(row[1:9])] * made
             due = call.due  # a row may open others that the watermark has reached too
-        following = call.state.range(reached, last, 1)
-        call.due = time_of(following[0][0][1:9]) if following else None
+        call.due = self.due_after(call, mark)
+
+    def expand(self, call: Call, until: int) -> None:
+        """Make rows of state of what a call with columns has kept in another form, up to a watermark."""
+
+    def due_after(self, call: Call, mark: int) -> int | None:
+        """Return the first watermark after ``mark`` at which something is complete; None if nothing is open."""
+        rest = bytes(self.ROW_BYTES - 9)
+        following = call.state.range(self.KIND + at(mark + 1) + rest, self.KIND + at(END_US + 1) + rest, 1)
+        return time_of(following[0][0][1:9]) if following else None
 
 
 def _by_input(bindings: Sequence[str], value: Any, name: str) -> list[Any]:

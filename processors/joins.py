@@ -27,20 +27,26 @@ State, for ``delay`` and inputs whose watermarks differ by at most d:
     as_of      the messages of delay + d, and a row for each key of the table; with ``tolerance``, those of that time
     interval   two rows for each message of before + after + delay + d
 
+Messages that were written as tables are joined by column. Those that wait are blocks of rows (a row of state for up to
+4,096 messages) in place of rows of their own, and the results are the same.
+
 Not guaranteed: that an outer result is written while no message arrives, because event time then stands still, except
 with ``idle``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import cues
 from cues.errors import GraphError
 from cues.overrides import override
-from cues.processors import STREAM, takes, vectors
+from cues.processors import STREAM, kept, takes, vectors
 from cues.processors.event_time import (
+    END_US,
     WATERMARK,
     Call,
     Duration,
@@ -174,7 +180,14 @@ def _keys(key: Any, bindings: tuple[str, str]) -> dict[str, KeyOf]:
 
 
 class _Join(EventTime):
+    """A message that waits is in rows of state of a subclass, or a row of a block (:mod:`cues.processors.kept`).
+
+    Rows: ``b``, the watermark that completes its first row, input, wait, first number: a block;
+    ``b``, if there are blocks: the first of these watermarks, and the longest wait.
+    """
+
     RESULTS = "joined"
+    awaits_all = False
 
     def __init__(self, pairs: _Pairs, time: Any, delay: Any, idle: Duration | None, key: Any) -> None:
         super().__init__([pairs.left, pairs.right], time, delay, idle, None)
@@ -195,6 +208,150 @@ class _Join(EventTime):
         """Take a message that is not late; ``tail`` is the digest of its key, ``call.number`` is its number."""
         raise NotImplementedError
 
+    def hold(self, call: Call, fact: kept.Fact, message: Any) -> None:
+        """Add the rows of state of a message that waits."""
+        raise NotImplementedError
+
+    def wait_us(self, left: bool) -> int:
+        """Return how long after its time a message waits: it is complete a microsecond later."""
+        raise NotImplementedError
+
+    # --- messages in columns ---
+
+    @property
+    @override
+    def has_columns(self) -> bool:  # type: ignore[override]
+        short = max(self.wait_us(True), self.wait_us(False)) < vectors.BEYOND
+        return short and self._pairs.plain and all(key.plain for key in self._keys.values())
+
+    @override
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        table = kept.plain(columns)
+        codes, keys = self._keys[call.binding].groups(columns)
+        late, offsets = vectors.split(times < marks[:-1])
+        for offset, message in zip(late, columns.messages(late)):
+            call.tell_late(message, int(times[offset]), int(marks[offset]))
+        if len(offsets):
+            first = call.number + 1
+            call.number += len(offsets)
+            order = vectors.in_order(times[offsets])
+            offsets = offsets[order]
+            rows = kept.Rows(
+                call.binding == self._pairs.left,
+                self.wait_us(call.binding == self._pairs.left),
+                table.take(offsets),
+                times[offsets],
+                first + order,
+                codes[offsets],
+                [digest(key) for key in keys],
+                vectors.zeros(offsets) != 0,
+            )
+            mark = int(marks[-1])
+            self.take(call, rows, offsets, marks)
+            call.watermark = None if mark == vectors.NEVER else mark
+            call.due = self.due_after(call, mark)
+        return late
+
+    def take(self, call: Call, own: kept.Rows, offsets: Any, marks: Any) -> None:
+        """Keep rows that are not late, and complete what the watermark reaches.
+
+        ``offsets``: of the rows in the call; ``marks``: the watermark before each row of the call, and the last one.
+        """
+        raise NotImplementedError
+
+    @override
+    def made(self, results: list[Any]) -> Any:
+        """``results``: the pool, and the numbers of the left and the right message."""
+        if not results:
+            return []
+        pool, names = results[0][0], (self._pairs.left, self._pairs.right)
+        sides = [vectors.integers([pair[side] for pair in results]) for side in (1, 2)]
+        if len(results) >= vectors.RESULTS_FEW:
+            with contextlib.suppress(Exception):  # of messages that have not the same columns
+                return vectors.table_from([pool.structs(numbers) for numbers in sides], names)
+        return [dict(zip(names, pair)) for pair in zip(*(pool.messages(numbers) for numbers in sides))]
+
+    def put(self, call: Call, rows: kept.Rows) -> None:
+        """Keep rows that wait."""
+        if rows.size < kept.FEW:
+            for fact, message in zip(rows.facts(), rows.messages()):
+                self.hold(call, fact, message)
+            return
+        for low in range(0, rows.size, kept.BLOCK_ROWS):
+            some = rows.between(low, min(low + kept.BLOCK_ROWS, rows.size))
+            due = int(some.times[0]) + rows.wait_us + 1
+            name = at(due) + bytes((rows.left,)) + at(rows.wait_us) + int(some.numbers[0]).to_bytes(8, "big")
+            call.open(b"b" + name, some.packed())
+            first, wait_us = call.state.get(b"b") or (due, 0)
+            call.state[b"b"] = min(first, due), max(wait_us, rows.wait_us)
+
+    def singles(self, call: Call, mark: int) -> list[tuple[bytes, Any]]:
+        """Take the rows of state that the watermark reaches, as :meth:`complete` gets them."""
+        if call.due is None or call.due > mark:
+            return []
+        rest = bytes(self.ROW_BYTES - 9)
+        found: list[tuple[bytes, Any]] = call.state.range(
+            self.KIND + at(call.due) + rest, self.KIND + at(mark + 1) + rest
+        )
+        for row, _ in found:
+            del call.state[row]
+        return found
+
+    def blocks(self, call: Call, until: int) -> Iterator[tuple[bytes, kept.Rows]]:
+        """Yield the blocks with a row that is complete at a watermark of ``until``, with their rows of state."""
+        low, high = (b"b" + at(time_us) + bytes(17) for time_us in ((call.state.get(b"b") or (until,))[0], until + 1))
+        while found := call.state.range(low, high, 1):
+            ((row, block),) = found
+            yield row, kept.unpacked(block, bool(row[9]), time_of(row[10:18]))
+            low = (int.from_bytes(row, "big") + 1).to_bytes(len(row), "big")
+
+    def few_blocks(self, call: Call, until: int) -> list[tuple[bytes, kept.Rows]]:
+        """Return these blocks; refuse many."""
+        found = list(itertools.islice(self.blocks(call, until), kept.BLOCKS_MAX + 1))
+        if len(found) > kept.BLOCKS_MAX:
+            raise vectors.RowByRow
+        return found
+
+    def forget(self, call: Call, gone: list[bytes]) -> None:
+        """Delete blocks."""
+        for row in gone:
+            del call.state[row]
+        if gone:
+            following = next(self.blocks(call, END_US), None)
+            if following is None:
+                del call.state[b"b"]
+            else:
+                call.state[b"b"] = time_of(following[0][1:9]), call.state[b"b"][1]
+
+    @override
+    def expand(self, call: Call, until: int) -> None:
+        if (call.state.get(b"b") or (END_US,))[0] > until:
+            return
+        blocks = list(self.blocks(call, until))
+        self.forget(call, [row for row, _ in blocks])
+        for _, rows in blocks:
+            for fact, message in zip(rows.facts(), rows.messages()):
+                self.hold(call, fact, message)
+
+    @override
+    def due_after(self, call: Call, mark: int) -> int | None:
+        dues = [super().due_after(call, mark), *(call.state.get(b"b") or (None,))[:1]]
+        return min((due for due in dues if due is not None), default=None)
+
+    @override
+    def __cues_open__(self, state: Any) -> bool:
+        blocks = self.blocks(Call(state, None), END_US)
+        return any(self.block_awaits(rows) for _, rows in blocks) or super().__cues_open__(state)
+
+    @override
+    def __cues_close__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
+        self.expand(Call(process.state, None), END_US)
+        return super().__cues_close__(message, process)
+
+    def block_awaits(self, rows: kept.Rows) -> bool:
+        """Return whether a result may be written when the watermark completes some of these rows."""
+        raise NotImplementedError
+
 
 class _AsOf(_Join):
     """Messages wait until the watermark has passed their time, and are then taken in the order of time.
@@ -205,7 +362,6 @@ class _AsOf(_Join):
     """
 
     ROW_BYTES = 34
-    awaits_all = False
 
     def __init__(self, *given: Any, how: str, tolerance: int | None) -> None:
         super().__init__(*given)
@@ -213,8 +369,16 @@ class _AsOf(_Join):
 
     @override
     def keep(self, call: Call, message: dict[str, Any], time_us: int, tail: bytes) -> None:
-        side = b"\1" if call.binding == self._pairs.left else b"\0"
-        call.open(b"w" + at(time_us + 1) + side + call.number.to_bytes(8, "big") + tail, message)
+        self.hold(call, (call.binding == self._pairs.left, time_us, time_us + 1, call.number, tail, False), message)
+
+    @override
+    def hold(self, call: Call, fact: kept.Fact, message: Any) -> None:
+        left, _, due, number, tail, _ = fact
+        call.open(b"w" + at(due) + bytes((left,)) + number.to_bytes(8, "big") + tail, message)
+
+    @override
+    def wait_us(self, left: bool) -> int:
+        return 0
 
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
@@ -236,6 +400,77 @@ class _AsOf(_Join):
     def awaits(self, call: Call, row: bytes) -> bool:
         return row[9] < 2
 
+    @override
+    def block_awaits(self, rows: kept.Rows) -> bool:
+        return True
+
+    @property
+    @override
+    def has_columns(self) -> bool:  # type: ignore[override]
+        return super().has_columns and (self._tolerance or 0) < vectors.BEYOND
+
+    @override
+    def take(self, call: Call, own: kept.Rows, offsets: Any, marks: Any) -> None:
+        """Of the messages of the table that are complete, the last one of each key is written to its row."""
+        mark = int(marks[-1])
+        some = kept.Gathered()
+        expired = self._reach_singles(call, some, mark)
+        blocks = self.few_blocks(call, mark)
+        self.forget(call, [row for row, _ in blocks])
+        for rows in (*(rows for _, rows in blocks), own):
+            done = rows.done(mark)
+            some.add(rows.between(0, done))
+            self.put(call, rows.between(done, rows.size))
+        left, times, numbers, keys, places = some.arrays()
+        tails = list(some.tails)
+        entries = [b"t" + tail for tail in tails]
+        known = call.state.get_many(entries)
+        lefts, tables, last = kept.last_before(left, times, numbers, keys, len(tails))
+        there = some.pool.add([entry and entry[1] for entry in known])
+        before = vectors.integers([-1 if entry is None else there + key for key, entry in enumerate(known)])
+        then = vectors.integers([0 if entry is None else entry[0] for entry in known])
+        of, own_keys = tables[lefts], keys[lefts]
+        partners = vectors.where(of < 0, before[own_keys], places[of])
+        if self._tolerance is not None:
+            ages = times[lefts] - vectors.where(of < 0, then[own_keys], times[of])
+            partners[ages > self._tolerance] = -1
+        if not self._outer:
+            lefts, partners = lefts[partners >= 0], partners[partners >= 0]
+        call.results += [(some.pool, *pair) for pair in zip(places[lefts].tolist(), partners.tolist())]
+        call.completed += (times[lefts] + 1).tolist()
+        changed = [key for key, row in enumerate(last.tolist()) if row >= 0]
+        messages = some.pool.messages(places[last[changed]])
+        for key, time_us, number, message in zip(
+            changed, times[last[changed]].tolist(), numbers[last[changed]].tolist(), messages
+        ):
+            due = None if self._tolerance is None else time_us + self._tolerance + 1
+            if due is None or due > mark:
+                call.state[entries[key]] = [time_us, message]
+                if due is not None:
+                    call.open(b"w" + at(due) + b"\2" + number.to_bytes(8, "big") + tails[key], True)
+            elif known[key] is not None:
+                del call.state[entries[key]]
+        for tail, due in expired.items():
+            entry = known[some.key(tail)]
+            if last[some.key(tail)] < 0 and entry is not None and entry[0] + (self._tolerance or 0) < due:
+                del call.state[b"t" + tail]
+
+    def _reach_singles(self, call: Call, some: kept.Gathered, mark: int) -> dict[bytes, int]:
+        """Add the messages that are rows of state and complete; return the last time at which a key expires."""
+        messages: list[tuple[bool, int, int, bytes, Any]] = []
+        expired: dict[bytes, int] = {}
+        for row, value in self.singles(call, mark):
+            due, side, number, tail = time_of(row[1:9]), row[9], int.from_bytes(row[10:18], "big"), row[18:]
+            if side < 2:
+                messages.append((side == 1, due - 1, number, tail, value))
+            elif self._tolerance is None:
+                raise vectors.RowByRow
+            else:
+                expired[tail] = due
+                some.key(tail)
+        some.add_messages(messages)
+        return expired
+
 
 class _Interval(_Join):
     """Each message is kept until the watermark has passed all times at which it may have a partner.
@@ -245,7 +480,6 @@ class _Interval(_Join):
     """
 
     ROW_BYTES = 42
-    awaits_all = False
 
     def __init__(self, *given: Any, before: int, after: int, how: str) -> None:
         super().__init__(*given)
@@ -255,17 +489,28 @@ class _Interval(_Join):
 
     @override
     def keep(self, call: Call, message: dict[str, Any], time_us: int, tail: bytes) -> None:
-        side, other = (b"l", b"r") if call.binding == self._pairs.left else (b"r", b"l")
+        side, other = _sides(call.binding == self._pairs.left)
         back, ahead = self._reach[side]
+        if (blocks := call.state.get(b"b")) is not None:
+            self.expand(call, time_us + ahead + blocks[1] + 1)
         low, high = (other + tail + at(time) + bytes(8) for time in (time_us - back, time_us + ahead + 1))
         matched = False
         for _, partner in call.state.range(low, high):
             matched = partner[1] = True
             pair = (message, partner[0]) if side == b"l" else (partner[0], message)
             call.results += self._pairs(*pair)
-        row = side + tail + at(time_us) + call.number.to_bytes(8, "big")
-        call.state[row] = [message, matched]
-        call.open(b"w" + at(time_us + ahead + 1) + row, True)
+        self.hold(call, (side == b"l", time_us, time_us + ahead + 1, call.number, tail, matched), message)
+
+    @override
+    def hold(self, call: Call, fact: kept.Fact, message: Any) -> None:
+        left, time_us, due, number, tail, paired = fact
+        row = _sides(left)[0] + tail + at(time_us) + number.to_bytes(8, "big")
+        call.state[row] = [message, paired]
+        call.open(b"w" + at(due) + row, True)
+
+    @override
+    def wait_us(self, left: bool) -> int:
+        return self._reach[_sides(left)[0]][1]
 
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
@@ -279,6 +524,111 @@ class _Interval(_Join):
     @override
     def awaits(self, call: Call, row: bytes) -> bool:
         return row[9:10] in self._outer and not call.state[row[9:]][1]
+
+    @override
+    def block_awaits(self, rows: kept.Rows) -> bool:
+        return _sides(rows.left)[0] in self._outer and not rows.paired.all()
+
+    @override
+    def take(self, call: Call, own: kept.Rows, offsets: Any, marks: Any) -> None:
+        """All partners were kept by other calls, and the watermark has not completed them before the message.
+
+        It may have if the join had a shorter reach when they came.
+        """
+        mark = int(marks[-1])
+        reached = {row[9:]: time_of(row[1:9]) for row, _ in self.singles(call, mark)}
+        side, other = _sides(own.left)
+        back, ahead = self._reach[side]
+        _, wait_us = call.state.get(b"b") or (0, 0)
+        blocks = self.few_blocks(call, max(mark, int(own.times[-1]) + ahead + wait_us + 1))
+        some = kept.Gathered()
+        for tail in own.tails:
+            some.key(tail)
+        others = [rows for _, rows in blocks if rows.left != own.left]
+        for rows in others:
+            some.add(rows)
+        low, high = int(own.times[0]) - back, int(own.times[-1]) + ahead + 1
+        singles = self._partners(call, other, own.tails, low, high)
+        some.add_messages([(not own.left, *_facts(row), entry[0]) for row, entry in singles])
+        _, times, numbers, keys, places = some.arrays()
+        mine, partners = kept.pairs(own.keys, own.times - back, own.times + ahead, (keys, times, numbers))
+        dues = [rows.times + rows.wait_us + 1 for rows in others]
+        dues.append(vectors.integers([reached.get(row, mark + 1) for row, _ in singles]))
+        waits = vectors.concatenated(dues)[partners] > marks[offsets[mine]]
+        mine, partners = mine[waits], partners[waits]
+        order = vectors.in_order(offsets[mine])
+        mine, partners = mine[order], partners[order]
+        mine_first = some.pool.add(own.table)
+        pairs = zip(*((mine_first + mine).tolist(), places[partners].tolist())[:: 1 if own.left else -1])
+        call.results += [(some.pool, *pair) for pair in pairs]
+        call.at_rows += offsets[mine].tolist()
+        own.paired[mine] = True
+        changed = self._note_pairs(call, partners, others, singles)
+        self._finish(call, some.pool, reached, [*blocks, (None, own)], changed, mark)
+
+    def _partners(self, call: Call, other: bytes, tails: list[bytes], low: int, high: int) -> list[tuple[bytes, Any]]:
+        """Return the rows of state of messages of the other input with these keys, from one time to before another."""
+        if not call.state.range(other + bytes(32), other + b"\xff" * 32, 1):
+            return []
+        bounds = [(other + tail + at(low) + bytes(8), other + tail + at(high) + bytes(8)) for tail in tails]
+        return [found for first, last in bounds for found in call.state.range(first, last)]
+
+    def _note_pairs(
+        self, call: Call, partners: Any, blocks: list[kept.Rows], singles: list[tuple[bytes, Any]]
+    ) -> set[int]:
+        """Note which messages have a partner now; return the blocks that this changes, by ``id``."""
+        sizes = [rows.size for rows in blocks]
+        *hits, single = vectors.hits(partners, [*sizes, len(singles)])
+        changed = set()
+        for rows, hit in zip(blocks, hits):
+            if (hit & ~rows.paired).any():
+                rows.paired[hit] = True
+                changed.add(id(rows))
+        for (row, entry), paired in zip(singles, single.tolist()):
+            if paired:
+                call.state[row] = [entry[0], True]
+        return changed
+
+    def _finish(
+        self,
+        call: Call,
+        pool: kept.Pool,
+        reached: dict[bytes, int],
+        blocks: list[tuple[Any, kept.Rows]],
+        changed: set[int],
+        mark: int,
+    ) -> None:
+        """Complete what the watermark reaches, keep the rest, and write the messages without a partner."""
+        ended = [(row, due, call.state[row]) for row, due in reached.items()]
+        for row, _, _ in ended:
+            del call.state[row]
+        alone = [(row, due, message) for row, due, (message, paired) in ended if not paired and row[:1] in self._outer]
+        first = pool.add([message for _, _, message in alone])
+        lone = [(due, row, first + place) for place, (row, due, _) in enumerate(alone)]
+        parts = [(name, rows, rows.done(mark)) for name, rows in blocks]
+        parts = [(name, rows, done) for name, rows, done in parts if name is None or done or id(rows) in changed]
+        self.forget(call, [name for name, _, _ in parts if name is not None])
+        for _, rows, done in parts:
+            self.put(call, rows.between(done, rows.size))
+            if _sides(rows.left)[0] in self._outer:
+                unpaired = rows.between(0, done).unpaired()
+                first = pool.add(unpaired.table)
+                for place, (left, time_us, due, number, tail, _) in enumerate(unpaired.facts(), first):
+                    row = _sides(left)[0] + tail + at(time_us) + number.to_bytes(8, "big")
+                    lone.append((due, row, place))
+        for due, row, place in sorted(lone):
+            call.results.append((pool, place, -1) if row[:1] == b"l" else (pool, -1, place))
+            call.completed.append(due)
+
+
+def _facts(row: bytes) -> tuple[int, int, bytes]:
+    """The time, the number and the digest of the key of a row of state."""
+    return time_of(row[17:25]), int.from_bytes(row[25:], "big"), row[1:17]
+
+
+def _sides(left: bool) -> tuple[bytes, bytes]:
+    """The first bytes of the rows of an input, and of the other one."""
+    return (b"l", b"r") if left else (b"r", b"l")
 
 
 @takes(STREAM)

@@ -411,3 +411,54 @@ def seconds(columns: Any, name: str) -> list[float]:
     if np.isnan(found).any():
         raise RowByRow
     return found.tolist()  # type: ignore[no-any-return]
+
+
+def split(chosen: Any) -> tuple[list[int], Any]:
+    """Return the offsets of the rows that are chosen, and those of the others as an array."""
+    import numpy as np
+
+    return np.flatnonzero(chosen).tolist(), np.flatnonzero(~chosen)
+
+
+def in_order(values: Any) -> Any:
+    """Return the places of the values in their order; equal ones stay as they are."""
+    import numpy as np
+
+    return np.argsort(values, kind="stable")
+
+
+def integers(values: list[int]) -> Any:
+    """Return integers as an array."""
+    import numpy as np
+
+    return np.array(values, np.int64)
+
+
+def where(chosen: Any, values: Any, others: Any) -> Any:
+    """Return a value of ``values`` where it is chosen, and one of ``others`` elsewhere."""
+    import numpy as np
+
+    return np.where(chosen, values, others)
+
+
+def hits(places: Any, sizes: list[int]) -> list[Any]:
+    """Return which of the places of several lists, one after another, there are: an array of booleans for each."""
+    import numpy as np
+
+    found = np.zeros(sum(sizes), bool)
+    found[places] = True
+    return np.split(found, np.cumsum(sizes)[:-1])
+
+
+def concatenated(arrays: list[Any]) -> Any:
+    """Return arrays as one."""
+    import numpy as np
+
+    return np.concatenate(arrays)
+
+
+def table_from(arrays: list[Any], names: Sequence[str]) -> Any:
+    """Return a ``pyarrow.Table`` of arrays."""
+    import pyarrow as pa
+
+    return pa.Table.from_arrays(arrays, names=names)

@@ -39,7 +39,7 @@ from cues.queues import tables
 
 COLUMNS = {
     "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "aggregate-every", "aggregate-every-of-two",
-    "lookup-left",
+    "lookup-left", "as-of", "as-of-tolerance", "interval-inner", "interval-left", "interval-right", "interval-full",
 }  # fmt: skip
 """The cases that have a form for columns. The others are called with messages."""
 NUMBERS = {
