@@ -1,11 +1,13 @@
 """Queues in a shared directory (``--queues DIR``): large steps, small steps, keyed state, history.
 
-    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--only steps,state,history] [--json]
+    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--only steps,state,history,tables] [--json]
 
     steps      a light function over a queue that is there: messages a second of the largest steps, and of the whole
                run; then ten messages at a time: seconds from ``send`` to the output
     state      the same with a state for every message's key, a million keys in the end; then ten messages at a time
     history    ten messages at a time, with a thousand, 100,000 and a million files in the log of the output
+    tables     functions of tables over rows that came as a table, with queues in a store and in a directory: CPU of
+               all processes, Java too, for a row
 
 Every output is counted, and the last value of a state is compared.
 """
@@ -13,9 +15,12 @@ Every output is counted, and the last value of a state is compared.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +110,86 @@ def run(spark: Any, place: Path, stream: cues.Stream, count: int) -> Iterator[di
             assert running.messages("out")[-1]["count"] == count // 1_000_000 + 1
 
 
+def flagged(table: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return table.append_column("late", pc.greater_equal(table["delay"], 15.0))
+
+
+class Cpu:
+    """Samples the CPU time of this process and of all that it started, Java and Python workers: also of those that end.
+
+    A worker that ends between two samples lacks its last moments.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[tuple[int, str], float] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample_often, daemon=True)
+
+    def __enter__(self) -> Cpu:
+        self._sample()
+        self._before = sum(self._spent.values())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._sample()
+        self.seconds = sum(self._spent.values()) - self._before
+
+    def _sample_often(self) -> None:
+        while not self._ended.wait(0.05):
+            self._sample()
+
+    def _sample(self) -> None:
+        spent: dict[int, tuple[str, float]] = {}
+        parents: dict[int, int] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                parents[int(stat.parent.name)] = int(fields[1])
+                spent[int(stat.parent.name)] = fields[19], sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        family, new = {os.getpid()}, {os.getpid()}
+        while new := {pid for pid, parent in parents.items() if parent in new} - family:
+            family |= new
+        self._spent |= {(pid, spent[pid][0]): spent[pid][1] for pid in family & spent.keys()}
+
+
+def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
+    """The first round of each is not counted: Java compiles, and Python workers start."""
+    import pyarrow as pa
+
+    streams = [cues.Stream(flagged, "in", "middle", id="a", batch="arrow")]
+    streams.append(cues.Stream(flagged_again, "middle", "out", id="b", batch="arrow"))
+    for turn in range(2):
+        for kind in ("store", "directory"):
+            own = place / f"{kind}-{turn}"
+            with cues.open(own / "store", durability="process") as store:
+                appender = store.queue("in").appender()
+                for low in range(0, count, 50_000):
+                    appender.write_table(pa.Table.from_pylist(messages(low, min(count, low + 50_000))))
+            options = {} if kind == "store" else {"queues": own / "queues"}
+            graph = cues.Graph("g", streams, durability="process")
+            with Cpu() as cpu, graph.start(engine="spark", spark=spark, store=own / "store", **options) as running:
+                assert running.wait_idle(600)
+                engine: Any = running.engine  # type: ignore[attr-defined]
+                out = (
+                    engine.queues["out"].last_index + 1 if kind == "store" else engine.driver.queues["out"].log(0).next
+                )
+                assert out == count + 1
+            if turn:
+                yield {
+                    "what": f"two functions of tables, queues in a {kind}",
+                    "CPU µs a row": round(cpu.seconds / count * 1e6, 2),
+                }
+
+
+def flagged_again(table: Any) -> Any:
+    return table.drop_columns("note")
+
+
 def history(spark: Any, place: Path, files: int) -> Iterator[dict[str, Any]]:
     """The log names files that do not exist, which no step reads."""
     out = QueueDirectory(open_files(str(place / "queues")), "out", cues.QueueOptions())
@@ -145,6 +230,8 @@ def main() -> None:
         if "history" in rows:
             for files in HISTORY:
                 work[f"history {files}"] = history(spark, Path(room) / f"history-{files}", files)
+        if "tables" in rows:
+            work["tables"] = tables(spark, Path(room) / "tables", chosen.count)
         for name, lines in work.items():
             for line in lines:
                 if chosen.json:

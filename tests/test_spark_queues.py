@@ -205,6 +205,23 @@ def test_files_hold_what_the_embedded_engine_leaves(spark: SparkSession, tmp_pat
         assert without_times(found[queue]) == without_times(expected[queue]), queue
 
 
+def test_a_worker_that_is_killed_in_a_table_loses_and_repeats_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_FLAG", str(tmp_path / "flag"))
+    dying = Stream(spark_graphs.dies_once_in_a_table, "wide", "out", batch="arrow", batch_size=60)
+    made = spark_graphs.with_tables(dying)
+    with pytest.raises(ProcessorStopped, match="Python worker exited unexpectedly"):
+        running = made().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
+        with running:
+            running.wait_done()
+    assert (tmp_path / "flag").exists()
+    run(made(), tmp_path, spark)
+    found = left(tmp_path, made())
+    assert [m["n"] for m in found["out"]] == list(range(spark_graphs.COUNT))
+    assert found["out"] == found["wide"]
+
+
 def by_partition(place: Path, queue: str) -> dict[int, list[Any]]:
     """The messages of each partition, as any reader of Delta tables sees them. Their indices have no gap."""
     table = QueryBuilder().register("queue", DeltaTable(str(place / "queues" / folder_of(queue))))

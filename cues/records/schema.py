@@ -14,6 +14,7 @@ Not guaranteed: that a message fits. A schema here describes columns, and checks
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import types
@@ -155,6 +156,17 @@ def _shown(kind: Any, inside: tuple[Any, ...]) -> str:
         inner = (f"{name}:{_shown(field, (*inside, kind))}" for name, field in fields.items())
         return f"struct<{','.join(inner)}>"
     raise _Unknown(getattr(kind, "__name__", None) or repr(kind))
+
+
+def of_table(schema: Any) -> Schema:
+    """The names and types of the columns of a pyarrow schema that have one; without those that no column may have."""
+    lower = [name.lower() for name in schema.names]
+    fields = []
+    for field in schema:
+        with contextlib.suppress(_Unknown):
+            if not re.search(_NO_NAME, field.name) and lower.count(field.name.lower()) == 1:
+                fields.append((field.name, _of_arrow(field.type)))
+    return tuple(fields)
 
 
 def _of_arrow(kind: Any) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -28,12 +29,14 @@ import pyarrow.parquet as pq
 from cues import codec
 from cues.base import names
 from cues.errors import Diverged, Unsupported
+from cues.queues.base import PartitionShare, shares_of
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, UNKEYED, Router
+from cues.records import columns
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name
 from cues.spark.cluster.files import ID, folder_of
-from cues.spark.cluster.typed import NONE, TypedColumns
+from cues.spark.cluster.typed import NONE, ROWS, TypedColumns, rows_of
 from cues.steps.outgoing import place_of
 
 if TYPE_CHECKING:
@@ -82,12 +85,16 @@ def pieces_of(folder: str, files: Sequence[DataFile], low: int, high: int) -> li
     ]
 
 
-def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> pa.Table:
-    """The rows of a piece. Raises :class:`Diverged` if the file is gone, or is another one."""
+def read(files: Files, piece: Piece, columns: Sequence[str] | None = COLUMNS.names) -> pa.Table:
+    """The rows of a piece, with the metadata of its file; ``columns`` None: with all that the file has.
+
+    Raises :class:`Diverged` if the file is gone, or is another one.
+    """
     with _opened(files, piece) as opened:
         groups, skipped = _groups(opened.metadata, piece.start, piece.stop)
         # Several tasks run in one process of Spark: more threads for each would only change turns.
-        rows = opened.read_row_groups(groups, columns=list(columns), use_threads=False)
+        rows = opened.read_row_groups(groups, columns=None if columns is None else list(columns), use_threads=False)
+        rows = rows.replace_schema_metadata(opened.metadata.metadata)
     return rows.slice(piece.start - skipped, piece.stop - piece.start)
 
 
@@ -180,9 +187,13 @@ def _groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
 class Rows:
     """Consecutive or chosen messages of one queue, as Python values."""
 
-    def __init__(self, indices: Sequence[int], table: pa.Table) -> None:
+    def __init__(
+        self, indices: Sequence[int], table: pa.Table, pieces: Sequence[tuple[int, pa.Table | None]] | None = None
+    ) -> None:
+        """``pieces``, for a function of tables: the numbers of rows of the pieces, and their columns (typed.py)."""
         self.indices = indices
         self.table = table
+        self.pieces = pieces
 
     def __len__(self) -> int:
         return self.table.num_rows  # type: ignore[no-any-return]
@@ -205,13 +216,23 @@ class Rows:
         return _provenance(self.table)
 
     def slice(self, start: int, stop: int) -> Rows:
-        return Rows(self.indices[start:stop], self.table.slice(start, stop - start))
+        some = None
+        if self.pieces is not None:
+            some, at = [], 0
+            for count, rows in self.pieces:
+                low, high = max(start - at, 0), min(stop - at, count)
+                if low < high:
+                    some.append((high - low, None if rows is None else rows.slice(low, high - low)))
+                at += count
+        return Rows(self.indices[start:stop], self.table.slice(start, stop - start), some)
 
 
-def read_rows(files: Files, pieces: Sequence[Piece]) -> Rows:
-    """The messages of consecutive pieces of one queue."""
-    table = pa.concat_tables([read(files, piece) for piece in pieces])
-    return Rows(range(pieces[0].begin, pieces[0].begin + table.num_rows), table)
+def read_rows(files: Files, pieces: Sequence[Piece], as_tables: bool = False) -> Rows:
+    """The messages of consecutive pieces of one queue. ``as_tables``: also the columns of those that have some."""
+    tables = [read(files, piece, None if as_tables else COLUMNS.names) for piece in pieces]
+    stored = [(table.num_rows, rows_of(table)) for table in tables] if as_tables else None
+    table = pa.concat_tables([table.select(COLUMNS.names).replace_schema_metadata() for table in tables])
+    return Rows(range(pieces[0].begin, pieces[0].begin + table.num_rows), table, stored)
 
 
 # --- provenance ---------------------------------------------------------------------------------
@@ -339,6 +360,8 @@ class Writer:
         self._name = file_name(processor, record)
         self._open: Any = None
         self._target: Any = None
+        self._whole: list[str] | None = []
+        """The names of the fields, if the typed columns have the whole of each message; empty before the first."""
         self.batches: list[pa.RecordBatch] = []
         self._bytes = 0
         self.count = 0
@@ -349,12 +372,19 @@ class Writer:
         hashes: Sequence[str | None],
         provenance: Provenance | None,
         times_us: Sequence[int] | None = None,
+        rows: pa.Table | None = None,
     ) -> None:
-        """Add messages, with the provenance of each."""
+        """Add messages, with the provenance of each. ``rows``: the messages as a table, if they were one."""
+        self._note(None if rows is None else self._typed.whole(rows.schema))
         for low in range(0, len(values), GROUP_ROWS):
             high = min(low + GROUP_ROWS, len(values))
             times = None if times_us is None else times_us[low:high]
-            self._add(values[low:high], hashes[low:high], provenance and provenance.slice(low, high), times)
+            some = None if rows is None else rows.slice(low, high - low)
+            self._add(values[low:high], hashes[low:high], provenance and provenance.slice(low, high), times, some)
+
+    def _note(self, whole: list[str] | None) -> None:
+        """Note the fields of the next rows, if the typed columns have all of them."""
+        self._whole = whole if self._whole in ([], whole) else None
 
     def _add(
         self,
@@ -362,13 +392,15 @@ class Writer:
         hashes: Sequence[str | None],
         provenance: Provenance | None,
         times_us: Sequence[int] | None,
+        rows: pa.Table | None,
     ) -> None:
         count = len(values)
         packed = pa.array(values, pa.binary())
         times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
         offsets = pa.array(range(self.count, self.count + count), pa.int64())
         columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(provenance, count)]
-        columns += self._typed.arrays(values)
+        arrays = None if rows is None else self._typed.arrays_of(rows)
+        columns += self._typed.arrays(values) if arrays is None else arrays
         self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self.count += count
         self._bytes += packed.nbytes
@@ -377,6 +409,8 @@ class Writer:
 
     def append(self, rows: pa.Table) -> None:
         """Add rows of another data file as they are. Typed columns are made again if it does not have them all."""
+        whole = (rows.schema.metadata or {}).get(ROWS)
+        self._note(None if whole is None else json.loads(whole))
         offsets = pa.array(range(self.count, self.count + rows.num_rows), pa.int64())
         if set(self._schema.names) - set(rows.column_names):
             rows = rows.select(COLUMNS.names)
@@ -406,6 +440,8 @@ class Writer:
         if not self.count:
             return None
         self.flush()
+        if self._whole:
+            self._open.add_key_value_metadata({ROWS.decode(): json.dumps(self._whole)})
         self._open.close()
         self._target.__exit__(None, None, None)
         size = self._files.size(f"{self._folder}/{self._name}")
@@ -449,6 +485,22 @@ class QueueWriter:
             own = provenance and provenance.select(offsets)
             self._writer(partition).add([values[at] for at in offsets], [hashes[at] for at in offsets], own)
 
+    def add_table(
+        self, rows: pa.Table, shares: Sequence[PartitionShare] | None, hash: str, provenance: Provenance | None
+    ) -> None:
+        """Add the rows of a table as messages; ``shares``: those of each partition, if the message decides."""
+        if self._turns.partitions == 1:
+            self._add_rows(0, rows, hash, provenance)
+            return
+        if shares is None:
+            shares = shares_of(self._turns.place_table(rows), self._turns.partitions)
+        for partition, offsets in shares:
+            self._add_rows(partition, columns.taken(rows, offsets), hash, provenance and provenance.select(offsets))
+
+    def _add_rows(self, partition: int, rows: pa.Table, hash: str, provenance: Provenance | None) -> None:
+        values = packed_rows(rows)
+        self._writer(partition).add(values, [hash] * len(values), provenance, None, rows)
+
     def _writer(self, partition: int) -> Writer:
         if partition not in self._writers:
             self._writers[partition] = self._open(partition)
@@ -458,6 +510,17 @@ class QueueWriter:
         """Write the rest. Return the files, whose first indices are not known."""
         files = [writer.close() for writer in self._writers.values()]
         return [file for file in files if file is not None]
+
+
+def packed_rows(rows: pa.Table) -> list[bytes]:
+    """The rows of a table as packed messages. A dict lives for one row: many of them would be looked at by the
+    collector of garbage, which costs more than the rest."""
+    pack, names = codec.pack, rows.column_names
+    return [
+        pack(dict(zip(names, row)))
+        for batch in rows.to_batches()
+        for row in zip(*(columns.values(column, name) for name, column in zip(names, batch.columns)))
+    ]
 
 
 def messages(files: Files, pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str | None, dict[str, Any]]]:

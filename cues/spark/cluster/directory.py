@@ -282,6 +282,14 @@ class QueueDirectory:
             while (columns := self.columns.plus(schema, self.queue, self.files.url)) != self.columns:
                 self._commit([{"metaData": self.metadata_of(self.options, columns)}])
 
+    def learn(self, schema: Sequence[tuple[str, str]]) -> None:
+        """Add typed columns for fields of tables that have none, if the queue has no ``schema=``."""
+        if self.options.schema is None:
+            with self.lock:
+                while new := self.columns.unknown(schema):
+                    columns = self.columns.plus(new, self.queue, self.files.url)
+                    self._commit([{"metaData": self.metadata_of(self.options, columns)}])
+
     def metadata_of(self, options: QueueOptions, columns: TypedColumns) -> dict[str, Any]:
         return {
             "id": str(uuid.UUID(bytes=self.identity * 2)),

@@ -27,8 +27,10 @@ import secrets
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from cues import codec
 from cues.base import clock, events, names
@@ -42,10 +44,11 @@ from cues.queues.tailer import Tailer
 from cues.records.batch import Batch
 from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
-from cues.spark.cluster.data import Writer
+from cues.spark.cluster.data import Writer, packed_rows
 from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
+from cues.spark.cluster.typed import fields_of
 from cues.steps.state import StateTable
 
 if TYPE_CHECKING:
@@ -406,14 +409,18 @@ class Feeder:
 
     def write_runs(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
-        columns = directory.columns
-        writer = Writer(driver.files, directory.folder, self.ledger.processor, record, 0, columns, partition)
-        writer.add(
-            [value for run in runs for value in run.values],
-            [run.hash for run in runs for _ in run.values],
-            concat([run.provenance for run in runs]),
-            [run.time_us for run in runs for _ in run.values],
-        )
+        directory.learn([each for run in runs if run.rows is not None for each in fields_of(run.rows.schema)])
+        where = driver.files, directory.folder, self.ledger.processor, record, 0
+        writer = Writer(*where, directory.columns, partition)
+        for is_table, group in groupby(runs, lambda run: run.rows is not None):
+            for some in ([run] for run in group) if is_table else (list(group),):
+                writer.add(
+                    [value for run in some for value in run.values],
+                    [run.hash for run in some for _ in run.values],
+                    concat([run.provenance for run in some]),
+                    [run.time_us for run in some for _ in run.values],
+                    some[0].rows,
+                )
         return writer.close()
 
 
@@ -424,13 +431,21 @@ class _Run(NamedTuple):
     hash: str | None
     time_us: int
     provenance: Provenance
+    rows: Any = None
+    """The messages as a table, if they are a record of columns."""
 
 
 def _run(batch: Batch, start: int, stop: int) -> _Run:
-    body, cuts, head = batch.body(), batch.cuts(), batch.head
-    values = [bytes(body[low:high]) for low, high in pairwise(cuts[start : stop + 1])]
+    head, rows = batch.head, None
+    if batch.schema is not None:
+        rows = pa.Table.from_batches([batch.table().slice(start, stop - start)])
+        values = packed_rows(rows)
+    else:
+        body, cuts = batch.body(), batch.cuts()
+        values = [bytes(body[low:high]) for low, high in pairwise(cuts[start : stop + 1])]
     provenance = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
-    return _Run(values, head.hash.hex() if head.hash else None, head.time_ns // 1000, provenance.slice(start, stop))
+    hash = head.hash.hex() if head.hash else None
+    return _Run(values, hash, head.time_ns // 1000, provenance.slice(start, stop), rows)
 
 
 def _position_of(packed: str | None) -> bytes | None:
@@ -442,4 +457,5 @@ def _of_sources(run: _Run) -> _Run:
     """The messages of an error queue without the failures of streams and sinks."""
     kinds = [codec.unpack(value).get(names.ERR_CONFIG, {}).get("kind", "source") for value in run.values]
     chosen = [offset for offset, kind in enumerate(kinds) if kind == "source"]
-    return run._replace(values=[run.values[offset] for offset in chosen], provenance=run.provenance.select(chosen))
+    values = [run.values[offset] for offset in chosen]
+    return run._replace(values=values, provenance=run.provenance.select(chosen), rows=None)

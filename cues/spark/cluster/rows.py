@@ -6,10 +6,16 @@ store. The messages of a task need not be consecutive, because a key may decide 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
 
 from cues import codec
 from cues.overrides import override
+from cues.queues import tables
+from cues.queues.cursor import Piece
+from cues.queues.log import Log
 from cues.records.batch import Batch
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Rows, with_place
@@ -32,13 +38,47 @@ class Entrance(NamedTuple):
         return self.identity
 
 
+class _Head(NamedTuple):
+    acknowledges: bool = False
+
+
+class _FileRows:
+    """The messages of a piece of a file, with the attributes of a record batch that a function of tables uses."""
+
+    head = _Head()
+
+    def __init__(self, rows: Rows, columns: pa.Table | None) -> None:
+        self._rows = rows
+        self.schema = None if columns is None else columns.schema
+        self._columns = columns
+
+    def table(self) -> pa.RecordBatch:
+        assert self._columns is not None
+        return self._columns.combine_chunks().to_batches()[0]
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [codec.unpack(value) for value in self._rows.values]
+
+
+def _tables(rows: Rows, stored: Sequence[tuple[int, pa.Table | None]]) -> tables.Rows:
+    """The messages for a function of tables: no dict is made of a row with columns."""
+    pieces, at = [], 0
+    for count, columns in stored:
+        some = _FileRows(rows if len(stored) == 1 else rows.slice(at, at + count), columns)
+        pieces.append(Piece(cast(Log, None), cast(Batch, some), 0, count))
+        at += count
+    return tables.Rows(pieces)
+
+
 class RowSlice(Slice):
     """The messages that a task takes from one input. An offset counts from the first of them."""
 
     __slots__ = ("_provenance", "entrance", "rows")
 
-    def __init__(self, entrance: Entrance, rows: Rows, messages: list[dict[str, Any]] | None = None) -> None:
-        if messages is None:
+    def __init__(self, entrance: Entrance, rows: Rows, messages: Any = None) -> None:
+        if messages is None and rows.pieces is not None:
+            messages = _tables(rows, rows.pieces)
+        elif messages is None:
             messages = [codec.unpack(value) for value in rows.values]
         start = rows.indices[0]
         super().__init__(entrance, start, start + len(messages), messages, cast(list[Batch], []))

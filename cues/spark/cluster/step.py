@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Final
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
-from cues.graphs.processor import BATCH_SIZE, Node
+from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
+from cues.graphs.processor import Node
 from cues.spark.cluster import state_files
 from cues.spark.cluster.data import Piece, pieces_of
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
@@ -279,7 +280,7 @@ class Stage:
             return options.batch_size
         if options.batch:
             most = ORDERED_MESSAGES if self._single else self._pace.count
-            return max(1, most // options.batch_size) * options.batch_size
+            return max(1, most // self._call_size) * self._call_size
         if not self.ordered:
             return self._pace.count
         return options.batch_size if options.batch_size != BATCH_SIZE else ORDERED_MESSAGES
@@ -294,13 +295,21 @@ class Stage:
             held, size = sum(file.count for file in files), sum(file.size for file in files)
             if size > most:
                 count = max(1, min(count, held * most // size))
-        if self.node.options.batch and count > self.node.options.batch_size:
-            count -= count % self.node.options.batch_size
+        if self.node.options.batch and count > self._call_size:
+            count -= count % self._call_size
         return count
+
+    @property
+    def _call_size(self) -> int:
+        """Most messages of a call of a batch function. Tables have more, if no size is set, as a step has time."""
+        size = self.node.options.batch_size
+        if self.node.takes_columns and size == BATCH_SIZE and not self._single:
+            size = max(size, min(TABLE_SIZE, self._pace.count // int(self.driver.context.defaultParallelism)))
+        return size
 
     def _batch(self, count: int) -> int:
         """The number of messages of each call of a batch function."""
-        return min(count, self.node.options.batch_size) if self.node.options.batch else count
+        return min(count, self._call_size) if self.node.options.batch else count
 
     @property
     def _single(self) -> bool:
@@ -467,6 +476,9 @@ class Stage:
         self._drop([*before.state, *(output.state for output in outputs if output.state)])
         self._count(whole * len(taking.ranges), written - failed, failed, ran)
         self.driver.ring()
+        for output in outputs:
+            for target, fields in output.fields.items():
+                self.targets[target].learn(fields)
         if stopped is not None:
             raise stopped
 

@@ -35,20 +35,21 @@ from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.records.provenance import Provenance, concat
+from cues.records.schema import Schema
 from cues.spark.cluster import state_files
 from cues.spark.cluster.data import QueueWriter, Rows, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
 from cues.spark.cluster.state_files import StateRun, key_bytes
-from cues.spark.cluster.typed import TypedColumns
+from cues.spark.cluster.typed import TypedColumns, fields_of
 from cues.spark.executor import GivenUp, Job, Stretch, StretchResult, unpack_job
 from cues.spark.work import ExecutorRunner, StretchWork, travelling
 from cues.steps.failure import Failure
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
-from cues.steps.results import Cut, Results
+from cues.steps.results import Cut, Results, TableOutput
 from cues.steps.state import Changes, StateTable
 from cues.steps.state_keys import key_segment
 from cues.steps.taking import Slice, Taken
@@ -111,6 +112,8 @@ class TaskOutput(StretchResult):
     spent_s: float = 0.0
     read_bytes: int = 0
     """The bytes of the messages of the stretch."""
+    fields: dict[int, Schema] = field(default_factory=dict)
+    """By target: the fields of tables that have no typed column yet."""
 
 
 class CarriedState(StateTable):
@@ -207,16 +210,16 @@ _NOWHERE: Final = Provenance(1, {})
 
 
 class _RowRunner(ExecutorRunner):
-    """Its results are packed messages, also those of tables."""
-
     packer = _RowPacker
-    keeps_tables = False
 
 
 def run_task(task: Task, stretch: Stretch) -> TaskOutput:
     """Do the work of a task: each of ``inputs`` of the stretch is the number of an input, and pieces of its files."""
     work = _FilesWork(task, stretch.number)
-    return work.output(lambda: [(number, read_rows(work.files, pieces)) for number, pieces in stretch.inputs])
+    as_tables = work.job.node.takes_columns
+    return work.output(
+        lambda: [(number, read_rows(work.files, pieces, as_tables)) for number, pieces in stretch.inputs]
+    )
 
 
 def scatter(packed: bytes, tasks: int, stretch: Stretch) -> Iterator[tuple[int, bytes]]:
@@ -359,7 +362,23 @@ class _FilesWork(StretchWork):
             origins, values, provenance = _in_order(some)
             result.written += len(values)
             self._writer(target).add(values, [hashes[origin] for origin in origins], provenance)
+        for binding, output in results.outputs.items():
+            if isinstance(output, TableOutput) and output.table.num_rows:
+                self._write_table(self.job.outputs[binding], output, taken, hashes[count - 1])
         self._state.committed()
+
+    def _write_table(self, target: int, output: TableOutput, taken: Taken, hash: str) -> None:
+        """Write the table that a batch function returned."""
+        rows = output.table
+        provenance: Provenance | None = None
+        if not self.job.targets[target][1].strips and taken.traced:
+            provenance = taken.provenance().spread(rows.num_rows)
+        self._writer(target).add_table(rows, output.shares, hash, provenance)
+        self.result.written += rows.num_rows
+        new = self.task.columns[target].unknown(fields_of(rows.schema))
+        if new:
+            known = dict(self.result.fields.get(target, ()))
+            self.result.fields[target] = tuple((dict(new) | known).items())
 
     def _outputs(self, taken: Taken, results: Results, count: int) -> dict[int, list[_Chunk]]:
         """The output messages by target, each with the provenance of its source message."""
