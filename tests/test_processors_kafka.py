@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import pickle
-import random
 import socket
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import mirrors
 import pytest
-import seeds
 from children import Child
 from kafka_broker import Broker
 from small import until
@@ -553,13 +552,8 @@ def whole(broker: Broker, topic: str) -> list[Any]:
 @pytest.mark.parametrize("point", ["kafka.fenced", "kafka.positioned", "checkpoint.inside", "checkpoint.after"])
 def test_a_mirror_that_is_killed_at_a_point_has_each_record_once(point: str, kafka: Broker, tmp_path: Path) -> None:
     source, target = topics(kafka)
-    with Child(CODE, tmp_path, kafka.servers, source, target, CUES_FAULT=f"{point}:1") as child:
-        assert child.returncode() == -9
-    if point != "kafka.fenced":
-        with Child(CODE, tmp_path, kafka.servers, source, target, CUES_FAULT=f"{point}:2") as child:
-            assert child.returncode() == -9
-    with Child(CODE, tmp_path, kafka.servers, source, target) as child:
-        child.end()
+    hits = (1,) if point == "kafka.fenced" else (1, 2)
+    mirrors.killed_at(point, CODE, tmp_path, kafka.servers, source, target, hits=hits)
     assert whole(kafka, target) == whole(kafka, source)
 
 
@@ -573,16 +567,8 @@ def test_the_control_without_the_position_in_the_transaction_repeats(kafka: Brok
 
 
 def test_a_mirror_that_is_killed_at_random_has_each_record_once(kafka: Broker, tmp_path: Path) -> None:
-    chance = random.Random(seeds.new())
     source, target = topics(kafka)
-    for _ in range(4):
-        with Child(CODE, tmp_path, kafka.servers, source, target) as child, contextlib.suppress(AssertionError):
-            for _ in range(chance.randint(0, 2)):
-                child.line()
-            time.sleep(chance.uniform(0, 0.01))
-            child.kill()
-    with Child(CODE, tmp_path, kafka.servers, source, target) as child:
-        child.end()
+    mirrors.killed(CODE, tmp_path, kafka.servers, source, target, rounds=4)
     assert whole(kafka, target) == whole(kafka, source)
 
 

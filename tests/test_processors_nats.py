@@ -10,22 +10,20 @@ import contextlib
 import json
 import pickle
 import random
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import mirrors
 import pytest
-import seeds
-from children import Child
+from mirrors import deliver
 from nats_server import NatsServer, running
 from proxies import Proxy
 from small import until
-from test_processors_sql import Presented
 
 import cues
 from cues import testing
@@ -233,17 +231,6 @@ def test_options_that_do_not_fit_are_refused(nats: NatsServer, monkeypatch: pyte
 def a_target(server: NatsServer, **options: Any) -> NatsSubject:
     stream = server.stream()
     return NatsSubject(server.url, stream, f"{stream}.numbers", **options)
-
-
-def deliver(target: NatsSubject, start: int, end: int, inside: Any = None, **options: Any) -> None:
-    """Present the numbers [start, end) to a target."""
-    presented = cast(cues.Process, Presented({"g.save.q": (start, end)}, **options))
-    with target.transaction(presented) as transaction:
-        fresh = [{"n": n} for n in transaction.fresh(presented.indices)]
-        if inside is not None:
-            inside(transaction.connection, fresh)
-        else:
-            transaction.connection.write(fresh)
 
 
 def numbers(server: NatsServer, target: NatsSubject) -> list[int]:
@@ -477,17 +464,9 @@ CODE = "import sys; from test_processors_nats import mirror; mirror(*sys.argv[1:
 
 
 def killed(server: NatsServer, path: Path, rounds: int, count: int) -> None:
-    chance = random.Random(seeds.new())
     source, target = server.stream(), server.stream()
     server.publish(f"{source}.a", *encoded(*({"n": n} for n in range(count))))
-    for _ in range(rounds):
-        with Child(CODE, path, server.url, source, target) as child, contextlib.suppress(AssertionError):
-            for _ in range(chance.randint(0, 3)):
-                child.line()
-            time.sleep(chance.uniform(0, 0.01))
-            child.signal(signal.SIGKILL)
-    with Child(CODE, path, server.url, source, target) as child:
-        child.end()
+    mirrors.killed(CODE, path, server.url, source, target, rounds=rounds)
     assert [json.loads(data)["n"] for data in server.messages(target)] == list(range(count))
 
 
@@ -505,11 +484,7 @@ def test_a_mirror_that_is_killed_25_times_has_each_message_once(nats: NatsServer
 def test_a_mirror_that_is_killed_at_a_point_has_each_message_once(point: str, nats: NatsServer, tmp_path: Path) -> None:
     source, target = nats.stream(), nats.stream()
     nats.publish(f"{source}.a", *encoded(*({"n": n} for n in range(40))))
-    for hit in (1, 2):
-        with Child(CODE, tmp_path, nats.url, source, target, CUES_FAULT=f"{point}:{hit}") as child:
-            assert child.returncode() == -9
-    with Child(CODE, tmp_path, nats.url, source, target) as child:
-        child.end()
+    mirrors.killed_at(point, CODE, tmp_path, nats.url, source, target)
     assert [json.loads(data)["n"] for data in nats.messages(target)] == list(range(40))
 
 

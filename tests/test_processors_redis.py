@@ -7,23 +7,20 @@ test_contracts_sinks.py) run over Redis, too.
 from __future__ import annotations
 
 import contextlib
-import random
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import mirrors
 import pytest
-import seeds
-from children import Child
+from mirrors import deliver
 from proxies import Proxy
 from redis_server import RedisServer, running
 from small import until
-from test_processors_sql import Presented
 
 import cues
 from cues import testing
@@ -235,17 +232,6 @@ def test_options_that_do_not_fit_are_refused(redis: RedisServer, monkeypatch: py
 # --- the target ---------------------------------------------------------------------------------
 
 
-def deliver(target: RedisTarget, start: int, end: int, inside: Any = None, **options: Any) -> None:
-    """Present the numbers [start, end) to a target."""
-    presented = cast(cues.Process, Presented({"g.save.q": (start, end)}, **options))
-    with target.transaction(presented) as transaction:
-        fresh = transaction.fresh(presented.indices)
-        if inside is not None:
-            inside(transaction.connection, fresh)
-        else:
-            transaction.connection.write([{"n": n} for n in fresh])
-
-
 def numbers(server: RedisServer, stream: str) -> list[int]:
     return [int(fields[b"n"]) for fields in server.entries(stream)]
 
@@ -302,7 +288,7 @@ def test_two_owners_at_once_write_once(redis: RedisServer) -> None:
     other = RedisTarget(redis.url, stream, prefix=target.prefix)
 
     def between(connection: Any, fresh: Any) -> None:
-        connection.write([{"n": n} for n in fresh])
+        connection.write(fresh)
         deliver(other, 1, 4)
 
     with pytest.raises(CheckpointError) as refused:
@@ -337,7 +323,7 @@ def test_a_command_that_fails_inside_the_transaction_stops_the_sink_by_name(redi
     target = target_of(redis, stream)
 
     def wrong(connection: Any, fresh: Any) -> None:
-        connection.write({"n": fresh[0]})
+        connection.write(fresh[0])
         connection.incr(stream)  # a stream is no number
 
     with pytest.raises(CheckpointError, match=r"WRONGTYPE.*does not roll back.*are written") as stopped:
@@ -464,17 +450,9 @@ CODE = "import sys; from test_processors_redis import mirror; mirror(*sys.argv[1
 
 def killed(server: RedisServer, path: Path, rounds: int, count: int) -> None:
     """Kill a mirror at random moments, then let it end: each entry, and its count, is there once."""
-    chance = random.Random(seeds.new())
     source, target = server.stream(), server.stream()
     server.add(source, *({"n": n} for n in range(count)))
-    for _ in range(rounds):
-        with Child(CODE, path, server.url, source, target) as child, contextlib.suppress(AssertionError):
-            for _ in range(chance.randint(0, 3)):
-                child.line()
-            time.sleep(chance.uniform(0, 0.01))
-            child.signal(signal.SIGKILL)
-    with Child(CODE, path, server.url, source, target) as child:
-        child.end()
+    mirrors.killed(CODE, path, server.url, source, target, rounds=rounds)
     assert numbers(server, target) == list(range(count))
     with contextlib.closing(server.client) as client:
         assert int(client.get(f"{target}.count")) == count
@@ -494,11 +472,7 @@ def test_a_mirror_that_is_killed_25_times_has_each_entry_once(redis: RedisServer
 def test_a_mirror_that_is_killed_at_a_point_has_each_entry_once(point: str, redis: RedisServer, tmp_path: Path) -> None:
     source, target = redis.stream(), redis.stream()
     redis.add(source, *({"n": n} for n in range(30)))
-    for hit in (1, 2):
-        with Child(CODE, tmp_path, redis.url, source, target, CUES_FAULT=f"{point}:{hit}") as child:
-            assert child.returncode() == -9
-    with Child(CODE, tmp_path, redis.url, source, target) as child:
-        child.end()
+    mirrors.killed_at(point, CODE, tmp_path, redis.url, source, target)
     assert numbers(redis, target) == list(range(30))
 
 

@@ -1,0 +1,48 @@
+"""Cases of all connectors to a log: a target that is presented with numbers, and a mirror of a log that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from typing import Any, cast
+
+import seeds
+from children import Child
+from test_processors_sql import Presented
+
+import cues
+
+
+def deliver(target: Any, start: int, end: int, inside: Any = None, **options: Any) -> None:
+    """Present the messages of the numbers [start, end) to a target; ``inside`` is called instead of its ``write``."""
+    presented = cast(cues.Process, Presented({"g.save.q": (start, end)}, **options))
+    with target.transaction(presented) as transaction:
+        fresh = [{"n": n} for n in transaction.fresh(presented.indices)]
+        if inside is not None:
+            inside(transaction.connection, fresh)
+        else:
+            transaction.connection.write(fresh)
+
+
+def killed(code: str, *arguments: object, rounds: int) -> None:
+    """Kill a program, which prints a line a step, at random moments; then let it end."""
+    chance = random.Random(seeds.new())
+    for _ in range(rounds):
+        with Child(code, *arguments) as child, contextlib.suppress(AssertionError):
+            for _ in range(chance.randint(0, 3)):
+                child.line()
+            time.sleep(chance.uniform(0, 0.01))
+            child.signal(signal.SIGKILL)
+    with Child(code, *arguments) as child:
+        child.end()
+
+
+def killed_at(point: str, code: str, *arguments: object, hits: tuple[int, ...] = (1, 2)) -> None:
+    """Kill a program at a point, once for each of ``hits``; then let it end."""
+    for hit in hits:
+        with Child(code, *arguments, CUES_FAULT=f"{point}:{hit}") as child:
+            assert child.returncode() == -9
+    with Child(code, *arguments) as child:
+        child.end()
