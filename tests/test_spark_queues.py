@@ -705,7 +705,8 @@ def test_readers_see_what_the_log_says_and_nothing_of_orphans(spark: SparkSessio
     shutil.move(tmp_path / "here", tmp_path / "moved")
     place = tmp_path / "moved"
     assert numbers(place) == [2 * n for n in range(20)]
-    kept = [one.message["n"] for one in inspection.last_messages(place, "out", None)]
+    reader = inspection.QueueReader(place, "out")
+    kept = [one.message["n"] for one in reader.read(reader.last(None))]
     assert kept == [2 * n for n in range(20)]
     table = DeltaTable(str(place / "out"))
     query = duckdb.from_arrow(pa.table(table.scan().read_all())).order('first + "offset"').project("value")

@@ -60,7 +60,8 @@ with cues.spark.session(master) as spark:
 
 def messages(place: Path, queue: str) -> list[dict[str, object]]:
     """The messages of a queue, by its log."""
-    found = list(inspection.last_messages(place / "queues", queue, None))
+    reader = inspection.QueueReader(place / "queues", queue)
+    found = list(reader.read(reader.last(None)))
     assert [one.index for one in found] == list(range(1, len(found) + 1))
     return [one.message for one in found]
 

@@ -407,7 +407,7 @@ def _run(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store, say: Progr
     """``closes``: windows of the old store were closed at the end of a run, so these are too."""
     say("running the processors")
     pausing.resume_units(new, plan.id, None)
-    with replays.running(new), _graph_of(graph, plan, nodes, new).start(store=new) as running:
+    with replays.running(new), _graph_of(graph, nodes, new).start(store=new) as running:
         while not running.wait_done(idle_exit_s=0.0):
             raise StoreError("The replay was stopped.", "run it again; it continues.", path=new.path)
         for pause in running.pauses():
@@ -421,7 +421,7 @@ def _run(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store, say: Progr
     faults.point("replay.ran")
 
 
-def _graph_of(graph: Graph, plan: Plan, nodes: Sequence[Node], new: Store) -> Graph:
+def _graph_of(graph: Graph, nodes: Sequence[Node], new: Store) -> Graph:
     """The graph with these processors, sources without functions, and queues without bounds."""
     chosen = {node.name for node in nodes}
     fed = set(_copied(nodes))

@@ -1,6 +1,6 @@
 """Reading a shared directory without Spark. Nothing in it is changed.
 
-QueueReader      the messages of a queue; last_messages: its last ones
+QueueReader      the messages of a queue
 queues_of        the queues of a directory; logs_of: the partitions of one
 processors_of    the last record of each processor; records_of: the last records of one; rate_of: its messages a second
 feeder_lag       the number of messages of a source that are not in the directory yet
@@ -174,12 +174,6 @@ class QueueReader:
 
     def _before(self, file: DataFile, when_us: int) -> int:
         return bisect_left(self._times_us(file).to_pylist(), when_us)
-
-
-def last_messages(place: Place, queue: str, count: int | None) -> Iterator[InspectedMessage]:
-    """The last ``count`` messages of a queue; None: all."""
-    reader = QueueReader(place, queue)
-    return reader.read(reader.last(count))
 
 
 def _files(place: Place) -> Files:
