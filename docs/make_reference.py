@@ -46,6 +46,7 @@ MODULES = {
     "cues.processors.kafka_source": "a source of the records of a Kafka topic",
     "cues.processors.kafka_sink": "a sink into a Kafka topic",
     "cues.processors.redis_streams": "Redis streams as a source, and Redis as the target of sinks",
+    "cues.processors.link": "a queue continued on another machine, exactly once",
     "cues.processors.mqtt": "messages of MQTT topics as a source, and a publisher",
     "cues.processors.nats_streams": "NATS streams as a source, and a subject as the target of sinks",
     "cues.processors.sqs": "messages of Amazon SQS as a source, and a sender",

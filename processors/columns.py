@@ -15,7 +15,7 @@ import itertools
 import logging
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -455,3 +455,20 @@ def _in_microseconds(kind: Any) -> Any:
     if kinds.is_struct(kind):
         return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
     return kind
+
+
+def runs_of(messages: Any, joined: bool) -> Iterator[Any]:
+    """Yield what a sink is given as lists of dicts, and tables of Arrow; ``joined``: all messages in one."""
+    runs: list[Any]
+    if isinstance(messages, dict):
+        runs = [[messages]]
+    elif hasattr(messages, "__arrow_c_stream__"):
+        runs = [places.arrow().table(messages)]
+    else:
+        runs = list(messages.runs()) if hasattr(messages, "runs") else [list(messages)]
+    schemas = [None if isinstance(run, list) else run.schema for run in runs]
+    if joined and len(runs) > 1 and (None in schemas or any(schema != schemas[0] for schema in schemas)):
+        runs = [[row for run in runs for row in (run if isinstance(run, list) else dicts(run, "a message"))]]
+    elif len(runs) > 1 and None not in schemas and all(schema == schemas[0] for schema in schemas):
+        runs = [places.arrow().concat_tables(runs)]
+    yield from runs

@@ -111,7 +111,13 @@ class SourceServer(ABC):
             timeout_graceful_shutdown=int(_CLOSE_S),
             **tls,
         )
-        config.load()  # here, so that a certificate that cannot be read is an error of the start
+        try:
+            config.load()  # here, so that a certificate that cannot be read is an error of the start
+        except OSError as error:  # SSLError is one
+            self._listener.close()
+            raise cues.CuesError(
+                f"The {self._address.kind} cannot use its certificates: {error}.", "correct cert=, key= and client_ca=."
+            ) from error
         return uvicorn.Server(config)
 
     # --- the thread of the server ---

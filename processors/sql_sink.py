@@ -171,23 +171,6 @@ takes({**SINK, "checkpoint": Table})(write)
 write.takes_columns = True  # type: ignore[attr-defined]  # its messages are given as they lie on the queue
 
 
-def _runs(messages: Any, joined: bool) -> Iterator[Any]:
-    """Yield lists of dicts, and tables of Arrow; ``joined``: all messages in one."""
-    runs: list[Any]
-    if isinstance(messages, dict):
-        runs = [[messages]]
-    elif hasattr(messages, "__arrow_c_stream__"):
-        runs = [places.arrow().table(messages)]
-    else:
-        runs = list(messages.runs()) if hasattr(messages, "runs") else [list(messages)]
-    schemas = [None if isinstance(run, list) else run.schema for run in runs]
-    if joined and any(schema != schemas[0] for schema in schemas[1:]):
-        runs = [[row for run in runs for row in (run if isinstance(run, list) else columns.dicts(run, "a message"))]]
-    elif len(runs) > 1 and None not in schemas and all(schema == schemas[0] for schema in schemas):
-        runs = [places.arrow().concat_tables(runs)]
-    yield from runs
-
-
 class Writer(databases.Connection):
     """The open transaction of a :class:`Table`. It is as safe for threads as a connection of the database: not."""
 
@@ -197,7 +180,7 @@ class Writer(databases.Connection):
 
     def write(self, messages: Any) -> None:
         """Write a message, a list of messages or a table, by the mode of the table. Raises ValueError for a misfit."""
-        for run in _runs(messages, joined=self._table.mode != "append"):
+        for run in columns.runs_of(messages, joined=self._table.mode != "append"):
             table = None if isinstance(run, list) else self._as_it_is(run)
             if table is not None:
                 self._put_table(table)
