@@ -30,6 +30,7 @@ from test_spark_queues import copy_of
 
 import cues
 from cues import Graph, QueueOptions, Stream, testing
+from cues.processors.file_sink import FileSink
 from cues.spark.cluster import rows as task_rows
 from cues.spark.cluster.data import packed_rows, pieces_of, read_rows
 from cues.spark.cluster.directory import QueueDirectory
@@ -339,3 +340,18 @@ def test_a_file_says_which_fields_its_columns_have(tmp_path: Path) -> None:
     metadata = pq.read_metadata(tmp_path / "queues" / directory.folder / first.name).metadata
     assert metadata[b"cues.rows"] == b'["n", "kind", "half", "nested", "none", "index"]'
     run.close()
+
+
+def test_a_file_sink_gets_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = FileSink(tmp_path / "files", "parquet")
+    made = Graph("g", [cues.Source("none", lambda position: iter(())), out.sink("in", id="p")])
+    template(tmp_path / "store", made)
+    with cues.open(tmp_path / "store") as store:
+        fill(store, 0, 150, COUNT)
+    run = HostRun(FaultyFiles(str(tmp_path / "queues")), made, tmp_path / "store", 2, lambda: 120).claim()
+    monkeypatch.setattr(task_rows, "codec", None)  # no message is decoded for a task
+    run.run()
+    run.close()  # type: ignore[attr-defined]
+    out.finish()
+    found = [row for path in out.finished() for row in pq.read_table(path).to_pylist()]
+    assert found == table_of(0, COUNT).to_pylist()
