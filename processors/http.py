@@ -318,6 +318,11 @@ def _stripe(name: str, headers: Mapping[str, str]) -> _Signed:
     return _Signed(seconds, f"{seconds}.", [text for key, _, text in parts if key == "v1"])
 
 
+def _slack(name: str, headers: Mapping[str, str]) -> _Signed:
+    seconds = headers.get("x-slack-request-timestamp", "")
+    return _Signed(seconds, f"v0:{seconds}:", [headers[name].removeprefix("v0=")])
+
+
 def _standard(name: str, headers: Mapping[str, str]) -> _Signed:
     family = "svix" if name == "svix-signature" else "webhook"
     id, seconds = headers.get(f"{family}-id", ""), headers.get(f"{family}-timestamp", "")
@@ -345,6 +350,16 @@ _SCHEMES: Final = {
         lambda name, id, seconds, digest: {name: f"t={seconds},v1={digest}"},
         _stripe,
     ),
+    "shopify": _Scheme(
+        ("X-Shopify-Hmac-Sha256",), False, str.encode, _base64,
+        lambda name, id, seconds, digest: {name: digest},
+        lambda name, headers: _Signed("", "", [headers[name]]),
+    ),
+    "slack": _Scheme(
+        ("X-Slack-Signature",), True, str.encode, bytes.hex,
+        lambda name, id, seconds, digest: {"X-Slack-Request-Timestamp": seconds, name: f"v0={digest}"},
+        _slack,
+    ),
     "standard": _Scheme(
         ("Webhook-Signature", "Svix-Signature"), True, _standard_key, _base64,
         lambda name, id, seconds, digest: {"Webhook-Id": id, "Webhook-Timestamp": seconds, name: f"v1,{digest}"},
@@ -360,12 +375,16 @@ class Signature:
     ``secret``       text or bytes; a list: any of them is accepted, and the first one signs. Bytes are the key itself
     ``form``         ``"github"``: the header ``X-Hub-Signature-256: sha256=<hex>`` over the body.
                      ``"stripe"``: ``Stripe-Signature: t=<seconds>,v1=<hex>`` over ``<seconds>.<body>``.
+                     ``"shopify"``: ``X-Shopify-Hmac-Sha256: <base64>`` over the body.
+                     ``"slack"``: ``X-Slack-Signature: v0=<hex>`` over ``v0:<seconds>:<body>``, with the header
+                     ``X-Slack-Request-Timestamp``.
                      ``"standard"``: ``Webhook-Signature: v1,<base64>`` over ``<id>.<seconds>.<body>``, with the headers
                      ``Webhook-Id`` and ``Webhook-Timestamp``, as standardwebhooks.com says: the text of the secret is
                      ``whsec_`` and the base64 of the key. The older names ``Svix-Id``, ``Svix-Timestamp`` and
                      ``Svix-Signature`` are accepted too
     ``header``       another name for the header of the signature
-    ``tolerance_s``  the most seconds between the time of a signature and the clock; ``"github"`` has no time
+    ``tolerance_s``  the most seconds between the time of a signature and the clock. ``"github"`` and ``"shopify"`` have
+                     no time
 
     Raises :class:`InvalidArgument` for an unknown form, an empty secret, and a text that is not base64 in the form
     ``"standard"``.

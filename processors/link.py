@@ -275,15 +275,15 @@ class _Serving(SourceServer):
             return refused(503, "the receiver ends")
         try:
             body = await guards.body(request, self._receiver.body_bytes_max, self._receiver.body_s)
-            is_packed = request.headers.get("content-encoding") == "deflate"
-            asked = await asyncio.to_thread(self._read, sender, body, is_packed, self._loop.create_future())
+            headers = dict(request.headers)
+            asked = await asyncio.to_thread(self._read, sender, body, headers, self._loop.create_future())
         except guards.Refused as error:
             return refused(error.status, str(error))
         except NotInstalled as error:
             return refused(501, f"{error.message} {error.hint}")
         except CuesError as error:  # the queue does not take a message
             return refused(422, error.message[:2000])
-        except (ValueError, KeyError, TypeError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError) as error:
             return refused(400, f"{type(error).__name__}: {error}"[:500])
         self.events.put(asked)
         self._asked.add(asked.answer)
@@ -301,14 +301,11 @@ class _Serving(SourceServer):
         status = 200 if reply.fits else 409
         return Response(codec.pack({"row": reply.row, "processors": reply.processors}), status, media_type=_MEDIA_TYPE)
 
-    def _read(self, sender: str, body: bytes, is_packed: bool, answer: asyncio.Future[_Reply | None]) -> _Request:
+    def _read(
+        self, sender: str, body: bytes, headers: Mapping[str, str], answer: asyncio.Future[_Reply | None]
+    ) -> _Request:
         """Return the request of a body. In a thread of its own, because large ones take a while."""
-        if is_packed:
-            unpacker = zlib.decompressobj()
-            body = unpacker.decompress(body, self._receiver.body_bytes_max)
-            if not unpacker.eof:
-                raise guards.Refused(413, f"the body has more than {self._receiver.body_bytes_max} bytes")
-        given = codec.unpack(body)
+        given = codec.unpack(guards.decoded(body, headers, self._receiver.body_bytes_max))
         if given["version"] != _VERSION:
             raise ValueError(f"version {given['version']} of the link is not known here")
         after, messages = given["after"], None

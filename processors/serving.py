@@ -2,6 +2,7 @@
 
     protocol      uvicorn's protocol with a limit of time for the head of a request, which uvicorn does not have
     body          the body of a request, whole, or refused: too large, too slow, broken off
+    decoded       the body without its compression, or refused: a small one may become a large one
 
 A length that a client announces is a hint: it may lie, and a chunked body has none. So the bytes are counted.
 """
@@ -9,12 +10,18 @@ A length that a client announces is a hint: it may lie, and a chunked body has n
 from __future__ import annotations
 
 import asyncio
+import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 from cues.overrides import override
 
 HEAD_S: Final = 5.0
 """Seconds in which the head of a request must arrive, for a page."""
+
+
+_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""The argument of zlib for each content encoding."""
 
 
 class Refused(Exception):
@@ -45,6 +52,28 @@ async def body(request: Any, bytes_max: int, within_s: float) -> bytes:
     except ClientDisconnect:
         raise Refused(400, "the connection was closed") from None
     raise Refused(413, f"the body has more than {bytes_max} bytes")
+
+
+def decoded(body: bytes, headers: Mapping[str, str], bytes_max: int) -> bytes:
+    """Return a body without its ``Content-Encoding``; ``headers`` has names in small letters.
+
+    Raises :class:`Refused` for one that is not known here, that is damaged, or that is larger than ``bytes_max``.
+    """
+    encoding = headers.get("content-encoding", "").strip().lower() or "identity"
+    if encoding == "identity":
+        return body
+    if encoding not in _WINDOWS:
+        raise Refused(415, f"the content encoding {encoding[:40]!r} is not known here; use gzip or deflate")
+    unpacker = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        plain = unpacker.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise Refused(400, f"the body is not {encoding}: {error}") from None
+    if len(plain) > bytes_max:
+        raise Refused(413, f"the body has more than {bytes_max} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise Refused(400, f"the body is not {encoding}, whole and alone")
+    return plain
 
 
 def protocol(limit_s: float) -> Any:

@@ -6,7 +6,8 @@
 The source runs its own server, in a thread, while the graph runs: ``cues run graph.py``. A request goes this way:
 
     1. refuse    404 another path, 405 another method, 503 busy or ending, 413 a large body, 408 a slow one
-    2. verify    401 a wrong signature; 400 a body that is not what it should be, or that the queue cannot take
+    2. verify    a reply of one's own (``reply=``); 401 a wrong signature; 400 a body that is not what it should be, or
+                 that the queue cannot take
     3. yield     the message, with a position that has its number and the ids of the last events
     4. commit    by the engine: message and position at once
     5. answer    200, after the commit
@@ -40,6 +41,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
 
 from cues import jsontext
 from cues.arguments import check_number
@@ -80,11 +82,17 @@ class Hook(NamedTuple):
         """The body as JSON. Raises ValueError if it is none."""
         return jsontext.decode(self.body)
 
+    def form(self) -> dict[str, str]:
+        """The fields of a body that is a form (``application/x-www-form-urlencoded``); of equal names the last one."""
+        text = self.body.decode()
+        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=10_000))
+
 
 class _Event(NamedTuple):
     number: int
     identity: bytes
-    message: Message
+    message: Any
+    """A message; or several, as ``process.check`` returned them."""
 
 
 def _object(hook: Hook) -> Message:
@@ -103,9 +111,13 @@ class Webhook:
     ``path``         the only path that is served
     ``id``           a header, or a function of the :class:`Hook`: the identity of the event, which its repetitions have
                      too. A request without the header is refused with 400
-    ``message``      a function of the :class:`Hook` that returns the message; None: the body, which is a JSON object. A
+    ``message``      a function of the :class:`Hook` that returns the message, a list of messages, which are written
+                     together, or None for a request that is none; by default the body, which is a JSON object. A
                      ValueError, KeyError or TypeError refuses the request with 400, and so does a message that the
                      queue cannot take (its schema, key or size)
+    ``reply``        a function of the :class:`Hook`, called before ``verify``: text, bytes or a dict (as JSON) is
+                     answered at once with 200, and the request is no event; None: it is one. For the challenges with
+                     which a sender asks for the address
     ``reserved``     ``"q/type"`` or ``"q/topics"``, which messages may set then (:mod:`cues.processors.foreign`)
     ``verify``       a :class:`cues.processors.http.Signature`, or several of which one must be right; or a function of
                      the :class:`Hook` that returns whether to accept it
@@ -129,7 +141,8 @@ class Webhook:
         *,
         host: str = "127.0.0.1",
         id: str | Callable[[Hook], str] | None = None,
-        message: Callable[[Hook], Message] = _object,
+        message: Callable[[Hook], Message | list[Message] | None] = _object,
+        reply: Callable[[Hook], str | bytes | Message | None] | None = None,
         verify: http.Signature | Sequence[http.Signature] | Callable[[Hook], bool] | None = None,
         methods: Sequence[str] = ("POST",),
         remember: int = REMEMBER,
@@ -142,7 +155,7 @@ class Webhook:
         self.may = foreign.allowed(reserved)
         self.port, self.path, self.host = port, path, host
         self.methods = tuple(methods) if isinstance(methods, Sequence) else ()
-        self.id, self.message, self.verify = id, message, verify
+        self.id, self.message, self.reply, self.verify = id, message, reply, verify
         self.remember, self.pending_max, self.body_bytes_max = remember, pending_max, body_bytes_max
         self.body_s, self.answer_s = body_s, answer_s
         self.__name__ = "webhook"
@@ -171,7 +184,7 @@ class Webhook:
             return None
         return f"http://{self.host}:{serving.port}{self.path}"
 
-    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Message]]:
+    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each event, until the graph drains."""
         if position is not None and (not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION):
             raise Diverged(
@@ -210,7 +223,7 @@ class Webhook:
 class Serving(SourceServer):
     """The server of one start of a webhook."""
 
-    def __init__(self, hook: Webhook, number: int, ids: bytes, check: Callable[[Message], None] | None = None) -> None:
+    def __init__(self, hook: Webhook, number: int, ids: bytes, check: Callable[[Any], Any] | None = None) -> None:
         self._hook, self._check = hook, check
         self._known = {ids[at : at + 8]: number for at in range(0, len(ids), 8)}
         """The number of each event by its id, oldest first."""
@@ -224,7 +237,7 @@ class Serving(SourceServer):
 
     @override
     async def answer(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
+        from starlette.responses import JSONResponse, PlainTextResponse
 
         def answered(status: int, **facts: Any) -> Any:
             headers = {"Retry-After": "1"} if status == 503 else {}
@@ -240,16 +253,24 @@ class Serving(SourceServer):
             return answered(refused.status, error=str(refused))
         headers = {name.lower(): value for name, value in request.headers.items()}
         hook = Hook(request.method, request.url.path, dict(request.query_params), headers, body)
-        problem = self._unverified(hook)
-        if problem:
-            return answered(401, error=problem)
         try:
-            identity = self._identity(hook)
-            message = self._message(hook._replace(id=identity))
+            plain = hook._replace(body=guards.decoded(body, headers, self._hook.body_bytes_max))
+            reply = None if self._hook.reply is None else self._hook.reply(plain)
+            if reply is not None:
+                return PlainTextResponse(reply) if isinstance(reply, (str, bytes)) else JSONResponse(reply)
+            problem = self._unverified(hook)
+            if problem:
+                return answered(401, error=problem)
+            identity = self._identity(plain)
+            message = self._message(plain._replace(id=identity))
+        except guards.Refused as refused:
+            return answered(refused.status, error=str(refused))
         except CuesError as error:
             return answered(400, error=error.message[:500])
         except (ValueError, KeyError, TypeError) as error:
             return answered(400, error=f"{type(error).__name__}: {error}"[:500])
+        if message is None:
+            return answered(200, event=identity)
         number = self._take(identity, message)
         if number is None:
             return answered(503, error="busy")
@@ -276,19 +297,23 @@ class Serving(SourceServer):
             raise ValueError(f"the header {of} is missing" if isinstance(of, str) else "the event has no id")
         return value
 
-    def _message(self, hook: Hook) -> Message:
-        """Return the message of a request. Raises the error for which it cannot be one, before it is answered 200."""
-        message = self._hook.message(hook)
-        foreign.check(message, self._hook.may)
-        if self._check is not None:
-            self._check(message)
-        return message
+    def _message(self, hook: Hook) -> Any:
+        """Return the message of a request, several, or None if it has none.
+
+        Raises the error for which it cannot be a message, before the request is answered 200.
+        """
+        given = self._hook.message(hook)
+        if given is None or given == []:
+            return None
+        for message in given if isinstance(given, list) else [given]:
+            foreign.check(message, self._hook.may)
+        return given if self._check is None else self._check(given)
 
     @property
     def _busy(self) -> bool:
         return self.number - self.committed_number >= self._hook.pending_max
 
-    def _take(self, identity: str | None, message: Message) -> int | None:
+    def _take(self, identity: str | None, message: Any) -> int | None:
         """Return the number of the event; a new one unless its id is known, None if there is no room."""
         key = b""
         if identity is not None and self._hook.remember:

@@ -323,7 +323,7 @@ def test_json_is_plain_or_refused() -> None:
             as_json(value)
 
 
-@pytest.mark.parametrize("form", ["github", "stripe", "standard"])
+@pytest.mark.parametrize("form", ["github", "stripe", "standard", "shopify", "slack"])
 def test_a_signature_is_right_for_one_body_one_secret_and_some_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def small(headers: dict[str, str]) -> dict[str, str]:
         return {name.lower(): value for name, value in headers.items()}
@@ -340,7 +340,22 @@ def test_a_signature_is_right_for_one_body_one_secret_and_some_time(form: str, m
         assert http.Signature(b"new", form).problem({**headers, name: value}, body)
     monkeypatch.setattr(time, "time", lambda: now + 1_000)
     late = http.Signature(b"new", form).problem(headers, body)
-    assert late is None if form == "github" else "not within 300 s" in str(late)
+    assert late is None if form in ("github", "shopify") else "not within 300 s" in str(late)
+
+
+def test_a_signature_of_the_documentation_of_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = (
+        b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V"
+        b"&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text="
+        b"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN"
+        b"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
+    )
+    headers = {
+        "x-slack-request-timestamp": "1531420618",
+        "x-slack-signature": "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503",
+    }
+    monkeypatch.setattr(time, "time", lambda: 1531420620.0)
+    assert http.Signature("8f742231b10e8888abcd99yyyzzz85a5", "slack").problem(headers, body) is None
 
 
 def test_a_signature_of_the_documentation_of_github() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 import pickle
@@ -10,6 +11,7 @@ import random
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -220,7 +222,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         assert running.messages("events") == []
 
 
-@pytest.mark.parametrize("form", ["github", "stripe", "standard"])
+@pytest.mark.parametrize("form", ["github", "stripe", "standard", "shopify", "slack"])
 def test_a_signature_is_verified(form: str, tmp_path: Path) -> None:
     signature = http.Signature([b"secret", b"before"], form)
     hook = Webhook(port=0, verify=signature)
@@ -251,6 +253,77 @@ def test_functions_read_the_request(tmp_path: Path) -> None:
         assert client.put(f"{hook.url}?kind=k", content=b"x", headers={"X-Id": "a"}).status_code == 401
         assert client.put(f"{hook.url}?kind=k", content=b"\0\xff", headers=headers).status_code == 200
         assert running.messages("events") == [{"kind": "k", "id": "a", "body": b"\0\xff", "method": "PUT"}]
+
+
+def test_one_request_may_have_several_messages_or_none(tmp_path: Path) -> None:
+    """They are one commit: all of them, or none if the queue refuses one."""
+    hook = Webhook(port=0, id="X-Id", message=lambda request: request.json())
+    with serving(tmp_path, hook) as running:
+        assert post(hook, [{"n": 1}, {"n": 2}], "a").status_code == 200
+        assert running.messages("events") == [{"n": 1}, {"n": 2}]
+        assert post(hook, [{"n": 1}, {"n": 2}], "a").status_code == 200  # known
+        for body in (b"null", b"[]"):
+            assert post(hook, body, "b").status_code == 200
+        assert post(hook, [{"n": 3}, {"q/uuid": "x"}], "c").status_code == 400
+        assert post(hook, [{"n": 3}, 4], "c").status_code == 400
+        assert post(hook, [{"n": 3}], "c").status_code == 200
+        assert running.messages("events") == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_a_challenge_is_answered_and_is_no_message(tmp_path: Path) -> None:
+    """As Slack (JSON), Meta (GET, text) and Microsoft (text) ask for an address; it is not signed by all of them."""
+
+    def reply(request: Hook) -> Any:
+        if request.method == "GET":
+            if request.query["hub.verify_token"] != "mine":
+                raise ValueError("another token")
+            return request.query["hub.challenge"]
+        if "validationToken" in request.query:
+            return request.query["validationToken"].encode()
+        if request.json().get("type") == "url_verification":
+            return {"challenge": request.json()["challenge"]}
+        return None
+
+    hook = Webhook(port=0, reply=reply, methods=["GET", "POST"], verify=http.Signature("secret", "slack"))
+    with serving(tmp_path, hook) as running, httpx.Client(timeout=60) as client:
+        meta = client.get(str(hook.url), params={"hub.verify_token": "mine", "hub.challenge": "<b>1158"})
+        assert (meta.status_code, meta.text) == (200, "<b>1158")
+        assert meta.headers["content-type"].startswith("text/plain")
+        assert client.get(str(hook.url), params={"hub.verify_token": "x", "hub.challenge": "1"}).status_code == 400
+        assert client.get(str(hook.url)).status_code == 400
+        assert client.post(f"{hook.url}?validationToken=a%20b").text == "a b"
+        assert post(hook, {"type": "url_verification", "challenge": "c"}).json() == {"challenge": "c"}
+        assert post(hook, {"type": "event"}).status_code == 401
+        body = b'{"type": "event"}'
+        assert post(hook, body, headers=http.Signature("secret", "slack").headers(body, "1")).status_code == 200
+        assert running.messages("events") == [{"type": "event"}]
+
+
+def test_a_body_may_be_compressed_and_a_form(tmp_path: Path) -> None:
+    """The signature is that of the bytes that were sent; the bound holds for what they become."""
+    signature = http.Signature("secret", "github")
+    hook = Webhook(port=0, body_bytes_max=10_000, message=lambda request: dict(request.form()))
+    signed = Webhook(port=0, verify=signature)
+    with serving(tmp_path / "forms", hook) as running:
+        assert post(hook, b"a=1&b=%C3%A9+x&a=2&c=").status_code == 200
+        assert post(hook, gzip.compress(b"n=1"), headers={"Content-Encoding": "gzip"}).status_code == 200
+        assert post(hook, zlib.compress(b"n=2"), headers={"Content-Encoding": "Deflate"}).status_code == 200
+        for body, encoding, status in [
+            (gzip.compress(b"x" * 5_000_000), "gzip", 413),
+            (b"n=1", "gzip", 400),
+            (gzip.compress(b"n=1")[:-4], "gzip", 400),
+            (gzip.compress(b"n=1") * 2, "gzip", 400),
+            (b"n=1", "br", 415),
+            (b"no form", "", 400),
+            (b"\xff=1", "", 400),
+        ]:
+            assert post(hook, body, headers={"Content-Encoding": encoding}).status_code == status, (body[:10], encoding)
+        assert running.messages("events") == [{"a": "2", "b": "é x", "c": ""}, {"n": "1"}, {"n": "2"}]
+    with serving(tmp_path / "signed", signed) as running:
+        body = gzip.compress(b'{"n": 1}')
+        headers = {**signature.headers(body, "1"), "Content-Encoding": "gzip"}
+        assert post(signed, body, headers=headers).status_code == 200
+        assert running.messages("events") == [{"n": 1}]
 
 
 def test_a_message_that_cannot_be_written_is_refused_before_it_is_taken(tmp_path: Path) -> None:
