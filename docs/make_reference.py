@@ -54,6 +54,7 @@ MODULES = {
     "cues.processors.http": "answers, failures, rates and signatures of the HTTP processors",
     "cues.processors.http_sink": "a request for each message",
     "cues.processors.http_source": "a source of the items of a resource",
+    "cues.processors.event_stream": "a source of server-sent events",
     "cues.processors.webhook": "a source that is a server",
     "cues.processors.shape": "dedupe, flat map, split, sample, merge",
     "cues.schemas": "types of messages",

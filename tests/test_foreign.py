@@ -148,6 +148,7 @@ def test_every_ready_made_source_is_in_the_table() -> None:
         "nats-stream",
         "mqtt",
         "sqs",
+        "event-stream",  # test_event_stream.py
         "link-receiver",  # test_link.py: what is reserved there is less
     }
 
