@@ -274,7 +274,7 @@ class _Serving(SourceServer):
         if self.ending:
             return refused(503, "the receiver ends")
         try:
-            body = await guards.body(request, self._receiver.body_bytes_max, self._receiver.body_s)
+            body = await self.body(request, self._receiver.body_bytes_max, self._receiver.body_s)
             headers = dict(request.headers)
             asked = await asyncio.to_thread(self._read, sender, body, headers, self._loop.create_future())
         except guards.Refused as error:
@@ -283,8 +283,10 @@ class _Serving(SourceServer):
             return refused(501, f"{error.message} {error.hint}")
         except CuesError as error:  # the queue does not take a message
             return refused(422, error.message[:2000])
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # of any kind: the bytes are a stranger's, and Arrow has many
             return refused(400, f"{type(error).__name__}: {error}"[:500])
+        if self.ending:
+            return refused(503, "the receiver ends")
         self.events.put(asked)
         self._asked.add(asked.answer)
         try:

@@ -62,6 +62,7 @@ class SourceServer(ABC):
         self.number = self.committed_number = number
         """The numbers of the last event, and of the last committed one. Only the thread of the server changes them."""
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
+        self._reading: set[asyncio.Future[bytes]] = set()
         self._failure: BaseException | None = None
         self._listener = self._bound()
         self.port: int = self._listener.getsockname()[1]
@@ -140,6 +141,23 @@ class SourceServer(ABC):
                 self._server.should_exit = True
         task.result()
 
+    async def body(self, request: Any, bytes_max: int, within_s: float) -> bytes:
+        """Return the body of a request, as :func:`guards.body` does; it is refused too when the source ends."""
+        reading = asyncio.ensure_future(guards.body(request, bytes_max, within_s))
+        self._reading.add(reading)
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            if self.ending:
+                raise guards.Refused(503, f"the {self._address.kind} ends") from None
+            raise
+        finally:
+            self._reading.discard(reading)
+
+    def _break_off(self) -> None:
+        for reading in self._reading:
+            reading.cancel()
+
     async def wait(self, number: int) -> bool:
         """Wait for the commit of an event, ``answer_s`` at most; return whether it is committed."""
         if number <= self.committed_number:
@@ -186,9 +204,10 @@ class SourceServer(ABC):
             raise cues.CuesError(f"The server of the {self._address.kind} ended.", "start the graph again.")
 
     def end(self) -> None:
-        """Take no more events, and refuse those that were not yielded."""
+        """Take no more events, and refuse those that were not yielded, and requests that have not arrived whole."""
         self.ending = True
         self.call(lambda: self._settle(self.committed_number, self.yielded))
+        self.call(self._break_off)
 
     def close(self) -> None:
         """End: answer the events that are committed within some seconds, and refuse the others. Return soon after."""

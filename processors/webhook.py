@@ -248,7 +248,7 @@ class Serving(SourceServer):
         if self.ending or self._busy:
             return answered(503, error="ending" if self.ending else "busy")
         try:
-            body = await guards.body(request, self._hook.body_bytes_max, self._hook.body_s)
+            body = await self.body(request, self._hook.body_bytes_max, self._hook.body_s)
         except guards.Refused as refused:
             return answered(refused.status, error=str(refused))
         headers = {name.lower(): value for name, value in request.headers.items()}

@@ -210,6 +210,12 @@ def test_a_request_whose_answer_was_lost_is_not_written_again(tmp_path: Path) ->
     assert numbers(tmp_path / "center") == [1, 2]
 
 
+def request_of(messages: Any, table: bytes | None = None, ends: str = "{}") -> bytes:
+    after = ["store", 0, 1, ends, "hash", "{}"]
+    given = {"version": 1, "processor": "p", "before": None, "after": after, "messages": messages, "table": table}
+    return codec.pack(given)
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
@@ -221,6 +227,10 @@ def test_a_request_whose_answer_was_lost_is_not_written_again(tmp_path: Path) ->
         (zlib.compress(b"\0" * 3_000_000), {"Content-Encoding": "deflate"}, 413),
         (b"no zlib", {"Content-Encoding": "deflate"}, 400),
         (b"x" * 2_000_000, {}, 413),
+        (request_of([[1]]), {}, 400),
+        (request_of("text"), {}, 400),
+        (request_of([{"n": 1}], ends="[" * 100_000), {}, 400),
+        (request_of([], table=b"\xff\xff\xff\xff" + b"\x10\0\0\0" + b"\x7f" * 16), {}, 400),
         (b"", {"Authorization": "Bearer wrong"}, 401),
         (b"", {"Cues-Sender": "a b"}, 401),
     ],
@@ -235,6 +245,22 @@ def test_what_is_no_request_is_refused_and_the_receiver_goes_on(
         assert link.Sender(url, token=TOKEN).ask("")["row"] is None
         assert not running.stopped
     assert received(tmp_path / "center") == []
+
+
+def test_a_request_that_does_not_arrive_whole_delays_no_drain_and_logs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as slow:
+        slow.settimeout(30)
+        with center(tmp_path / "center") as (_, url):
+            slow.connect(("127.0.0.1", httpx.URL(url).port))
+            head = f"POST /in HTTP/1.1\r\nHost: x\r\nCues-Sender: box\r\nAuthorization: Bearer {TOKEN}\r\n"
+            slow.sendall(f"{head}Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert slow.recv(1000).startswith(b"HTTP/1.1 100")  # the receiver reads the body
+            began = time.monotonic()
+        assert time.monotonic() - began < 4
+        assert b" 503 " in slow.recv(1000)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("message", [{"q/uuid": "x"}, {"q/deliver-at": 1}, {"q/meta": {}}, [1], {"n": object}])
