@@ -285,7 +285,7 @@ class _Serving(SourceServer):
             return refused(422, error.message[:2000])
         except Exception as error:  # of any kind: the bytes are a stranger's, and Arrow has many
             return refused(400, f"{type(error).__name__}: {error}"[:500])
-        if self.ending:
+        if self.has_ended():
             return refused(503, "the receiver ends")
         self.events.put(asked)
         self._asked.add(asked.answer)

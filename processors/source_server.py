@@ -203,6 +203,10 @@ class SourceServer(ABC):
         if not self.open and not self.ending:
             raise cues.CuesError(f"The server of the {self._address.kind} ended.", "start the graph again.")
 
+    def has_ended(self) -> bool:
+        """Return whether it takes no more events, after a wait in which that may have changed."""
+        return self.ending
+
     def end(self) -> None:
         """Take no more events, and refuse those that were not yielded, and requests that have not arrived whole."""
         self.ending = True

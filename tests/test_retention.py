@@ -381,6 +381,33 @@ def test_many_old_messages_go_with_the_next_appends_and_not_one_batch_a_second(s
         assert numbers(queue) == [0, 1, 2]
 
 
+def test_a_partition_that_was_added_keeps_what_its_processor_has_not_begun_to_read(store: cues.Store) -> None:
+    queue = store.queue("q", key="n", retention=cues.Retention(age="2h", unread=True))
+    graph = Graph("g")
+    graph.sink("q", id="s")(lambda message: None)
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        queue.appender().write({"n": 0})
+        testing.run_until_idle(graph, store)
+        queue.grow(2)
+        queue.appender().write_many([{"n": n} for n in range(40)])
+        clock.advance(HOUR * 3)
+        queue.appender().write_many([{"n": n} for n in range(40)])
+        assert sorted(numbers(queue))[-80:] == sorted([*range(40), *range(40)])
+        testing.run_until_idle(graph, store)
+        clock.advance(HOUR * 3)
+        queue.appender().write_many([{"n": n} for n in range(40)])
+        assert sorted(numbers(queue)) == list(range(40))
+
+
+def test_of_two_graphs_that_are_merged_the_one_that_keeps_everything_is_heard() -> None:
+    said = Graph("a", queues={"rows": cues.QueueOptions(retention=None)})
+    silent = Graph("b", queues={"rows": cues.QueueOptions()})
+    for graph in (said, silent):
+        graph.stream("rows", f"{graph.id}-out", id=f"{graph.id}-copy")(lambda row: row)
+    for pair in ((said, silent), (silent, said)):
+        assert cues.merge("both", *pair).queues["rows"].keeps_all
+
+
 def test_unread_alone_deletes_nothing_and_is_refused() -> None:
     with pytest.raises(cues.InvalidArgument, match="no limit"):
         cues.Retention(unread=True)

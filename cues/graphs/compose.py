@@ -120,6 +120,8 @@ def merged_options(
                     f" {mine.to_dict()} in {graph!r}.",
                     f"call merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) on one of them.",
                 )
+            if mine.keeps_all:  # equal to options without a retention, for which there would be a default
+                known[queue] = graph, mine
     return {**{queue: options for queue, (_, options) in {**rest, **named}.items()}, **given}
 
 

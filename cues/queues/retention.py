@@ -139,11 +139,27 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
     if policy.read or (policy.unread and goal > row.first):
         _forget_expired(txn, log)
         read = min((reader.next for reader in readers(txn, log)), default=None)
+        if log.partition and _is_awaited(txn, log):
+            read = row.first
         if read is not None and policy.read:
             goal = max(goal, read)
         if read is not None and policy.unread:
             goal = min(goal, read)
     return goal
+
+
+def _is_awaited(txn: StoreTransaction, log: Log) -> bool:
+    """Return whether a reader of the first partition has no position on this one: the queue grew after its last run.
+
+    Named tailers do not count, because one may be of a single partition.
+    """
+
+    def names_of(log: Log) -> set[str]:
+        found = (reader for reader in known.of_log(txn, log) if reader.kind is not known.TAILERS)
+        return {reader.name.partition("/")[0] for reader in found}
+
+    first = Log(log.store, log.queue, 0)
+    return bool(names_of(first) - names_of(log))
 
 
 def spare(count: int) -> int:
