@@ -1,4 +1,4 @@
-"""State by columns: the cost of a row in windows and aggregates: ``python benchmarks/state.py [ROWS] [ROUNDS]``.
+"""State by columns: the cost of a row in windows, aggregates and joins: ``python benchmarks/state.py [ROWS] [ROUNDS]``.
 
 The rows are in a queue as tables: a key of 1,000, a time (1 ms apart, 1 in 100 up to 5 seconds late), and an integer.
 Prints CPU microseconds a row of this process, the median of the rounds, in which all are run one after another:
