@@ -155,10 +155,31 @@ class Tail:
 
     def _continued(self, place: Progress) -> Opened | None:
         """Open the file of a position, wherever it is now, or the one after it; None if no file is there yet."""
+        while True:
+            before = self._inodes()
+            unread = self._unread()
+            found = self._current(unread, place)
+            opened = found or open_file(self._source, self._where, [*unread, self._source.pattern][0], place.next())
+            # Files that were renamed during the look may be missing in it, or have been opened under other names.
+            if self._inodes() == before:
+                break
+            if opened is not None:
+                opened.close()
+        if found is None and place.current is not None and place.offset:
+            why = "was truncated" if place.current[1:3] == before.get(self._source.pattern) else "is gone"
+            _log.warning(
+                "%s %s; it was read up to byte %d, and no copy of it has the rest.",
+                place.current.name,
+                why,
+                place.offset,
+            )
+        return opened
+
+    def _current(self, unread: list[str], place: Progress) -> Opened | None:
+        """Open the file of a position; None if no file, or none of those that are found, is this one."""
         current = place.current
-        unread = self._unread()
         if current is None:
-            return self._first(unread, place)
+            return None
         names = [self._source.pattern, *unread]
         own = [name for name in names if is_inode(stat_of(self._where, name), current)]
         # The inode first: a copy begins with the same bytes, and may end before them.
@@ -175,28 +196,14 @@ class Tail:
                 if not is_damage(error, remote=False):
                     raise
             opened.close()
-        if place.offset:
-            why = "was truncated" if self._source.pattern in own else "is gone"
-            _log.warning(
-                "%s %s; it was read up to byte %d, and no copy of it has the rest.", current.name, why, place.offset
-            )
-        return self._first(unread, place)
+        return None
 
-    def _first(self, unread: list[str], place: Progress) -> Opened | None:
-        """Open the first file that was not read."""
-        while True:
-            name = next(iter(unread), self._source.pattern)
-            opened = open_file(self._source, self._where, name, place.next())
-            # A rotation after the look has given the name to another file, or left another file to be read first.
-            again = self._unread()
-            is_same = again == unread and (
-                not unread or opened is None or opened.start_stat[:2] == self._seen[name][0][:2]
-            )
-            if is_same:
-                return opened
-            unread = again
-            if opened is not None:
-                opened.close()
+    def _inodes(self) -> dict[str, tuple[int, int]]:
+        """The device and the inode of each file, by name. Two that are equal: no file was renamed in between."""
+        path = self._source.pattern
+        at_path = stat_of(self._where, path)
+        named = self._rotated() if at_path is None else {path: at_path} | self._rotated()
+        return {name: (stat.device, stat.inode) for name, stat in named.items()}
 
     def _rotated(self) -> dict[str, places.Stat]:
         """The rotated files, the oldest first."""
@@ -221,15 +228,18 @@ class Tail:
 
     def _begin(self, place: Progress) -> None:
         """Take the rotated files that are there for read: all at the first start, else those before the current one."""
-        current = ""
+        current: tuple[int, ...] = ()
         if place.current is not None and (opened := self._continued(place)) is not None:
-            current = opened.name if opened.start.current is not None else ""
+            current = opened.start_stat[:2] if opened.start.current is not None else ()
             opened.close()
-        for name in self._rotated():
-            if name == current:
-                return
+        rows: list[Rotated] = []
+        before = None
+        while before != (before := self._inodes()):  # until no file was renamed during the look
             with suppress(FileNotFoundError):
-                self._put(self._look(name))
+                names = itertools.takewhile(lambda item: item[1][:2] != current, self._rotated().items())
+                rows = [self._look(name, stat) for name, stat in names]
+        for row in rows:
+            self._put(row)
 
     def _finish(self, opened: Opened) -> None:
         self._put(_stored(opened.stored, opened.compressed))
@@ -251,7 +261,7 @@ class Tail:
     def _compare(self, found: dict[str, places.Stat]) -> list[str]:
         if self._seen.keys() == found.keys() and all(self._seen[name][0] == stat for name, stat in found.items()):
             return [name for name in found if self._seen[name][1] is None]
-        self._stored = {name: self._look(name) for name in found}
+        self._stored = {name: self._look(name, stat) for name, stat in found.items()}
         self._contents = {
             stored: self._contents[stored] for stored in self._stored.values() if stored in self._contents
         }
@@ -265,8 +275,17 @@ class Tail:
         self._seen = {name: (stat, known.get(name)) for name, stat in found.items()}
         return [name for name in found if name not in known]
 
-    def _look(self, name: str) -> Rotated:
-        with self._where.open(name) as file:
+    def _open(self, name: str, inode: tuple[int, int]) -> IO[bytes]:
+        """Open a file that was listed. Raises FileNotFoundError if another one has its name by now."""
+        file = self._where.open(name)
+        found = os.fstat(file.fileno())
+        if (found.st_dev, found.st_ino) != inode:
+            file.close()
+            raise FileNotFoundError(name)
+        return file
+
+    def _look(self, name: str, stat: places.Stat) -> Rotated:
+        with self._open(name, stat[:2]) as file:
             return _stored(file, places.compression_of(name) is not None)
 
     def _aligned(self, names: list[str]) -> dict[str, int]:
@@ -304,7 +323,7 @@ class Tail:
         """
         row, stored = self._rows[number], self._stored[name]
         if stored[:2] == row[:2] and stored.size >= row.size:
-            with self._where.open(name) as file:
+            with self._open(name, stored[:2]) as file:
                 if checksum(file.read(min(row.size, FINGERPRINT_BYTES))) == row.head:
                     return 2
         if stored[2:] == row[2:]:
@@ -312,7 +331,7 @@ class Tail:
         if not (deep and stored.compressed and not row.compressed):
             return 0
         if stored not in self._contents:
-            with self._where.open(name) as file:
+            with self._open(name, stored[:2]) as file:
                 self._contents[stored] = _uncompressed(file, name)
         return int(self._contents[stored] == row[2:5])
 

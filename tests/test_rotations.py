@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import glob
 import gzip
 import itertools
 import os
@@ -18,7 +20,7 @@ import seeds
 from cues import codec
 from cues.processors import tail
 from cues.processors.file_source import Files
-from cues.processors.places import Stat
+from cues.processors.places import Local, Stat
 
 
 class Log:
@@ -199,3 +201,74 @@ def test_rotated_files_are_in_the_order_of_numbers_or_times_in_their_names_then_
     assert order("a", "a.2026-01-02_10", "a.2026-01-02_9") == ["a.2026-01-02_9", "a.2026-01-02_10"]
     assert order("now", "app-10.log", "app-9.log") == ["app-9.log", "app-10.log"]
     assert order("a.log", "a.log.old", "a.log.1") == ["a.log.old", "a.log.1"]  # a mixture: by time
+
+
+class Turning:
+    """Renames of a rotation, of which some are done before each look of the source at the files, from one look on."""
+
+    def __init__(self, log: Path, at: int, at_once: int) -> None:
+        self.log, self.at, self.at_once, self.looks = log, at, at_once, 0
+        self._steps = iter([*self._rotation(2, "5"), *self._rotation(3, "6")])
+        self._is_inside = False
+
+    def _rotation(self, rotated: int, line: str) -> list[Callable[[], object]]:
+        names = [self.log, *(Path(f"{self.log}.{number}") for number in range(1, rotated + 2))]
+        shifts = [*itertools.pairwise(names)][::-1]
+        renames = [functools.partial(old.rename, new) for old, new in shifts]
+        return [*renames, lambda: self.write(line)]
+
+    def write(self, *lines: str) -> None:
+        with open(self.log, "a") as file:
+            file.writelines(f"{line} of the log\n" for line in lines)
+
+    def finish(self) -> None:
+        for step in self._steps:
+            step()
+
+    def before(self, call: Any) -> Any:
+        def looks(*arguments: Any, **options: Any) -> Any:
+            if not self._is_inside:
+                self._is_inside = True
+                self.looks += 1
+                if self.looks > self.at:
+                    for step in itertools.islice(self._steps, self.at_once):
+                        step()
+                self._is_inside = False
+            return call(*arguments, **options)
+
+        return looks
+
+
+@pytest.mark.parametrize("begins", [None, r"\d+ "])
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 9])
+def test_a_rotation_between_any_two_looks_at_the_files(
+    at_once: int, is_first: bool, begins: str | None, tmp_path: Path
+) -> None:
+    """The first start takes the files that are rotated by then for read, and loses none of the others."""
+    for at in itertools.count():
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        turning = Turning(folder / "app.log", at, at_once)
+        reader = Reader(Files(turning.log, begins=begins, follow=True, idle_exit_s=0, grace_s=0, poll_s=0))
+        for number in (1, 2):
+            Path(f"{turning.log}.{number}").write_text(f"{number} of an old log\n")
+        if not is_first:
+            turning.write("0")
+            reader.run(None)
+        turning.write("1", "2", "3", "4")
+        if not is_first:
+            reader.run(2)
+            assert reader.lines == ["0 of the log", "1 of the log", "2 of the log"]
+        with pytest.MonkeyPatch.context() as patch:
+            for module, name in ((os, "stat"), (os, "fstat"), (glob, "glob"), (Local, "open")):
+                patch.setattr(module, name, turning.before(getattr(module, name)))
+            reader.run(None)
+        turning.finish()
+        reader.run(None)
+        lines = [f"{number} of the log" for number in range(1 if is_first else 0, 7)]
+        # A file that was rotated before the first start has looked at it is one that was there before.
+        assert reader.lines in ([lines, lines[4:], lines[5:]] if is_first else [lines])
+        if turning.looks <= at:
+            assert reader.lines == lines
+            break
