@@ -418,7 +418,7 @@ class Sender:
             body, headers["Content-Encoding"] = zlib.compress(body, 1), "deflate"
         try:
             answer = self._connected().post(self.url, content=body, headers=headers)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise CheckpointError(
                 f"The receiver at {self.where} cannot be reached: {error}",
                 "start the graph again when it answers; the sink continues at this message."
@@ -427,7 +427,7 @@ class Sender:
                 where=self.where,
                 away=not _is_refused(error),
             ) from error
-        if answer.status_code == 200:
+        if answer.status_code == 200 and answer.headers.get("content-type") == _MEDIA_TYPE:
             return dict(codec.unpack(answer.content))
         raise self._refused(answer)
 
@@ -646,7 +646,7 @@ def _processor(name: Any) -> str:
 def _is_refused(error: BaseException | None) -> bool:
     """Return whether TLS was refused: a certificate that is not known does not become known by waiting."""
     while error is not None:
-        if isinstance(error, ssl.SSLError) or "SSL" in str(error):
-            return True
+        if isinstance(error, ssl.SSLError):
+            return not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
         error = error.__cause__ or error.__context__
     return False

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -261,6 +262,42 @@ def test_a_request_that_does_not_arrive_whole_delays_no_drain_and_logs_nothing(
         assert time.monotonic() - began < 4
         assert b" 503 " in slow.recv(1000)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@contextlib.contextmanager
+def stranger(answer: bytes) -> Iterator[int]:
+    """The port of a server that answers each first request with some bytes, and closes the connection."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as connection:
+                    connection.recv(100_000)
+                    connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield int(listener.getsockname()[1])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "away"),
+    [
+        ("http", b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>", False),
+        ("http", b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nxx", True),
+        ("http", b"", True),
+        ("https", b"", True),  # the receiver was killed in the handshake
+        ("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", False),  # it does not speak TLS
+    ],
+)
+def test_an_answer_that_is_not_of_a_receiver_fails_no_message(scheme: str, answer: bytes, away: bool) -> None:
+    """The sender waits or stops: otherwise each message would be on the error queue."""
+    with stranger(answer) as port, pytest.raises(CheckpointError) as caught:
+        link.Sender(f"{scheme}://127.0.0.1:{port}/in", token=TOKEN).ask("")
+    assert caught.value.away is away
 
 
 @pytest.mark.parametrize("message", [{"q/uuid": "x"}, {"q/deliver-at": 1}, {"q/meta": {}}, [1], {"n": object}])
