@@ -120,7 +120,8 @@ class Receiver:
     ``token``        what senders show: a text of 16 characters or more, or one for each name of a sender
     ``cert``, ``key``   files of the server's certificate (PEM) and its key: it then speaks HTTPS
     ``client_ca``    a file of certificates: a sender must show one that they signed (mutual TLS)
-    ``body_bytes_max``   a request has no more bytes than this, also after it is decompressed
+    ``body_bytes_max``   a request has no more bytes than this, also after it is decompressed. Columns may be compressed
+                     once more inside of a table: whoever has a token is trusted not to send what has no end
     ``body_s``       seconds in which a request must arrive whole
     ``answer_s``     seconds in which its commit must follow
 
@@ -144,7 +145,7 @@ class Receiver:
         client_ca: str | Path | None = None,
         body_bytes_max: int = 64 << 20,
         body_s: float = 60.0,
-        answer_s: float = 30.0,
+        answer_s: float = 10.0,
     ) -> None:
         self.port, self.path, self.host = port, path, host
         self._tokens = _tokens(token)
@@ -445,11 +446,12 @@ class Sender:
                 where=self.where,
                 again=True,
             )
+        away = status in _AWAY or (status >= 500 and status != _NOT_INSTALLED)
         return CheckpointError(
             f"The receiver at {self.where} answered {status}: {text}",
-            "correct url= and token=: they are those of the receiver.",
+            "it is asked again later." if away else "correct url= and token=: they are those of the receiver.",
             where=self.where,
-            away=status in _AWAY or (status >= 500 and status != _NOT_INSTALLED),
+            away=away,
         )
 
     def _connected(self) -> Any:
