@@ -47,11 +47,12 @@ class EventStream:
     ``events``      the names of the events that are wanted; None: all
     ``headers``     of each request; a function is called for each
     ``retry_s``     seconds before the next connection, unless the server says another time
-    ``idle_s``      seconds without a byte, also of a comment, after which the connection is given up
-    ``timeout_s``   seconds for a connection and the beginning of its answer
-    ``event_bytes_max``   a larger event stops the source
+    ``idle_s``      seconds without a byte, also of a comment, after which the connection is given up; also for the
+                    beginning of an answer
+    ``timeout_s``   seconds for a connection
+    ``event_bytes_max``   an event of more characters stops the source
     ``retry_on``, ``retry_after_s_max``   as :class:`cues.processors.http_sink.Requests` has them
-    ``client``      a function that makes an ``httpx.Client``, for one connection
+    ``client``      a function that makes an ``httpx.Client``, for one connection, with time-outs of its own
     ``reserved``    ``"q/type"`` or ``"q/topics"``, which data may set then (:mod:`cues.processors.foreign`)
 
     Kind: source
@@ -167,7 +168,7 @@ class _Bounded:
             yield text
             if self.bytes > self._source.event_bytes_max:
                 url, most = http.shown_url(self._source.url), self._source.event_bytes_max
-                text = f"{url} sent an event of more than {most} bytes."
+                text = f"{url} sent an event of more than {most} characters."
                 raise http.failed(http.RequestFailed, text, "raise event_bytes_max=.", None)
 
 
@@ -221,7 +222,10 @@ class _Connection:
                         bounded.bytes = 0
                         if len(event.id.encode()) > _ID_BYTES_MAX:
                             raise http.failed(
-                                http.RequestFailed, "An event has an id of more than 1,000 bytes.", "shorten it.", None
+                                http.RequestFailed,
+                                f"An event has an id of more than {_ID_BYTES_MAX:,} bytes.",
+                                "shorten it.",
+                                None,
                             )
                         self._put(event)
         except (httpx.ReadTimeout, httpx.RemoteProtocolError):

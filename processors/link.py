@@ -17,7 +17,7 @@ messages up to it. A step of the sink is two requests:
 
 A sender that gets no answer reads the row again. So it knows whether the messages are there, wherever either side was
 killed: nothing is lost, and nothing is there twice. An owner that was replaced is refused (:class:`cues.Fenced`), and
-so is a store that was begun anew under the name of another one (:class:`cues.errors.Diverged`).
+so is a new store under the name that another store had (:class:`cues.errors.Diverged`).
 
 A request is the msgpack of a map, compressed by zlib. Messages keep their types. With ``batch="arrow"`` the rows of
 tables go over as columns, and are columns there.
@@ -26,7 +26,7 @@ A message that the queue of the receiver refuses (its schema, its size) fails at
 database refuses. While the receiver is away, or has no room (``max_lag=``), the sender waits (``outage=``).
 
 Not guaranteed: that the metadata of a message goes over; the order of messages of several senders. A receiver whose
-store is set back to an older copy misses what it had after it.
+store is set back to an older copy lacks the messages that it got after that copy was made.
 """
 
 from __future__ import annotations
@@ -213,6 +213,7 @@ class Receiver:
                 process.state[request.field] = request.after
                 if row is None:
                     process.state[request.sender] = [*processors, request.processor]
+                # Before the yield: the answer waits for the commit of this number.
                 serving.reply(request, _Reply(number, request.after, []))
                 yield [_VERSION, number], request.messages
         finally:

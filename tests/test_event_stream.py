@@ -153,7 +153,7 @@ def test_a_server_that_is_away_or_silent_is_waited_for(server: Server, tmp_path:
 def test_an_event_without_an_end_is_bounded(server: Server, tmp_path: Path) -> None:
     server.add(1)
     server.events.append(b"id: 2\n" + b"data: " + b"x" * 50_000 + b"\n\n")
-    with pytest.raises(requests.RequestFailed, match="more than 10000 bytes"):
+    with pytest.raises(requests.RequestFailed, match="more than 10000 characters"):
         for _ in source(server, event_bytes_max=10_000)(None):
             pass
 

@@ -7,9 +7,10 @@
    the queue does not grow where each commit appends large tables. A count lets some more messages stay (:func:`spare`):
    deleting one at each append would take twice as long as the append.
 
-Known readers are those of all kinds (readers.py). Only policies with ``read`` or ``unread`` wait for them. The others
-also delete messages that a reader has not read, and log a warning, once for each reader in each process. A policy that
-waits first forgets the readers that have expired: groups that had no member for the time that their members asked for.
+Known readers are those of all kinds (readers.py). The limit ``read`` alone, and every policy with ``unread``, waits for
+them. The others delete messages that a reader has not read, and log a warning, once for each reader in each process. A
+policy that asks for readers first forgets those that have expired: groups that had no member for the time that their
+members asked for.
 """
 
 from __future__ import annotations
