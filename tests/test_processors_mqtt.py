@@ -294,7 +294,7 @@ def test_100_000_messages(tmp_path: Path) -> None:
     if MOSQUITTO is None:
         pytest.skip("Mosquitto is not on this machine: apt-get install mosquitto")
     with running(Mosquitto, tmp_path / "b", "max_inflight_messages 500") as broker:
-        source = Mqtt(broker.url, "a", payload="json", idle_exit_s=2)
+        source = Mqtt(broker.url, "a", payload="json", idle_exit_s=10)
         with graph_of(source).start(store=tmp_path / "s") as graph:
             until(lambda: publish(broker, "a", lines(-1)) or graph.messages("in"))
             for at in range(0, 100_000, 10_000):

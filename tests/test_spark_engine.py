@@ -413,7 +413,7 @@ with made.start(store=sys.argv[1], engine="spark", master="local[2]") as running
 
 
 FAULTS = [
-    ("tables that are halved", "commit.inside:7"),
+    ("tables that are halved", "commit.inside:3"),
     ("several", "commit.before:2"),
     ("error queue", "commit.inside:3"),
     ("all filtered out", "commit.after:3"),
