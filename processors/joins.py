@@ -188,6 +188,7 @@ class _Join(EventTime):
 
     RESULTS = "joined"
     awaits_all = False
+    __cues_requires__ = ("blocks",)
 
     def __init__(self, pairs: _Pairs, time: Any, delay: Any, idle: Duration | None, key: Any) -> None:
         super().__init__([pairs.left, pairs.right], time, delay, idle, None)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,9 @@ from test_windows_columns import Counted, as_messages, sized
 
 import cues
 from cues import testing
+from cues.errors import StoreError
 from cues.processors import event_time, joins, kept, vectors
+from cues.storage import datafile
 
 TWO = {"left": "l", "right": "r"}
 Rounds = list[tuple[str, Any]]
@@ -388,3 +391,17 @@ def test_a_crash_anywhere_changes_no_result_of_blocks(join: str, calls: list[int
                     once(store)
                 once(store)
                 assert seen(store) == wanted, (point, hit)
+
+
+@pytest.mark.parametrize("join", ["as_of", "interval"])
+def test_a_version_without_blocks_refuses_the_store_of_a_join(tmp_path: Path, join: str, monkeypatch: Any) -> None:
+    with cues.open(tmp_path / "store") as store:
+        for name in TWO.values():
+            store.queue(name).appender().write({"k": 1, "t": datetime(2024, 1, 1, tzinfo=UTC)})
+    joined = getattr(joins, join)(TWO, "out", key="k", time="t", late="late")
+    graph = cues.Graph("g", [cues.Source("l"), cues.Source("r"), joined], store=tmp_path / "store")
+    with graph.start() as running:
+        running.wait_idle()
+    monkeypatch.setattr(datafile, "FEATURES", datafile.FEATURES - {"blocks"})
+    with pytest.raises(StoreError, match="requires blocks"):
+        cues.open(tmp_path / "store")

@@ -35,7 +35,7 @@ from cues.forwarding import marks, other_stores
 from cues.graphs import processor_rows
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
-from cues.graphs.processor import Node
+from cues.graphs.processor import REQUIRES, Node
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, read_topology
 from cues.queues.base import read_as, view_of
 from cues.queues.log import Log
@@ -210,7 +210,11 @@ def claimants_of(queues: Mapping[str, Queue], nodes: Sequence[Node]) -> list[Cla
         views = {node.tailer(port.queue): view_of(queues[port.queue], node.partition) for port in node.reads}
         return {tailer: read_as(view, node.options.isolation).core.log for tailer, view in views.items()}
 
-    return [Claimant(node.id, node.stored_kind, logs(node), node.first_id) for node in nodes]
+    def claimant(node: Node) -> Claimant:
+        requires = getattr(node.fn, REQUIRES, ())
+        return Claimant(node.id, node.stored_kind, logs(node), node.first_id, requires)
+
+    return [claimant(node) for node in nodes]
 
 
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> None:

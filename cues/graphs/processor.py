@@ -285,6 +285,9 @@ A function that has it has ``__cues_open__(state)`` too, which tells from its st
 ``at_end``: ``"close"`` it when all sources have ended, or ``"keep"`` it open for the next run.
 """
 
+REQUIRES: Final = "__cues_requires__"
+"""The attribute of a function whose state a version without these features would misread (storage/datafile.py)."""
+
 
 def _called_beside(node: Node, id: ProcessorKey, fn: Function, port: Port) -> dict[str, Any]:
     """Return the fields of a node that takes messages of its own queue, and calls another function than the unit."""

@@ -35,6 +35,7 @@ from cues.queues.log import Log
 from cues.records import sealed
 from cues.records.positions import NO_SEAL, Position
 from cues.storage import leases, locks
+from cues.storage.format_record import require
 from cues.storage.leases import Lease
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Claimant:
     logs: dict[str, Log]
     key: ProcessorKey | None = None
     """The id of its first start, if it has another one now."""
+    requires: tuple[str, ...] = ()
+    """What a version must know to read its state (storage/datafile.py)."""
 
     def topology(self, home: Store) -> ProcessorInputs:
         """Return its inputs as the home store keeps them."""
@@ -219,6 +222,8 @@ class Ownership:
             rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts, above)
             txn.put(names.processor_key(claimant.processor), row.pack())
             txn.put(names.topology_key(claimant.processor), topology.pack())
+            for feature in claimant.requires:
+                require(txn, feature)
             for queue, store in zip(topology.queues, topology.stores):
                 if not store:
                     txn.put(names.subscription_key(queue, claimant.processor), b"")

@@ -27,9 +27,10 @@ ALWAYS: Final = frozenset({"seals"})
 
 ``seals``: the rows that had no checksum before have one (sealed.py), and the seals of state cover the keys of the rows.
 """
-FEATURES: Final = ALWAYS | {"columns", "unread"}
+FEATURES: Final = ALWAYS | {"blocks", "columns", "unread"}
 """Features that a format record may require beyond format 1; a store that requires others is refused.
 
+``blocks``: the state of a join may have blocks of rows (processors/kept.py); required from the join's first start on.
 ``columns``: there are records of columns (records/columns.py). A store requires it from its first such record on.
 ``unread``: the retention of a queue spares what is unread (queues/options.py).
 """
