@@ -6,7 +6,7 @@ Prints CPU microseconds a row of this process, the median of the rounds, in whic
     tables     the processor over the tables, with the commits of the store
     rows       the same processor, whose call with columns is taken away: one call a message
     polars     group_by over the same batches of 50,000 rows in memory, and the sums of their results: no store, no
-               watermark, no late messages; for as of, join_asof of all rows; for interval, nothing
+               watermark, no late messages; for as of, join_asof of all rows; for counted windows and interval, nothing
 
 The results of the three are compared. Of ``rows`` a fifth of the rows is measured. A join has every
 second row in another queue.
@@ -43,6 +43,11 @@ END = windows.watermark(START + timedelta(days=30))
 def by_minute() -> cues.Stream:
     reduce = {"n": count(), "total": sum("v")}
     return windows.tumbling("m", "out", "1m", time="t", key="k", delay="10s", late="late", reduce=reduce)
+
+
+def counted() -> cues.Stream:
+    reduce = {"n": count(), "total": sum("v")}
+    return windows.counted("m", "out", 20, time="t", key="k", within="10s", delay="10s", reduce=reduce)
 
 
 def by_key() -> cues.Stream:
@@ -109,6 +114,7 @@ def found_joined(out: list[Any]) -> Any:
 
 CASES: dict[str, tuple[Callable[[], cues.Stream], Callable[[Any], polars.DataFrame] | None, Callable[[Any], Any]]] = {
     "windows of a minute: count, sum": (by_minute, polars_by_minute, found_by_minute),
+    "counted windows of 20, or 10 seconds": (counted, None, found_by_minute),
     "count by key, every hour": (by_key, polars_by_key, found_by_key),
     "count by key, each row": (each, polars_each, found_each),
     "as of": (as_of, polars_as_of, found_joined),

@@ -349,27 +349,66 @@ def zeros(columns: Any) -> Any:
     return np.zeros(len(columns), np.int64)
 
 
-def numbered(codes: Any, first: list[int], size: int) -> tuple[Any, list[tuple[int, int]], list[tuple[int, int]]]:
-    """Number windows of a count of rows: the first of a group has room for ``first`` of it, the others for ``size``.
+def first_rows(codes: Any, count: int) -> list[int]:
+    """Return the offset of the first row of each of ``count`` groups."""
+    import numpy as np
 
-    Return the window of each row; the group of each window and its place among those of the group; and the full
-    windows in the order of their last rows, with these rows.
+    first = np.full(count, len(codes), np.int64)
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    return first.tolist()
+
+
+def ends(times: Any, marks: Any, within: int | None) -> tuple[list[int] | None, Any]:
+    """Return when a window that begins at each row ends, and the offset of the row whose watermark reaches that.
+
+    It is the number of rows if none does. ``within``: None if windows do not end by time.
     """
     import numpy as np
 
+    if within is None:
+        return None, np.full(len(times), len(times), np.int64)
+    dues = np.maximum(times, marks[:-1]) + within
+    return dues.tolist(), np.searchsorted(marks[1:], dues)
+
+
+def reached(marks: Any, due: int | None) -> int:
+    """Return the offset of the first row whose watermark reaches a time, which may be None; the number if none does."""
+    return len(marks) - 1 if due is None else int(marks[1:].searchsorted(due))
+
+
+def numbered(
+    codes: Any, rooms: list[int], size: int, until: Any, firsts: list[int]
+) -> tuple[Any, list[tuple[int, int, int, bool]]]:
+    """Number windows of up to ``size`` rows of a group, each of which may end earlier: after the row ``until``.
+
+    ``until``: for a window that begins at a row, at least this row. The first window of a group has room for ``rooms``
+    of it; if it has begun earlier, it ends after the row in ``firsts``, which is at least the first one of the group;
+    else there is -1. Return the window of each row; and of each window, by group, the group, the first row, the last
+    one, and whether it is full.
+    """
+    import numpy as np
+
+    count = len(codes)
     order = np.argsort(codes, kind="stable")
-    counts = np.bincount(codes, minlength=len(first))
-    ranks = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
-    groups, rooms = codes[order], np.array(first, np.int64)[codes[order]]
-    places = np.where(ranks < rooms, 0, 1 + (ranks - rooms) // size)
-    most = int(places.max()) + 1
-    windows = np.empty(len(codes), np.int64)
-    windows[order] = groups * most + places
-    windows, found = compact(windows, len(first) * most)
-    full = (ranks == rooms - 1) | ((ranks >= rooms) & ((ranks - rooms) % size == size - 1))
-    rows = np.sort(order[full])
-    pairs = list(zip((found // most).tolist(), (found % most).tolist()))
-    return windows, pairs, list(zip(windows[rows].tolist(), rows.tolist()))
+    groups, begun = codes[order], np.array(firsts, np.int64)
+    heads = np.searchsorted(groups, np.arange(len(rooms)))
+    room = np.full(count, size, np.int64)
+    room[heads] = rooms
+    last = until[order]
+    last[heads] = np.where(begun < 0, last[heads], begun)
+    # The place after the last row of a window that begins at each place: full, of its group, and until its row.
+    after = np.searchsorted(groups * (count + 1) + order, groups * (count + 1) + last, side="right")
+    after = np.minimum(after, np.arange(count) + room)
+    starts, following, place = [], after.tolist(), 0
+    while place < count:
+        starts.append(place)
+        place = following[place]
+    begins, after = np.array(starts), after[starts]
+    windows = np.empty(count, np.int64)
+    windows[order] = np.repeat(np.arange(len(starts)), after - begins)
+    full = after - begins == room[begins]
+    found = zip(groups[begins].tolist(), order[begins].tolist(), order[after - 1].tolist(), full.tolist())
+    return windows, list(found)
 
 
 def bounds(values: Any, codes: Any, count: int) -> tuple[list[int], list[int]]:

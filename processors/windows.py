@@ -380,6 +380,8 @@ class _Counted(_Windows):
             del call.state[row]
         if window[4] is not None:
             del call.state[b"w" + at(window[4]) + row[1:]]
+            if call.due == window[4]:
+                call.due = self.due_after(call, window[4] - 1)
         self._finish(call, window)
 
     @override
@@ -396,38 +398,84 @@ class _Counted(_Windows):
     @property
     @override
     def has_columns(self) -> bool:  # type: ignore[override]
-        return self._within is None
+        return self._within is None or self._within < vectors.BEYOND
 
     @override
     def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        """Counts and watermarks tell the window of each row; reducers get all rows at once."""
+        mark = int(marks[-1])
+        if self._within is not None and mark >= END_US // 2:
+            raise vectors.RowByRow
         codes, keys = self._key.groups(columns)
-        fields = [b"c" + digest(key) for key in keys]
-        windows = call.state.get_many(fields)
-        if any(window is not None and window[4] is not None for window in windows):
-            raise vectors.RowByRow  # within= was taken away since
-        first = [self._count if window is None else max(1, self._count - window[1]) for window in windows]
-        codes, found, ends = vectors.numbered(codes, first, self._count)
+        tails = [digest(key) for key in keys]
+        before = call.state.get_many([b"c" + tail for tail in tails])
+        over = self._over_before(call, marks, vectors.first_rows(codes, len(keys)), tails, before)
+        dues, until = vectors.ends(times, marks, self._within)
+        rooms = [self._count if window is None else max(1, self._count - window[1]) for window in before]
+        firsts = [-1 if window is None else vectors.reached(marks, window[4]) for window in before]
+        codes, found = vectors.numbered(codes, rooms, self._count, until, firsts)
         lows, highs = vectors.bounds(times, codes, len(found))
         sizes = vectors.counts(codes, len(found))
-        last: dict[int, list[Any]] = {}
-        opened = []
-        for (number, place), size, low, high in zip(found, sizes, lows, highs):
-            window = windows[number] if place == 0 else None
+        windows, counted, full = list(before), [], []
+        for (number, first, last, is_full), size, low, high in zip(found, sizes, lows, highs):
+            window = windows[number]
             if window is None:
-                window = [keys[number], 0, low, high, None, {}]
+                window = windows[number] = [keys[number], 0, low, high, dues and dues[first], {}]
             window[1] += size
             window[2], window[3] = min(window[2], low), max(window[3], high)
-            opened.append(window)
-            last[number] = window
-        self._reduction.add_rows([window[5] for window in opened], columns, None, codes)
-        for group, row in ends:
-            self._finish(call, opened[group])
+            counted.append(window)
+            if is_full:
+                full.append((last, window))
+                windows[number] = None
+            elif window[4] is not None and window[4] <= mark:
+                over.append((window[4], tails[number], window))
+                windows[number] = None
+        self._reduction.add_rows([window[5] for window in counted], columns, None, codes)
+        for row, window in sorted(full):
+            self._finish(call, window)
             call.at_rows.append(row)
-        call.state.set_many({fields[n]: window for n, window in last.items() if window[1] < self._count})
-        for number, window in last.items():
-            if window[1] >= self._count and windows[number] is not None:
-                del call.state[fields[number]]
+        for due, _, window in sorted(over):
+            self._finish(call, window)
+            call.completed.append(due)
+        self._put(call, tails, before, windows)
+        if self._within is not None or call.due is not None:
+            call.due = self.due_after(call, mark)
         return []
+
+    def _over_before(
+        self, call: Call, marks: Any, firsts: list[int], tails: list[bytes], windows: list[Any]
+    ) -> list[tuple[int, bytes, list[Any]]]:
+        """Take the windows whose time is over before a row of their key comes, which is in ``firsts``.
+
+        They are None in ``windows`` afterwards.
+        """
+        over = []
+        numbers = {tail: number for number, tail in enumerate(tails)}
+        low, high = (b"w" + at(end) + bytes(16) for end in (call.due or 0, int(marks[-1]) + 1))
+        for row, _ in call.state.range(low, high) if call.due is not None and low < high else ():
+            due, tail = time_of(row[1:9]), row[9:]
+            number = numbers.get(tail)
+            if number is None or vectors.reached(marks, due) < firsts[number]:
+                over.append((due, tail, call.state[b"c" + tail]))
+                del call.state[row], call.state[b"c" + tail]
+                if number is not None:
+                    windows[number] = None
+        return over
+
+    def _put(self, call: Call, tails: list[bytes], before: list[Any], windows: list[Any]) -> None:
+        """Set the rows of windows in the state; None: there is none, or no more."""
+        rows: dict[bytes, Any] = {}
+        for tail, old, new in zip(tails, before, windows):
+            due, following = (each and each[4] for each in (old, new))
+            if due is not None and due != following:
+                del call.state[b"w" + at(due) + tail]
+            if following is not None and due != following:
+                rows[b"w" + at(following) + tail] = True
+            if new is not None:
+                rows[b"c" + tail] = new
+            elif old is not None:
+                del call.state[b"c" + tail]
+        call.state.set_many(rows)
 
 
 @takes(STREAM)

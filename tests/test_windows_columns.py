@@ -38,8 +38,9 @@ from cues.processors.reducers import (
 from cues.queues import tables
 
 COLUMNS = {
-    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "aggregate-every", "aggregate-every-of-two",
-    "lookup-left", "as-of", "as-of-tolerance", "interval-inner", "interval-left", "interval-right", "interval-full",
+    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "counted-within", "aggregate-every",
+    "aggregate-every-of-two", "lookup-left", "as-of", "as-of-tolerance", "interval-inner", "interval-left",
+    "interval-right", "interval-full",
 }  # fmt: skip
 """The cases that have a form for columns. The others are called with messages."""
 NUMBERS = {
@@ -220,6 +221,7 @@ def test_sums_of_floats_are_those_of_their_order(seed: int, calls: list[int]) ->
         lambda: windows.counted("m", "out", 7, key="k", reduce=NUMBERS),
         lambda: windows.sessions("m", "out", gap, **fixed),
         lambda: windows.counted("m", "out", 1, time="t", reduce=NUMBERS),
+        lambda: windows.counted("m", "out", 5, time="t", key="k", within=gap, delay=2, reduce=NUMBERS),
     ):
         compared(stream, rows, dice, dice.choice([5, 50, 1_000]))
     assert calls
@@ -258,7 +260,54 @@ def test_each_row_may_have_a_result_that_is_none_or_fails(calls: list[int]) -> N
     assert calls
 
 
-@pytest.mark.parametrize("options", [[{}, {"size": 2}], [{"size": 2}, {"size": 7}], [{"within": 3}, {}]])
+@pytest.mark.parametrize("key", ["k", None])
+@pytest.mark.parametrize("seed", seeds.among(range(60), fast=6))
+def test_counted_windows_with_a_time_are_those_of_messages(key: str | None, seed: int, calls: list[int]) -> None:
+    """Full ones, ended ones, and those that end in a step before, in or after a row of their key."""
+    dice = random.Random(f"{key} {seed}")
+    keys = dice.choice([1, 2, 9, 60])
+    rows: list[Message] = [
+        {"t": n * dice.choice([0.5, 3]) + dice.random() * 9, "k": f"k{dice.randrange(keys)}", "v": n}
+        for n in range(300)
+    ]
+    table = pa.Table.from_pylist(rows)
+    if dice.random() < 0.3:
+        ended = windows.watermark(None)["q/type"]
+        table = table.append_column("q/type", pa.array([ended if n == 250 else None for n in range(300)]))
+    size, within, delay = dice.choice([1, 2, 5, 40]), dice.choice([0.001, 2, 10, 100, 10**9]), dice.choice([0, 1, 9])
+    found = compared(
+        lambda: windows.counted("m", "out", size, time="t", key=key, within=within, delay=delay, reduce=NUMBERS),
+        table,
+        dice,
+        dice.choice([2, 7, 40, 1_000]),
+    )
+    assert found and (calls or "q/type" in table.column_names)
+
+
+def test_a_counted_window_that_is_full_leaves_nothing_open() -> None:
+    rows = [{"t": n, "k": f"k{n % 3}", "v": n} for n in range(12)]
+    for as_tables in (True, False):
+        graph = cues.Graph("g")
+        graph.source("m")
+        made = windows.counted("m", "out", 4, time="t", key="k", within=100, reduce={"n": count()})
+        graph.add(made)
+        with testing.temporary_store() as store:
+            if as_tables:
+                store.queue("m").appender().write_table(pa.Table.from_pylist(rows))
+            else:
+                store.queue("m").appender().write_many(rows)
+            testing.run_until_idle(graph, store)
+            assert len(testing.messages(store, "out")) == 3
+            assert not made.fn.__cues_open__(testing.state(store, "g.out"))
+
+
+OPTIONS: list[list[dict[str, Any]]] = [
+    [{}, {"size": 2}], [{"size": 2}, {"size": 7}], [{"within": 3}, {}], [{}, {"within": 3}],
+    [{"within": 3, "delay": 5}, {}, {"within": 6}], [{"within": 8}, {"within": 2, "size": 3}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_counted_windows_whose_options_change(options: list[dict[str, Any]]) -> None:
     rows = [{"t": n, "k": f"k{n % 3}", "v": n} for n in range(14)]
     sides = []
