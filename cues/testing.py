@@ -38,6 +38,7 @@ from cues.base import clock as clocks
 from cues.base import names
 from cues.base.events import Counters, Event, Recovered
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.engine import standing
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.ending import Ending
 from cues.engine.threads import adopt
@@ -55,7 +56,6 @@ from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
 from cues.steps.tries import open_named
 from cues.storage import timeline
-from cues.tools import standing
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph

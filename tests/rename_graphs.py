@@ -9,8 +9,8 @@ from typing import Any
 
 import cues
 from cues import Graph, QueueOptions, Sink, Stream, faults, testing
+from cues.engine import standing
 from cues.testing import messages
-from cues.tools import standing
 
 COUNT = 12
 MAP_BYTES = 4 << 20

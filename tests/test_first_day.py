@@ -20,12 +20,13 @@ from cues import AnyOf, Graph, QueueOptions, Sink, Source, Store, Stream, testin
 from cues.base import events
 from cues.cli import progress
 from cues.cli.app import run as cli
+from cues.engine import standing
 from cues.engine.assembly import assemble
 from cues.errors import TopologyChanged
 from cues.graphs import draw
 from cues.steps.error_records import ErrorLogs
 from cues.steps.failure import failed_event, retry_event
-from cues.tools import metrics, standing
+from cues.tools import metrics
 
 
 def same(message: Any) -> Any:

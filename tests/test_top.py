@@ -22,8 +22,8 @@ from cues.base import texts
 from cues.base.events import Counters
 from cues.base.names import ProcessorId
 from cues.cli import top
+from cues.engine.standing import TailerMetrics
 from cues.tools.measurement import LastError, Measurement, Owner, ProcessMetrics, ProcessorMetrics
-from cues.tools.standing import TailerMetrics
 
 PICTURE = Path(__file__).parent.parent / "docs" / "top.svg"
 

@@ -10,11 +10,11 @@ from cues.base.texts import count
 from cues.cli.options import WrongUsage, candidates_of, command, confirm, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.target import takes_store
+from cues.engine import standing
 from cues.groups import operate
 from cues.operate import processors
 from cues.operate import target as targets
 from cues.queues.store import Store
-from cues.tools import standing
 from cues.txn.operate import forget as forget_consumer
 
 CONSUMER = "consumer:"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues.base import events
 from cues.base.shown import Progress
 from cues.engine.disk_guard import DiskGuard
+from cues.engine.sampler import Sampler
 from cues.errors import Closed, InvalidArgument, QueueNotFound
 from cues.graphs.running import RedriveResult, Running, Shared, UnitStatus
 from cues.overrides import override
@@ -67,6 +68,7 @@ class GraphRun(Running):
         self._disk_low = disk_low
         """True while a disk of the run is low."""
         self._guard: DiskGuard | None = None
+        self._sampler: Sampler | None = None
         self._progress = Progress(self)
         engine.start(self)
 
@@ -75,6 +77,8 @@ class GraphRun(Running):
         stores = [self.store, *(queue.store for queue in self.queues.values())]
         self._guard = DiskGuard(self, stores, min_free, self._low.append, self.set_disk_low)
         self._guard.start()
+        self._sampler = Sampler(self)
+        self._sampler.start()
 
     @property
     @override
@@ -365,6 +369,8 @@ class GraphRun(Running):
             self.engine.join(timeout)
             if self._guard is not None:
                 self._guard.join()
+            if self._sampler is not None:
+                self._sampler.end()
             self._closed = True
         self.engine.close()
         self._given_back = True

@@ -85,7 +85,10 @@ class Running(Shown, ABC):
 
     @abstractmethod
     def guard(self, min_free: int | None) -> None:
-        """Stop with :class:`DiskLow` if the disk of a store has less than ``min_free`` bytes free (disk_guard.py)."""
+        """Begin to watch the run: its disks (disk_guard.py) and its history (sampler.py).
+
+        It stops with :class:`DiskLow` if the disk of a store has less than ``min_free`` bytes free.
+        """
 
     @property
     @abstractmethod

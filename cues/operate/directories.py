@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, NoReturn
 from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import ago, count, size
+from cues.engine.standing import TailerMetrics
 from cues.errors import QueueNotFound, Unsupported
 from cues.operate import steps
 from cues.operate.changes import Growth, PlannedPurges, refuse_partition
@@ -33,7 +34,6 @@ from cues.spark.cluster.inspection import ProcessorRecord
 from cues.steps.error_records import ErrorRecord
 from cues.tools import metrics
 from cues.tools.measurement import Measurement, ProcessorMetrics, QueueMetrics
-from cues.tools.standing import TailerMetrics
 
 FEEDER: Final = "feeder"
 """The kind of a processor that copies the queue of a source into the directory."""

@@ -18,7 +18,7 @@ from typing import Any
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import count, size
-from cues.engine import record
+from cues.engine import history, record, standing
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.forwarding import other_stores
 from cues.graphs.graphfile import shown
@@ -26,7 +26,7 @@ from cues.graphs.plan import Plan
 from cues.graphs.processor_rows import all_keys
 from cues.queues.store import Store
 from cues.storage import door, locks
-from cues.tools import metrics, standing
+from cues.tools import metrics
 
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
@@ -202,7 +202,7 @@ def delete_store(path: Path) -> None:
         bell.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (path / "bells").rmdir()
-    for pattern in ("lease-*", record.PATTERN, record.PLACES, "*.[0-9]*-[0-9]*.part"):
+    for pattern in ("lease-*", record.PATTERN, record.PLACES, history.PATTERN, "*.[0-9]*-[0-9]*.part"):
         for file in path.glob(pattern):
             file.unlink(missing_ok=True)
     for name in _FILES:

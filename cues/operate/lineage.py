@@ -24,6 +24,7 @@ from typing import Any, Final
 from cues.base import names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.engine import standing
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError
 from cues.graphs.processor_rows import key_of
@@ -33,7 +34,6 @@ from cues.queues.log import Log
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records.batch import Batch
-from cues.tools import standing
 
 RECORDS_MAX: Final = 512
 DESCENDANTS_MAX: Final = 50

@@ -19,7 +19,8 @@ from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.seek_plan import Place, SeekInput, SeekOutput, SeekPlan
 from cues.base.texts import quoted
-from cues.engine import identities
+from cues.engine import identities, standing
+from cues.engine.standing import TailerMetrics
 from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
 from cues.forwarding import low_water, marks, other_stores
@@ -40,8 +41,7 @@ from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import PAGE_BYTES, pages_of
 from cues.storage.transaction import StoreTransaction
-from cues.tools import metrics, standing
-from cues.tools.standing import TailerMetrics
+from cues.tools import metrics
 
 Form = tuple[str, str]
 FORM: Final = ("to", "tailer={!r}")

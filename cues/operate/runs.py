@@ -14,7 +14,7 @@ from typing import Any, Final
 from cues.base.data import dataclass
 from cues.base.events import Counters
 from cues.base.names import ProcessorId
-from cues.engine import record
+from cues.engine import record, standing
 from cues.engine.status import processor_of
 from cues.graphs.graphfile import shown
 from cues.graphs.plan import Plan
@@ -25,7 +25,6 @@ from cues.queues.base import views_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.steps.error_records import ErrorLog, ErrorRows
-from cues.tools import standing
 
 _STATES: Final = ("ended", "running", "paused", "stopped")
 

@@ -15,6 +15,7 @@ from cues.base import names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.base.seek_plan import SeekPlan
+from cues.engine import standing
 from cues.engine.status import processor_of
 from cues.graphs.graph import Graph
 from cues.groups import operate as groups
@@ -25,7 +26,6 @@ from cues.operate.refused import Refused
 from cues.operate.target import Target
 from cues.queues.log import Log
 from cues.queues.store import Store
-from cues.tools import standing
 
 FORM: Final = ("--to", "--tailer {}")
 """The options of a command, for errors."""

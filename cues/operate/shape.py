@@ -13,6 +13,7 @@ from typing import Any, Final
 from cues.base import names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId
+from cues.engine import standing
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.graphs.graph import Graph
@@ -21,7 +22,6 @@ from cues.graphs.processor import function_name
 from cues.graphs.processor_rows import read_topology
 from cues.queues.store import Store
 from cues.steps.tries import open_named
-from cues.tools import standing
 
 _STEPS: Final = 64
 """Messages at the end of a try log in which the outputs of a processor are looked for."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from cues.base import clock
 from cues.base.names import ProcessorId
-from cues.engine import identities, record, redriving
+from cues.engine import identities, record, redriving, standing
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound
 from cues.graphs import draw
@@ -43,7 +43,7 @@ from cues.steps.tries import open_named
 from cues.storage import environment, exclusive, free_space
 from cues.storage.environment import file_key
 from cues.tools import check as checks
-from cues.tools import follower, metrics, standing
+from cues.tools import follower, metrics
 from cues.tools.measurement import Measurement, QueueMetrics
 
 

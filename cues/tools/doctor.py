@@ -32,12 +32,13 @@ from typing import Any, Final, Literal
 
 from cues.base import clock
 from cues.base.data import dataclass
+from cues.engine import standing
 from cues.errors import CuesError, JavaNotFound
 from cues.native import implementation
 from cues.queues.store import Store
 from cues.spark import java
 from cues.storage import datafile, free_space, lmdb_map, locks
-from cues.tools import metrics, standing
+from cues.tools import metrics
 from cues.tools.measurement import Owner
 
 State = Literal["ok", "warning", "problem"]

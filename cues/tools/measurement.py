@@ -18,6 +18,7 @@ from cues.base.events import Counters
 from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import QueuesPlace, RecordedFailure, WorkersRecord
+from cues.engine.standing import TailerMetrics
 from cues.engine.status import processor_of
 from cues.graphs.pause import ProcessorPause
 from cues.groups.operate import GroupMetrics
@@ -25,7 +26,6 @@ from cues.queues.backpressure import Note
 from cues.queues.options import QueueOptions
 from cues.steps.delays import Waiting
 from cues.storage import free_space
-from cues.tools.standing import TailerMetrics
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ from cues.base.events import Counters
 from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import WorkersRecord
+from cues.engine.standing import ERRORS_MAX, processors, tailers
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import marks, other_stores
 from cues.forwarding.forwarder import Forwarder
@@ -64,7 +65,6 @@ from cues.tools.measurement import (
     ReaderMetrics,
     SupervisorMetrics,
 )
-from cues.tools.standing import ERRORS_MAX, processors, tailers
 from cues.txn.operate import list_consumers, list_transactions
 
 WINDOW_S: Final = 10.0

@@ -17,6 +17,7 @@ from typing import Any, Final
 from cues import jsontext
 from cues.base import names
 from cues.base.names import ProcessorId
+from cues.engine import standing
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError, InvalidArgument, QueueNotFound
 from cues.operate import positions
@@ -25,7 +26,6 @@ from cues.operate.shape import Shape
 from cues.operate.target import Target
 from cues.operate.where import Where
 from cues.steps.error_records import ErrorRecord
-from cues.tools import standing
 from cues.tools.figures import FIGURES
 from cues.ui import sample
 from cues.ui.shape import layout

@@ -1,0 +1,114 @@
+"""The sampler of a run: every ten seconds, the counts of each processor go to the history of the graph.
+
+    counters now - counters before ──▶ Sample ──▶ history-<graph>       cues/engine/history.py
+    positions ──▶ lag ────────────────▶
+
+One thread of the process that started the graph samples, also for workers and for Spark, whose counters that process
+has. A sample reads positions in short transactions and commits nothing. A processor that did nothing since the last
+sample, and has no lag, gets no sample; so an idle graph writes nothing. A run that is over within a second leaves none.
+
+Wall time says in which period a sample is, the monotonic clock how long it took.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cues.base.events import Counters
+
+if TYPE_CHECKING:
+    from cues.engine.history import History, Sample
+    from cues.graphs.running import Running
+
+EVERY_S: Final = 10.0
+"""Seconds between two samples, which are made just after the periods of the finest ring end."""
+_SHORT_S: Final = 1.0
+
+
+class Sampler:
+    """Samples a run, in a thread, from :meth:`start` to :meth:`end`."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cues sampler", daemon=True)
+        self._began_at = self._sampled_at = time.monotonic()
+        self._before: dict[str, Counters] = {}
+        self._history: History | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Make the last sample. The steps have ended, and the stores are still open."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if time.monotonic() - self._began_at >= _SHORT_S:
+            self._sample()
+        if self._history is not None:
+            self._history.close()
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_S - time.time() % EVERY_S + 0.01):
+            self._sample()
+
+    def _sample(self) -> None:
+        from cues.engine import history  # after the start, which it would make slower
+        from cues.errors import CuesError
+
+        try:
+            if self._history is None:
+                path = history.path_of(self._running.store.directory, self._running.plan.id)
+                self._history = history.History(path, write=True)
+            now = time.monotonic()
+            seconds, self._sampled_at = now - self._sampled_at, now
+            middle = time.time() - min(seconds, EVERY_S) / 2
+            for processor, sample in self._samples(seconds):
+                self._history.add(processor, middle, sample)
+        except (OSError, CuesError):  # a full disk, a store that was removed: a run does not need its history
+            return
+
+    def _samples(self, seconds: float) -> list[tuple[str, Sample]]:
+        """The samples of the processors that did something, or that messages wait for."""
+        from cues.engine.history import Sample
+
+        found, lags = [], self._lags()
+        for processor, counters in self._running.counters().items():
+            counters = counters.copy()  # a step adds to it meanwhile
+            before = self._before.get(processor, Counters())
+            if counters.taken < before.taken or counters.steps < before.steps:
+                before = Counters()  # it was started again
+            self._before[processor] = counters
+            kept = counters.latency.since(before.latency).quantiles(1e-6) or {}
+            away_s = counters.away_s - before.away_s
+            if counters.away:  # an outage counts when it is over; until then it is the time of the sample
+                away_s = max(away_s, seconds)
+            sample = Sample(
+                counters.taken - before.taken,
+                counters.written - before.written,
+                counters.failed - before.failed,
+                lags.get(processor, 0),
+                kept.get("p50"),
+                kept.get("p99"),
+                min(away_s, seconds),
+            )
+            if any((sample.taken, sample.written, sample.failed, sample.lag, sample.away_s)):
+                found.append((processor, sample))
+        return found
+
+    def _lags(self) -> dict[str, int]:
+        """The messages that wait for each processor."""
+        from cues.engine import standing
+
+        running, lags = self._running, dict[str, int]()
+        shared = running.shared
+        for unit in running.standings():
+            if shared is not None:
+                lag = shared.lag(unit.id)
+            else:
+                lag = sum(tailer.lag or 0 for tailer in standing.tailers(running.store, unit.id))
+            lags[unit.processor] = lags.get(unit.processor, 0) + lag
+        return lags
