@@ -32,6 +32,7 @@ says so, and loads it on first use.
     event_time.py    watermarks and late messages, the base of windows and joins
     vectors.py       columns of tables as arrays, for processors that take tables without making messages
     columns.py       the types of the columns of tables in files; sql_values.py: of values in those of databases
+    column_texts.py  columns as texts: those of files of CSV and JSON lines
     formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
 
 Processors are found by the entry points of the group ``cues.processors``, ours and those of other distributions alike

@@ -29,7 +29,7 @@ from cues import jsontext
 from cues.arguments import text_of, texts_of
 from cues.errors import InvalidArgument
 from cues.overrides import override
-from cues.processors import columns, places
+from cues.processors import column_texts, columns, places
 
 Row = dict[str, Any]
 
@@ -116,12 +116,64 @@ class _Lines(_Plain):
         lines = "".join(map(self._text if self._name == "text" else _json, rows))
         return Added(not begun, None, lines.encode())
 
+    @override
+    def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
+        pa = places.arrow()
+        if table.num_columns and self._name == "jsonl":
+            try:
+                batches = table.combine_chunks().to_batches()
+                return Added(not begun, None, b"".join(column_texts.joined(self._objects(batch)) for batch in batches))
+            except (pa.ArrowException, ValueError, TypeError):  # of a value: the rows say which
+                pass
+        return super().add_table(begun, layout, table)
+
+    def _objects(self, batch: Any) -> Any:
+        """The lines of a batch of rows. Raises ValueError, TypeError or an error of Arrow."""
+        parts, before = [], "{"
+        for name, values in zip(batch.schema.names, batch.columns):
+            texts, quote = _json_texts(name, values)
+            parts += [columns.text(f"{before}{jsontext.encode(name)}: {quote}"), texts]
+            before = quote + ", "
+        parts += [columns.text(before[:-2] + "}\n"), columns.text("")]
+        return column_texts.compute().binary_join_element_wise(*parts)
+
     @staticmethod
     def _text(row: Row) -> str:
         line = row.get("line")
         if not isinstance(line, str) or "\n" in line or "\r" in line:
             raise ValueError(f"a row of text is {{'line': text}} without line ends, not {str(row)[:80]}")
         return line + "\n"
+
+
+_ESCAPED: Final = b'"\\' + bytes(range(32))
+"""The signs of a text that JSON does not have as they are."""
+_ESCAPED_PATTERN: Final = r'["\\\x00-\x1f]'
+
+
+def _json_texts(name: str, values: Any) -> tuple[Any, str]:
+    """The values of an array in JSON, and the sign that the caller writes before and after each: a quote, or none."""
+    pa = places.arrow()
+    kind, compute, quote = values.type, column_texts.compute(), ""
+    texts = values.cast(pa.string()) if pa.types.is_boolean(kind) else column_texts.of(values)
+    if texts is None:
+        return columns.texts(map(jsontext.encode, columns.values_of(pa.chunked_array([values]), "a message", name))), ""
+    if pa.types.is_floating(kind):
+        if not compute.all(compute.is_finite(values)).as_py():
+            raise ValueError("JSON has no such number")
+    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        quote = '"'
+        if column_texts.has_any(texts, _ESCAPED):
+            special = compute.match_substring_regex(texts, _ESCAPED_PATTERN)
+            made = columns.texts(map(jsontext.encode, texts.filter(special).to_pylist()))
+            texts, quote = compute.replace_with_mask(_between('"', texts), special, made), ""
+    if texts.null_count:
+        texts, quote = compute.coalesce(_between(quote, texts), columns.text("null")), ""
+    return texts, quote
+
+
+def _between(sign: str, texts: Any) -> Any:
+    mark = columns.text(sign)
+    return column_texts.compute().binary_join_element_wise(mark, texts, mark, columns.text(""))
 
 
 class _CSV(_Plain):
@@ -139,48 +191,38 @@ class _CSV(_Plain):
 
     @override
     def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
-        pa, table = places.arrow(), columns.in_files(table)
         begins, names = self._names(begun, layout, table.column_names)
-        cells = []
-        for name in names:
-            if name not in table.column_names:
-                cells.append(columns.text(""))
-                continue
-            texts = self._texts(name, table.column(name))
-            if texts is None:  # of a type that only the rows as dicts can tell
-                return super().add_table(begun, layout, table)
-            cells.append(texts)
+        try:
+            lines = [self._lines(names, batch) for batch in table.combine_chunks().to_batches()]
+        except (places.arrow().ArrowException, ValueError, TypeError):  # of a value: the rows say which
+            return super().add_table(begun, layout, table)
+        return Added(begins, names, b"".join([self._line(names)] * begins + lines))
+
+    def _lines(self, names: list[str], batch: Any) -> bytes:
+        """The lines of a batch of rows. Raises ValueError, TypeError or an error of Arrow."""
+        compute = column_texts.compute()
+        cells = [
+            self._texts(name, batch.column(name)) if name in batch.schema.names else columns.text("") for name in names
+        ]
         if len(names) == 1:  # an empty line is no row
-            is_empty = pa.compute.equal(cells[0], columns.text(""))
-            cells = [pa.compute.if_else(is_empty, columns.text('""'), cells[0])]
-        lines = pa.compute.binary_join_element_wise(*cells, columns.text(self._delimiter))
-        ended = pa.compute.binary_join_element_wise(lines, columns.text("\n"), columns.text(""))
-        return Added(begins, names, b"".join([self._line(names)] * begins + [_joined(chunk) for chunk in ended.chunks]))
+            is_empty = compute.equal(cells[0], columns.text(""))
+            cells = [compute.if_else(is_empty, columns.text('""'), cells[0])]
+        lines = compute.binary_join_element_wise(*cells, columns.text(self._delimiter))
+        ended = compute.binary_join_element_wise(lines, columns.text("\n"), columns.text(""))
+        return column_texts.joined(ended)
 
     def _texts(self, name: str, column: Any) -> Any:
-        """The cells of a column, as :func:`_cell` and :meth:`_quoted` make them; None if they need the values."""
-        pa = places.arrow()
-        types, compute = pa.types, pa.compute
-        kind = column.type
-        if types.is_integer(kind):
-            texts = column.cast(pa.string())
-        elif types.is_string(kind) or types.is_large_string(kind):
-            texts = column.cast(pa.string())
-            special = compute.match_substring_regex(texts, f"[{re.escape(''.join(sorted(self._special)))}]")
-            if compute.any(special).as_py():
-                quoted = compute.replace_substring(texts, '"', '""')
-                mark = columns.text('"')
-                texts = compute.if_else(
-                    special, compute.binary_join_element_wise(mark, quoted, mark, columns.text("")), texts
-                )
-        elif (times := _times(column)) is not None:
-            texts = times
-        elif types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind) or types.is_temporal(kind):
-            values = columns.values_of(column, "a message", name)
-            cells = [None if value is None else str(_cell(name, value)) for value in values]
-            return pa.chunked_array([columns.texts("" if cell is None else self._quoted(cell) for cell in cells)])
-        else:
-            return None
+        """The cells of a column, as :func:`_cell` and :meth:`_quoted` make them."""
+        pa, compute = places.arrow(), column_texts.compute()
+        texts = column_texts.of(column)
+        if texts is None:
+            values = columns.values_of(pa.chunked_array([column]), "a message", name)
+            return columns.texts("" if value is None else self._quoted(str(_cell(name, value))) for value in values)
+        signs = "".join(sorted(self._special))
+        if column_texts.has_any(texts, signs.encode()):
+            special = compute.match_substring_regex(texts, f"[{re.escape(signs)}]")
+            quoted = _between('"', compute.replace_substring(texts, '"', '""'))
+            texts = compute.if_else(special, quoted, texts)
         return compute.coalesce(texts, columns.text(""))
 
     def _names(self, begun: bool, layout: Any, found: Iterable[str]) -> tuple[bool, list[str]]:
@@ -209,30 +251,6 @@ class _CSV(_Plain):
         if self._special.isdisjoint(text):
             return text
         return '"' + text.replace('"', '""') + '"'
-
-
-_YEARS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The first and the last microsecond that Python has."""
-
-
-def _times(column: Any) -> Any:
-    """Return the texts of times as :func:`_cell` makes them; None for other values, and for times of other zones."""
-    pa, kind = places.arrow(), column.type
-    if not pa.types.is_timestamp(kind) or kind.unit == "ns" or kind.tz not in (None, "UTC"):
-        return None
-    compute = pa.compute
-    try:
-        whole = column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us"))
-    except pa.ArrowException:  # beyond 64 bits
-        return None
-    ends = compute.min_max(whole.cast(pa.int64())).as_py()
-    if ends["min"] is None or not _YEARS[0] <= ends["min"] <= ends["max"] <= _YEARS[1]:
-        return None
-    texts = compute.replace_substring(whole.cast(pa.string()), " ", "T")
-    texts = compute.replace_substring(texts, ".000000", "")  # as datetime.isoformat
-    if kind.tz is None:
-        return texts
-    return compute.binary_join_element_wise(texts, columns.text("+00:00"), columns.text(""))
 
 
 class _Table:
@@ -427,15 +445,6 @@ def exactly(column: Any, kind: Any) -> Any:
 def _is_number(kind: Any) -> bool:
     types = places.arrow().types
     return bool(types.is_integer(kind) or types.is_floating(kind))
-
-
-def _joined(texts: Any) -> bytes:
-    """The texts of an array, one after another."""
-    _, offsets, data = texts.buffers()
-    if not len(texts):
-        return b""
-    ends = memoryview(offsets).cast("i")
-    return bytes(memoryview(data)[ends[texts.offset] : ends[texts.offset + len(texts)]])
 
 
 def _json(row: Row) -> str:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
+import struct
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 import seeds
+from test_record_columns import random_type, value
 
 import cues
 from cues import Graph, Sink, Source, Stream, testing
@@ -439,19 +443,89 @@ def test_a_sink_writes_the_same_rows_from_tables_and_from_dicts(seed: int, forma
         assert found["tables"] == found["rows"] == found["mixed"]
 
 
+def lines_of(format: str, table: pa.Table, **options: Any) -> bytes | str:
+    """The lines of a table, which are those of its rows as dicts; or the error, which is the same too."""
+    encoding = formats.make(format, None, None, None, options.get("delimiter", ","))
+    found: list[bytes | str] = []
+    for add, rows in ((encoding.add, columns.dicts(table, "a message")), (encoding.add_table, table)):
+        try:
+            found.append(add(False, None, rows).data)
+        except (ValueError, TypeError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+@pytest.mark.parametrize("seed", seeds.among(range(40), fast=3))
+def test_lines_of_any_type_are_those_of_rows(seed: int, format: str) -> None:
+    dice, written = random.Random(seed), 0
+    for _ in range(60):
+        kinds = [random_type(dice) for _ in range(dice.choice([1, 1, 2, 4]))]
+        count = dice.choice([1, 2, 30])
+        arrays = [pa.array([value(dice, kind) for _ in range(count)], kind) for kind in kinds]
+        table = pa.table(dict(zip(["a", 'b "', "c\\\t", "d,é"], arrays)))
+        try:
+            columns.dicts(table, "a message")
+        except ValueError:  # a time that Python does not have
+            continue
+        table = pa.concat_tables([table, table.slice(dice.randrange(count))])
+        written += isinstance(lines_of(format, table.slice(dice.randrange(2))), bytes)
+    assert written > 5
+
+
+def test_lines_of_floats_are_those_of_python() -> None:
+    dice = random.Random(seeds.new())
+    edges = [0.0, 1e-7, 1e-5, 1e-4, 1.0, 1e9, 1e10, 1e15, 1e16, 1e17, 1e22, 2.0**53, 5e-324, 1.7976931348623157e308]
+    near = [number for edge in edges for number in (edge, math.nextafter(edge, 0), math.nextafter(edge, math.inf))]
+    any_bits = [struct.unpack("d", dice.randbytes(8))[0] for _ in range(20_000)]
+    powers = [float(f"{dice.random() * 10:.{dice.randrange(17)}f}e{dice.randrange(-12, 20)}") for _ in range(20_000)]
+    for kind in (pa.float64(), pa.float32(), pa.float16()):
+        most = {"halffloat": 65_504.0, "float": 3.4e38}.get(str(kind), math.inf)
+        for some in (near, any_bits, powers, [round(number, 2) for number in powers], [1.5, 2.25], [4.0], [None, 0.5]):
+            numbers = [n if n is None or n != n or abs(n) <= most else 0.0 for n in some]
+            table = pa.table({"x": pa.array(numbers, pa.float64()).cast(kind)})
+            lines_of("csv", pa.table({"x": pa.concat_arrays([*table["x"].chunks, pa.nulls(2, kind)])}))
+            lines_of("jsonl", table)
+            finite = table.filter(pc.is_finite(table["x"]))
+            assert json.loads(b"[" + lines_of("jsonl", finite).replace(b"\n", b",")[:-1] + b"]") == finite.to_pylist()
+
+
+def test_lines_of_texts_are_those_of_python() -> None:
+    signs = [*map(chr, range(128)), "\x80", "\u2028", "é", "中", "😀"]
+    texts = [*signs, *(f"a{sign}b" for sign in signs), "", None, 'x","y', "plain"]
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        for some in (texts, ["plain", None], ["plain"], [None]):
+            table = pa.table({"x": pa.array(some, kind), "y": pa.array(some, kind)})
+            assert b"plain" in lines_of("jsonl", table) or some == [None]
+            for delimiter in (",", ";", "\t", "-", "§"):
+                lines_of("csv", table, delimiter=delimiter)
+                lines_of("csv", table.select(["x"]), delimiter=delimiter)
+    numbers = pa.table({"n": [-1, 10, None], "x": [1.5, -2.0, None], "at": [datetime(2024, 1, 1, 2, 3), None, None]})
+    for delimiter in "-1.:T0":
+        lines_of("csv", numbers, delimiter=delimiter)
+    broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xc3\xa9"))
+    for format in ("csv", "jsonl"):
+        with pytest.raises(ValueError, match="decode"):
+            formats.make(format, None, None, None, ",").add_table(False, None, pa.table({"x": broken}))
+
+
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Zurich"])
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_times_of_csv_are_written_by_columns_as_by_rows(unit: str, zone: str | None) -> None:
+def test_lines_of_times_are_those_of_python(unit: str, zone: str | None) -> None:
     """From the first microsecond that Python has to the last one."""
     dice = random.Random(seeds.new())
     each = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[unit]
     first, last = (0, 4_000_000_000) if unit == "ns" or zone == "Europe/Zurich" else (-62_135_596_800, 253_402_300_799)
-    values = [None, 0, each, each * first, each * last, *(each * dice.randrange(first, last) for _ in range(200))]
-    values += [each * dice.randrange(first, last) + dice.randrange(each) // 1_000 * 1_000 for _ in range(200)]
-    table = pa.table({"at": pa.array(values, pa.timestamp(unit, zone)), "n": range(len(values))})
-    encoding = formats.make("csv", None, None, None, ",")
-    rows = columns.dicts(table, "it")
-    assert encoding.add_table(False, None, table).data == encoding.add(False, None, rows).data
+    whole = [None, 0, each, each * first, each * last, *(each * dice.randrange(first, last) for _ in range(200))]
+    parts = [each * dice.randrange(first, last) + dice.randrange(each) // 1_000 * 1_000 for _ in range(200)]
+    for values in (whole, whole + parts):
+        table = pa.table({"at": pa.array(values, pa.timestamp(unit, zone)), "n": range(len(values))})
+        lines_of("csv", table)
+        lines_of("jsonl", table)
+    days = [None, date.min, date.max, *(date.fromordinal(dice.randrange(1, 3_000_000)) for _ in range(200))]
+    for format in ("csv", "jsonl"):
+        lines_of(format, pa.table({"day": pa.array(days, pa.date32()), "long": pa.array(days, pa.date64())}))
 
 
 def done(encoding: formats.Format, data: bytes, layout: Any) -> bytes:
