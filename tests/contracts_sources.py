@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from contracts_sinks import NATS, REDIS, database, kafka_topic, nats_stream, redis_stream
 from http_servers import Reply, Seen
+from small import until
 
 import cues
 from cues import testing
@@ -189,6 +190,50 @@ def _nats_messages(path: Path) -> Source:
     return NatsStream(*nats_stream(path), data="json", shape="value")
 
 
+def _postgres(snapshot: bool) -> Callable[[Path], Source]:
+    """A table that is there, in the order of its key; or the same rows as changes, in several transactions."""
+
+    def make(path: Path) -> Source:
+        import psycopg
+
+        from cues.processors import postgres_wire
+        from cues.processors.postgres_changes import Changes
+
+        postgres_wire.CLOSE_S = 0.0  # the cases have no method committed()
+        url = database(path, "postgres")
+        slot = f"slot_{url.rpartition('%3D')[2]}"
+        if not (path / "filled").exists():
+            with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as sql:
+                sql.execute(
+                    f"create table data (k int primary key, n text, s text); create publication {slot} for table data"
+                )
+                sql.execute(f"select pg_create_logical_replication_slot('{slot}_first', 'pgoutput')")
+                rows = [(k, *row.values()) for k, row in enumerate(ROWS)]
+                for part in (rows[:1], rows[1:20], rows[20:]):
+                    with sql.transaction(), sql.cursor() as cursor:
+                        cursor.executemany("insert into data values (%s, %s, %s)", part)
+            (path / "filled").touch()
+        source = Changes(url, "data", slot=slot, snapshot=snapshot)
+
+        def begin(position: Any, process: Any) -> Iterator[Any]:
+            if position is None:  # a store of its own has a slot of its own, from before the rows
+                with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as sql:
+                    where = f"from pg_replication_slots where slot_name = '{slot}'"
+                    sql.execute(f"select pg_terminate_backend(active_pid) {where} and active")  # of a run that crashed
+                    until(lambda: not sql.execute(f"select 1 {where} and active").fetchone())
+                    sql.execute(f"select pg_drop_replication_slot(slot_name) {where}")
+                    sql.execute(f"select pg_copy_logical_replication_slot('{slot}_first', '{slot}')")
+            yield from source(position, process)
+
+        return begin
+
+    return make
+
+
+def _row_of_change(message: Any) -> Any:
+    return {name: value for name, value in message["row"].items() if name != "k"}
+
+
 def _without_metadata(message: Any) -> Any:
     return {name: value for name, value in message.items() if name != "q/meta"}
 
@@ -246,6 +291,8 @@ SOURCES = {
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),
+    "postgres-snapshot": SourceCase(_postgres(snapshot=True), ("psycopg",), _row_of_change),
+    "postgres-changes": SourceCase(_postgres(snapshot=False), ("psycopg",), _row_of_change),
     "http-list": SourceCase(_poll("/list", id="n"), ("httpx",)),
     "http-pages": SourceCase(_poll("/pages", items="data.rows", next="data.next"), ("httpx",)),
     "http-cursor": SourceCase(_poll("/after", next=_after), ("httpx",)),

@@ -27,10 +27,11 @@ START_TIMEOUT_S: Final = 60
 
 
 class Postgres:
-    """One running server."""
+    """One running server; ``settings`` are options of it, such as ``wal_level=logical``."""
 
-    def __init__(self, programs: Path, directory: Path) -> None:
+    def __init__(self, programs: Path, directory: Path, *settings: str) -> None:
         self._programs = programs
+        self.settings = settings
         self.directory = directory
         self._made = 0
         self._as: dict[str, Any] = {}
@@ -48,8 +49,9 @@ class Postgres:
         """Start the server, also again after :meth:`stop`, and wait until it answers."""
         # What a killed *client* leaves is what the tests are about; the server's own disk is not.
         options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={self.directory}"]
+        more = [part for setting in self.settings for part in ("-c", setting)]
         self._process = subprocess.Popen(
-            [self._programs / "postgres", "-D", "data", *options],
+            [self._programs / "postgres", "-D", "data", *options, *more],
             stdout=self._log,
             stderr=self._log,
             cwd=self.directory,
@@ -57,6 +59,11 @@ class Postgres:
             **self._as,
         )
         self._wait()
+
+    def kill(self) -> None:
+        """End the server as a crash of the machine does, but for its disk."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(60)
 
     def stop(self) -> None:
         """End the server, and its sessions with an error, as a restart does."""
@@ -118,13 +125,13 @@ def _may_be_run(program: Path) -> bool:
 
 
 @contextmanager
-def running() -> Iterator[Postgres]:
-    """A server for the length of the block."""
+def running(*settings: str) -> Iterator[Postgres]:
+    """A server for the length of the block, with options such as ``wal_level=logical``."""
     where = programs()
     assert where is not None
     directory = Path(tempfile.mkdtemp(prefix="cues-pg-"))  # short: a socket's path has at most 107 characters
     try:
-        server = Postgres(where, directory)
+        server = Postgres(where, directory, *settings)
         try:
             yield server
         finally:

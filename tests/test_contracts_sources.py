@@ -22,7 +22,10 @@ import cues
 from cues import codec, testing
 
 FAST = ("jsonl", "tail", "rows-sqlite")
-SERVERS = ("rows-duckdb", "rows-postgres", "kafka", "redis", "nats", "http-list", "http-pages", "http-cursor")
+SERVERS = (
+    "rows-duckdb", "rows-postgres", "kafka", "redis", "nats", "http-list", "http-pages", "http-cursor",
+    "postgres-snapshot", "postgres-changes",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
 from cues.processors.mqtt import Mqtt, Publisher
 from cues.processors.nats_streams import NatsStream, NatsSubject
+from cues.processors.postgres_changes import Changes
 from cues.processors.redis_streams import RedisStream, RedisTarget
 from cues.processors.reducers import count
 from cues.processors.sql import SQLite
@@ -161,6 +162,11 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         NatsStream,
         {"servers": "nats://h", "stream": "s", "data": "json", "shape": "value", "follow": False, "start": "oldest"}
         | {"on_gap": "raise", "timeout_s": 5, "config": None, "reserved": ()},
+    ),
+    "Changes": (
+        Changes,
+        {"url": "postgresql://h/d", "tables": "t", "slot": "cues", "publication": None, "snapshot": True}
+        | {"follow": False, "warn_bytes": 5, "timeout_s": 5},
     ),
     "NatsSubject": (
         NatsSubject,
