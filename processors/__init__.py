@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases, Kafka, Redis, NATS, MQTT and SQS; windows and joins.
+"""Ready-made sources and sinks for files, databases, Delta, Kafka, Redis, NATS, MQTT and SQS; windows and joins.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -10,6 +10,7 @@ says so, and loads it on first use.
     sql.py           transactions of sinks in SQLite, which take every message exactly once
     sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
     sql_sink.py      tables as targets of sinks: append, upsert, delete
+    delta.py         Delta tables as targets of sinks, exactly once
     kafka_source.py  records of a Kafka topic
     kafka_sink.py    Kafka topics as targets of sinks, exactly once; kafka.py is what both use
     redis_streams.py the entries of a Redis stream, and Redis as the target of sinks, exactly once

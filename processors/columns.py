@@ -186,26 +186,28 @@ def in_files(table: Any) -> Any:
     """Return a table with types that files have: without dictionaries, views and run-end encoding."""
     pa = places.arrow()
     for at, field in enumerate(table.schema):
-        kind = _stored(pa, field.type)
+        kind = stored(field.type)
         if not kind.equals(field.type):
             table = table.set_column(at, pa.field(field.name, kind), table.column(at).cast(kind))
     return table.replace_schema_metadata(None)
 
 
-def _stored(pa: Any, kind: Any) -> Any:
+def stored(kind: Any) -> Any:
+    """Return a type without dictionaries, views, extensions and run-end encoding."""
+    pa = places.arrow()
     types = pa.types
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
-        return _stored(pa, kind.value_type)
+        return stored(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
-        return _stored(pa, kind.storage_type)
+        return stored(kind.storage_type)
     if kind in (pa.string_view(), pa.large_string()):
         return pa.string()
     if kind in (pa.binary_view(), pa.large_binary()):
         return pa.binary()
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(_stored(pa, kind.value_type))
+        return pa.list_(stored(kind.value_type))
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_stored(pa, field.type)) for field in kind])
+        return pa.struct([field.with_type(stored(field.type)) for field in kind])
     return kind
 
 

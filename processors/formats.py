@@ -272,42 +272,19 @@ class _Table:
 
     def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
         begun, before, wide = self._begun(begun, layout)
-        schema = self._schema if self._schema is not None else self._widened(before, wide, rows)
-        self._check_names(schema, (key for row in rows for key in row))
-        return self._added(begun, before, wide, schema, [self._array(field, rows) for field in schema])
+        schema = self._schema if self._schema is not None else widened(before, wide, rows)
+        return self._added(begun, before, wide, schema, arrays_of(schema, rows))
 
     def add_table(self, begun: bool, layout: Any, table: Any) -> Added:
         pa = self._pa
         begun, before, wide = self._begun(begun, layout)
         try:
             found = columns.in_files(table)
-            schema = self._schema if self._schema is not None else self._widened_by(before, wide, found)
-            self._check_names(schema, found.column_names)
-            arrays = [self._column(field, found) for field in schema]
+            schema = self._schema if self._schema is not None else widened_by(before, wide, found)
+            arrays = arrays_of(schema, found)
         except pa.ArrowException:  # a value that does not fit: the rows say which
             return self.add(begun, layout, columns.dicts(table, "a message"))
         return self._added(begun, before, wide, schema, arrays)
-
-    def _column(self, field: Any, table: Any) -> Any:
-        """The values of a column, exactly as the type of a field. Raises an error of Arrow or ValueError."""
-        if field.name not in table.column_names:
-            values = self._pa.nulls(table.num_rows, field.type)
-        else:
-            values = table.column(field.name).combine_chunks()
-            values = values if values.type.equals(field.type) else exactly(values, field.type)
-        if not field.nullable and values.null_count:
-            raise ValueError(f"the column {field.name!r} is None or missing, and the schema says that it is never null")
-        return values
-
-    def _widened_by(self, before: Any, wide: set[str], table: Any) -> Any:
-        """The schema for the rows before and those of a table."""
-        types = {} if before is None else {field.name: field.type for field in before}
-        if not table.num_columns:
-            raise ValueError("the row has no column, and a table has no row without one")
-        for name, column in zip(table.column_names, table.columns):
-            columns.note_wide(column, name, wide)
-            types[name] = columns.widened(types.get(name, self._pa.null()), column.type, name, wide)
-        return self._pa.schema(types)
 
     def _begun(self, begun: bool, layout: Any) -> tuple[bool, Any, set[str]]:
         """Return whether a file is open, its schema, and the columns with large integers."""
@@ -315,11 +292,6 @@ class _Table:
         if isinstance(layout, dict) and layout["given"] != (self._schema is not None):
             return False, None, set()  # schema= came or went: rows of both fit in no file
         return begun, before, wide
-
-    def _check_names(self, schema: Any, names: Iterable[str]) -> None:
-        unknown = next((name for name in names if schema.get_field_index(name) < 0), None)
-        if unknown is not None:
-            raise ValueError(f"the row has {unknown!r}, which is not in schema=: {', '.join(schema.names)}")
 
     def _added(self, begun: bool, before: Any, wide: set[str], schema: Any, arrays: list[Any]) -> Added:
         given = self._schema is not None
@@ -335,25 +307,6 @@ class _Table:
         return Added(
             begins, {"schema": kept, "wide": sorted(wide), "given": given}, head + batch.serialize().to_pybytes()
         )
-
-    def _widened(self, before: Any, wide: set[str], rows: Sequence[Row]) -> Any:
-        types = {} if before is None else {field.name: field.type for field in before}
-        for row in rows:
-            if not row:
-                raise ValueError("the row has no column, and a table has no row without one")
-            for name, value in row.items():
-                if not isinstance(name, str):
-                    raise ValueError(f"the row has the key {name!r}, and the columns of a table are named by text")
-                known = types.get(name, self._pa.null())
-                types[name] = columns.widened(known, columns.type_of(value, name, wide), name, wide)
-        return self._pa.schema(types)
-
-    def _array(self, field: Any, rows: Sequence[Row]) -> Any:
-        values = [columns.fitted(row.get(field.name), field, field.name) for row in rows]
-        try:
-            return self._pa.array(values, field.type)
-        except (self._pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"the column {field.name!r} is {field.type}, and does not take the row: {error}") from None
 
     def _check(self, schema: Any) -> None:
         """Raise ValueError for a schema that a finished file cannot have."""
@@ -414,6 +367,66 @@ class _Table:
             return None, set()
         text, wide = (layout["schema"], layout["wide"]) if isinstance(layout, dict) else (layout, [columns.ANY_WIDE])
         return self._pa.ipc.read_schema(self._pa.py_buffer(base64.b64decode(text))), set(wide)
+
+
+def arrays_of(schema: Any, rows: Any) -> list[Any]:
+    """Return the columns of rows, or of a table without types that files lack, exactly as the fields of a schema.
+
+    Raises ValueError, or for a table an error of Arrow, if a value does not fit, or the rows have another column.
+    """
+    names = rows.column_names if hasattr(rows, "column_names") else (key for row in rows for key in row)
+    unknown = next((name for name in names if schema.get_field_index(name) < 0), None)
+    if unknown is not None:
+        raise ValueError(f"the row has {unknown!r}, which is not in schema=: {', '.join(schema.names)}")
+    return [(_column if hasattr(rows, "column_names") else _array)(field, rows) for field in schema]
+
+
+def _column(field: Any, table: Any) -> Any:
+    """The values of a column, exactly as the type of a field. Raises an error of Arrow or ValueError."""
+    if field.name not in table.column_names:
+        values = places.arrow().nulls(table.num_rows, field.type)
+    else:
+        values = table.column(field.name).combine_chunks()
+        values = values if values.type.equals(field.type) else exactly(values, field.type)
+    if not field.nullable and values.null_count:
+        raise ValueError(f"the column {field.name!r} is None or missing, and the schema says that it is never null")
+    return values
+
+
+def _array(field: Any, rows: Sequence[Row]) -> Any:
+    values = [columns.fitted(row.get(field.name), field, field.name) for row in rows]
+    pa = places.arrow()
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the column {field.name!r} is {field.type}, and does not take the row: {error}") from None
+
+
+def widened(before: Any, wide: set[str], rows: Sequence[Row]) -> Any:
+    """Return the schema for the rows before and these; see :func:`cues.processors.columns.widened`."""
+    pa = places.arrow()
+    types = {} if before is None else {field.name: field.type for field in before}
+    for row in rows:
+        if not row:
+            raise ValueError("the row has no column, and a table has no row without one")
+        for name, value in row.items():
+            if not isinstance(name, str):
+                raise ValueError(f"the row has the key {name!r}, and the columns of a table are named by text")
+            known = types.get(name, pa.null())
+            types[name] = columns.widened(known, columns.type_of(value, name, wide), name, wide)
+    return pa.schema(types)
+
+
+def widened_by(before: Any, wide: set[str], table: Any) -> Any:
+    """Return the schema for the rows before and those of a table."""
+    pa = places.arrow()
+    types = {} if before is None else {field.name: field.type for field in before}
+    if not table.num_columns:
+        raise ValueError("the row has no column, and a table has no row without one")
+    for name, column in zip(table.column_names, table.columns):
+        columns.note_wide(column, name, wide)
+        types[name] = columns.widened(types.get(name, pa.null()), column.type, name, wide)
+    return pa.schema(types)
 
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"

@@ -23,6 +23,7 @@ import cues
 from cues import testing
 from cues.processors import places, sql
 from cues.processors.databases import DuckDB, Reader
+from cues.processors.delta import DeltaTarget
 from cues.processors.file_sink import FileSink
 from cues.processors.kafka_sink import Topic
 from cues.processors.nats_streams import NatsSubject
@@ -129,6 +130,28 @@ def _redis_numbers(target: RedisTarget) -> list[int]:
     return [int(fields[b"n"]) for _, fields in target.client.xrange(target.stream)]
 
 
+def _delta(path: Path) -> DeltaTarget:
+    return DeltaTarget(path / "table", evolve=True)
+
+
+def delta_rows(target: DeltaTarget, columns: str = "*") -> list[dict[str, Any]]:
+    """The rows of a table. The reader of delta-rs for pyarrow ends some processes with an abort, so it is not used."""
+    import pyarrow as pa
+    from deltalake import QueryBuilder
+
+    table = target.open()
+    if table is None:
+        return []
+    found: list[dict[str, Any]] = pa.table(
+        QueryBuilder().register("t", table).execute(f"select {columns} from t")
+    ).to_pylist()
+    return found
+
+
+def _delta_numbers(target: DeltaTarget) -> list[int]:
+    return sorted(row["n"] for row in delta_rows(target, "n"))
+
+
 NATS: list[NatsServer] = []
 """The server of the tests (tests/nats_server.py), if a case needs it."""
 
@@ -209,6 +232,7 @@ SINKS = {
     "table-sqlite": SinkCase(_table("db"), write, _table_numbers, ("sqlalchemy",)),
     "table-duckdb": SinkCase(_table("duckdb"), write, _table_numbers, ("sqlalchemy", "duckdb")),
     "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
+    "delta": SinkCase(_delta, write, _delta_numbers, ("deltalake",)),
     "kafka": SinkCase(_topic, write, _topic_numbers, ("confluent_kafka",)),
     "redis": SinkCase(_redis, write, _redis_numbers, ("redis",)),
     "nats": SinkCase(_nats, write, _nats_numbers, ("nats",)),
@@ -237,6 +261,7 @@ IN_PROCESSES = (
     "table-sqlite",
     "table-duckdb",
     "table-postgres",
+    "delta",
     "kafka",
     "redis",
     "nats",

@@ -18,6 +18,7 @@ from cues.checkpoints import JSONFileCheckpoint, SQLCheckpoint
 from cues.graphs.options import OPTION_NAMES
 from cues.processors import files, http, joins, reducers, shape, windows
 from cues.processors.databases import DuckDB
+from cues.processors.delta import DeltaTarget
 from cues.processors.event_time import KeyOf, watermark
 from cues.processors.file_sink import FileSink
 from cues.processors.file_source import Files
@@ -157,6 +158,11 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         RedisTarget,
         {"url": "redis://h", "stream": "s", "fields": "text", "field": None, "maxlen": 5, "prefix": "cues"}
         | {"timeout_s": 5, "config": None},
+    ),
+    "DeltaTarget": (
+        DeltaTarget,
+        {"where": "t", "schema": None, "mode": "append", "key": (), "partition_by": (), "evolve": False}
+        | {"storage_options": None},
     ),
     "NatsStream": (
         NatsStream,
