@@ -225,3 +225,25 @@ def test_a_table_is_what_has_the_stream_interface_of_arrow() -> None:
     with pytest.raises(InvalidArgument, match="found list"):
         columns.table_of([{"n": 1}])
     assert issubclass(InvalidArgument, CuesError)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "+02:00", "-05:30", "Europe/Zurich", "America/New_York", "Pacific/Auckland"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_times_of_the_first_and_the_last_day_are_taken_as_messages_have_them(unit: str, zone: str) -> None:
+    """A table takes an instant if Python has it in its zone; then ``write`` takes the same time."""
+    each = {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
+    first, last = -62_135_596_800 * each, 253_402_300_800 * each - 1
+    taken = 0
+    for hours in [-1, 0, 1, 2, 5, 5.5, 6, 12, 13, 14, 23, 24, 25]:
+        for number in (first + round(hours * 3_600 * each), last - round(hours * 3_600 * each)):
+            table = pa.table({"at": pa.array([0, number, None], pa.timestamp(unit, zone))})
+            try:
+                expected = [{"at": at} for at in table["at"].to_pylist()]
+            except OverflowError:
+                with pytest.raises(InvalidArgument, match="years 1 to 9999"):
+                    batch.build_table(table, 1 << 20)
+                continue
+            (record,) = stored(table)
+            assert record.messages() == expected == codec.unpack(codec.pack(expected))
+            taken += 1
+    assert 4 <= taken < 26

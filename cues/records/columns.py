@@ -190,7 +190,7 @@ def _check_values(column: Any, path: str) -> None:
         numbers = chunk.view(bits)
         found = pa.compute.min_max(numbers).as_py()
         low, high, step = limits
-        if found["min"] < low or found["max"] > high:
+        if found["min"] < low or found["max"] > high or not _has_local(pa, kind, found):
             raise InvalidArgument(
                 f"The column {path!r} is {kind} and has a value that Python does not have: its dates and times are of"
                 " the years 1 to 9999.",
@@ -232,13 +232,26 @@ def _limits(pa: Any, kind: Any) -> tuple[int, int, int] | None:
         return _FIRST_US // 1000, _LAST_US // 1000, 86_400_000
     if pa.types.is_timestamp(kind):
         scale = _PER_SECOND[kind.unit]
-        # With a zone, the local time must be in range too.
-        margin = 86_400 if kind.tz else 0
-        return (_FIRST_US // 10**6 + margin) * scale, (_LAST_US // 10**6 - margin + 1) * scale - 1, 1
+        return _FIRST_US // 10**6 * scale, (_LAST_US // 10**6 + 1) * scale - 1, 1
     if pa.types.is_duration(kind):
         scale = _PER_SECOND[kind.unit]
         return max(-(1 << 63), -_SPAN_DAYS * 86_400 * scale), min((1 << 63) - 1, _SPAN_DAYS * 86_400 * scale), 1
     return None
+
+
+def _has_local(pa: Any, kind: Any, ends: dict[str, int]) -> bool:
+    """Return whether the smallest and the largest number, which are in the limits, have a local time of Python too."""
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        return True
+    low, high, _ = _limits(pa, kind) or (0, 0, 1)
+    day = 86_400 * _PER_SECOND[kind.unit]
+    if low + day <= ends["min"] and ends["max"] <= high - day:
+        return True
+    try:
+        integers(ends.values()).view(kind).to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def cut(table: Any, limit_bytes: int) -> Iterator[Any]:
