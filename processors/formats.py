@@ -431,17 +431,23 @@ def widened_by(before: Any, wide: set[str], table: Any) -> Any:
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
-_GROUP_ROWS: Final = 100_000
-"""Rows of a row group of a Parquet file. All of them are in memory when the file is finished."""
+_GROUP_ROWS: Final = 1_000_000
+_GROUP_BYTES: Final = 64 << 20
+"""A row group of a Parquet file has at least so many rows or bytes. They are in memory when the file is finished.
+
+Each group has dictionaries of its own: with 100,000 rows a file was a fourth larger, and took a third more CPU.
+"""
 
 
-def _grouped(batches: Any) -> Any:
+def _grouped(batches: Iterable[Any]) -> Iterator[list[Any]]:
     group: list[Any] = []
+    rows = size = 0
     for batch in batches:
         group.append(batch)
-        if sum(b.num_rows for b in group) >= _GROUP_ROWS:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
             yield group
-            group = []
+            group, rows, size = [], 0, 0
     if group:
         yield group
 

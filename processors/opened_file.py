@@ -50,8 +50,8 @@ _DAMAGE: Final = (
 )
 """Errors that libraries raise for damaged bytes."""
 _ROWS: Final = 1_000
-_BLOCK_ROWS: Final = 50_000
-"""Rows of a batch of Parquet that become messages, and of one that is written as columns."""
+_BLOCK_ROWS: Final = 65_535
+"""As many as one record has: rows of a batch of Parquet that become messages, and of one that is written as columns."""
 _REFUSED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP))
 """Errors of the system that are about one file."""
 

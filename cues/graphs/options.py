@@ -61,8 +61,8 @@ FRAME_SIZE: Final = 50_000
 """The most messages of one DataFrame by default. Each DataFrame is a Spark job of half a second."""
 BATCH_SIZE: Final = 1000
 """The most messages of one step by default. A step waits for more messages only with ``linger_s=``."""
-TABLE_SIZE: Final = 50_000
-"""The ``batch_size`` of functions of tables that name none: the time of a step bounds it."""
+TABLE_SIZE: Final = 65_535
+"""The ``batch_size`` of functions of tables that name none: the rows of one record. The time of a step bounds it."""
 STEP_S: Final = 0.25
 """The time limit of the calls of one step by default, in seconds."""
 
