@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 import cues
+from cues.cli.app import run
+from cues.cli.output import sparkline
 from cues.engine import history, sampler
 from cues.engine.history import RINGS, History, Sample
 from cues.operate.fresh import delete_store
@@ -180,6 +184,38 @@ def test_periods_are_evened_out_for_a_chart(path: Path) -> None:
     with History(path) as file:
         samples = history.evened(file.points("g.a", "hour", T + 130), 60, 4, T + 130)
     assert [sample and sample.taken for sample in samples] == [None, 3, 1, None]
+
+
+# --- cues history ---------------------------------------------------------------------------------
+
+
+def test_the_command_has_a_table_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, now = tmp_path / "store", time.time()
+    cues.open(store, durability="process").close()
+    assert run(["history", str(store), "--table"]) == 0
+    assert "has no history of this time" in capsys.readouterr().out
+    for back, sample in ((1200, Sample(100, 50, 3, 7, 0.25, 0.5, 2.0)), (600, Sample(300, 300, 0, 9, 0.25, 0.75))):
+        add(history.path_of(store, "g"), now - back, sample)
+        add(history.path_of(store, "g"), now - back, Sample(8), "g.b")
+    assert run(["history", str(store), "--processor", "a", "--table"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["PROCESSOR", "IN", "IN/S", "OUT/S", "LAG", "P50", "P99", "FAILED", "OUTAGES"]
+    assert row.split()[0] == "g.a" and "█" in row
+    assert row.split()[-8:] == ["20", "18", "9", "250ms", "750ms", "3", "2.0", "s"]
+    assert run(["history", str(store), "--span", "day", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["processor"], line["seconds"]) for line in lines] == [("g.a", 300)] * 2 + [("g.b", 300)] * 2
+    assert lines[0] | {"start": ""} == {
+        "processor": "g.a", "start": "", "seconds": 300, "in": 0.333333, "out": 0.166667, "lag": 7, "p50": 0.25,
+        "p99": 0.5, "failed": 3, "away": 2,
+    }  # fmt: skip
+    assert now - 1500 < datetime.fromisoformat(lines[0]["start"]).timestamp() <= now - 1200
+    assert run(["history", str(store), "--span", "year"]) == 2
+
+
+def test_a_sparkline_has_a_sign_for_each_value() -> None:
+    assert sparkline([0, 1, 4, 8]) == " ▂▅█" and sparkline([0, 0]) == "  " and sparkline([]) == ""
+    assert sparkline([0, 1, 4, 8], signs=False) == " 258"
 
 
 # --- runs -----------------------------------------------------------------------------------------

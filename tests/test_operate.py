@@ -14,10 +14,10 @@ from small import feed, numbers, run
 import cues
 from cues import Graph, QueueOptions, Sink, Store, Stream, faults, testing
 from cues.cli.app import run as cli
+from cues.engine import causes
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, InvalidArgument
 from cues.graphs.processor_rows import read_row
-from cues.operate import failed
 from cues.operate import processors as operate
 from cues.testing import run_until_idle
 
@@ -258,6 +258,6 @@ def save(message, process):
 
 def test_causes_that_differ_in_a_code_are_different_groups() -> None:
     for text in ("GET https://x/1 answered 404: '7'", "OSError: [Errno 28] disk full", "psycopg: SQLSTATE 23505"):
-        assert re.search(r"\b(404|28|23505)\b", failed.normalised(text)), text
-    same = [failed.normalised(f"ValueError: order {n} of 'a{n}' at 0x7f{n} costs {n}.5") for n in (1, 23)]
+        assert re.search(r"\b(404|28|23505)\b", causes.normalised(text)), text
+    same = [causes.normalised(f"ValueError: order {n} of 'a{n}' at 0x7f{n} costs {n}.5") for n in (1, 23)]
     assert same[0] == same[1] == "ValueError: order N of '…' at N costs N"

@@ -59,6 +59,7 @@ COMMANDS = {
     "status": "status {shop}",
     "metrics": "metrics {shop}",
     "top": "top {shop} --once --every 0.1",
+    "history": "history {shop}",
     "queues": "queues {shop}",
     "tail": "tail {shop}#orders --meta",
     "sql": 'sql {shop} from"orders"',

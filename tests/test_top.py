@@ -22,6 +22,7 @@ from cues.base import texts
 from cues.base.events import Counters
 from cues.base.names import ProcessorId
 from cues.cli import top
+from cues.engine.history import Point, Sample
 from cues.engine.standing import TailerMetrics
 from cues.tools.measurement import LastError, Measurement, Owner, ProcessMetrics, ProcessorMetrics
 
@@ -151,6 +152,32 @@ def test_the_picture_of_the_docs_is_what_top_draws(tmp_path: Path) -> None:
         PICTURE.write_text(svg)
     texts = [part.split("<")[0] for part in PICTURE.read_text().split(">") if "shop." in part.split("<")[0]]
     assert texts and all(text in svg for text in texts)
+
+
+def test_the_last_hour_is_a_column_of_a_wide_terminal_and_in_the_details() -> None:
+    rich = pytest.importorskip("rich.console")
+    now = look(12, 18_000)
+    began = int(now.time_s) // 10 * 10 - 3600
+    samples = [Point(began + 10 * n, 10, Sample(10 * n, 0, 0, 360 - n, 0.1, 0.2)) for n in range(1, 358)]
+    now.history = {"shop.save": samples}
+
+    def drawn(width: int) -> str:
+        view.draw(None, now, width)
+        console = rich.Console(width=width, file=io.StringIO(), color_system=None)
+        console.print(view.draw(None, now, width))
+        text: str = console.file.getvalue()
+        return text
+
+    view = top.View()
+    assert "HOUR" not in drawn(80)
+    wide = drawn(120).splitlines()
+    assert "HOUR" in next(line for line in wide if "PROCESSOR" in line)
+    bars = next(line for line in wide if "shop.save" in line).rstrip()[-12:]
+    assert list(bars) == sorted(bars) and bars[0] == "▁" and bars[-1] == "█"
+    view.selected, view.details = "shop.save", True
+    details = drawn(80)
+    assert "at most 357 in the last hour" in details and "at most 200ms in the last hour" in details
+    assert max(map(len, details.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,13 @@ import json
 import os
 import random
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,8 @@ from ui_server import Page, page_of
 
 import cues
 from cues.checkpoints import JSONFileCheckpoint
+from cues.cli.app import run
+from cues.engine.history import History, Sample, path_of
 from cues.operate.shape import ProcessorShape, Shape, shape_of_graph
 from cues.testing import run_until_idle
 from cues.tools import exporter
@@ -329,6 +335,117 @@ def test_writing_needs_a_header_that_no_other_site_can_send(store: Path) -> None
         assert page.request("/api/redrive", "POST", "[]", x_cues="1")[0] == 400
         assert page.request("/api/discard", "POST", json.dumps({"queue": "--all", "index": 1}), x_cues="1")[0] == 400
         assert page.request("/api/redrive", "POST", json.dumps({"queue": "e#x", "index": 1}), x_cues="1")[0] == 400
+
+
+def test_a_group_of_errors_is_redriven_or_discarded(tmp_path: Path) -> None:
+    """The groups are those of ``cues errors --group``; what is done is done to the messages of one group."""
+    path = tmp_path / "shop.py"
+    path.write_text(
+        "import pathlib, cues\n"
+        "graph = cues.Graph('shop', errors='errors', queues={'errors': cues.QueueOptions(partitions=2)})\n"
+        "graph.source('orders')\n"
+        "@graph.stream('orders', 'priced')\n"
+        "def price(order):\n"
+        "    if order['n'] % 2 and not pathlib.Path(__file__).with_name('mended').exists():\n"
+        "        raise ValueError(f\"no 'price' for {order['n']}\")\n"
+        "    if order['n'] % 4 == 0:\n"
+        "        raise KeyError('count\\u202ery')\n"
+        "    return order\n"
+    )
+    store = tmp_path / "data" / "shop"
+    with cues.open(store, durability="process") as opened:
+        opened.queue("orders").appender().write_many([{"n": n} for n in range(20)])
+    command = [sys.executable, "-m", "cues", "run", str(path), "--idle-exit", "0"]
+    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "mended").touch()
+    with page_of(store, target=str(path)) as page:
+        answer = page.ask("errors")
+        assert (answer["found"], answer["complete"]) == (15, True)
+        values, keys = answer["groups"]
+        assert (values["count"], values["cause"], values["processor"]) == (10, "ValueError: no '…' for N", "shop.price")
+        assert (keys["count"], keys["last"]["queue"]) == (5, "errors")
+
+        def change(what: str, **fields: object) -> tuple[int, Any]:
+            status, _, text = page.request(f"/api/{what}", "POST", json.dumps(fields), x_cues="1")
+            return status, json.loads(text)
+
+        status, done = change("redrive", processor="shop.price", cause=values["cause"])
+        assert status == 200 and len(done["resolved"]) == 10 and not done["failed_again"]
+        assert [group["cause"] for group in page.ask("errors")["groups"]] == [keys["cause"]]
+        assert change("discard", processor="shop.price", cause=keys["cause"])[0] == 400, "it needs a reason"
+        assert change("discard", processor="shop.price", cause="' or 1 == 1 or '", reason="x")[1]["discarded"] == []
+        status, done = change("discard", processor="shop.price", cause=keys["cause"], reason="old orders")
+        assert status == 200 and len(done["discarded"]) == 5
+        assert page.ask("errors")["groups"] == [] and page.ask("errors", settled=1)["found"] == 15
+        for wrong in (
+            {"processor": "shop.price"},
+            {"cause": "x"},
+            {"processor": "", "cause": ""},
+            {"processor": 1, "cause": 2},
+        ):
+            assert change("redrive", **wrong)[0] == 400, wrong
+        assert change("redrive", processor="--all", cause="x")[1]["resolved"] == []
+
+
+def test_counts_of_errors_are_exact_or_end_in_plus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More error messages than a look reads: every display says that its number is a lower bound."""
+    graph = cues.Graph("g", store=tmp_path / "store", durability="process", errors="errors")
+    graph.source("a")
+
+    @graph.stream("a", "b")
+    def fails(message: dict[str, int]) -> None:
+        raise ValueError(f"no {message['n']}")
+
+    def fail(numbers: range) -> None:
+        with cues.open(tmp_path / "store", durability="process") as store:
+            store.queue("a").appender().write_many([{"n": n} for n in numbers])
+        run_until_idle(graph)
+
+    def shown() -> tuple[Any, str, str]:
+        with page_of(tmp_path / "store") as page:
+            overview = page.ask("overview")
+            (row,) = overview["processors"]
+            found = page.ask("errors")
+        assert (found["found"], found["complete"]) == (found["groups"][0]["count"], True)
+        capsys.readouterr()
+        assert run(["status", str(tmp_path / "store"), "--table"]) == 0
+        return (
+            (row["errors"], row["errors_more"], found["found"]),
+            overview["problems"][0]["text"],
+            capsys.readouterr().out,
+        )
+
+    fail(range(1000))
+    facts, problem, table = shown()
+    assert facts == (1000, False, 1000)
+    assert problem == "fails: 1,000 failed messages" and "1,000 " in table and "1,000+" not in table
+    fail(range(446))
+    facts, problem, table = shown()
+    assert facts == (1000, True, 1446)
+    assert problem == "fails: 1,000+ failed messages" and "1,000+" in table
+
+
+def test_the_history_of_processors_is_columns(tmp_path: Path) -> None:
+    cues.open(tmp_path / "store", durability="process").close()
+    now = time.time()
+    with History(path_of(tmp_path / "store", "g"), write=True) as history:
+        history.add("g.a", now - 600, Sample(100, 50, 3, 7, 0.25, 0.5, 2.0))
+        history.add("g.a", now - 20, Sample(300, 300, 0, 0))
+    with page_of(tmp_path / "store") as page:
+        hour = page.ask("history", processor="g.a/3")
+        assert hour["processor"] == "g.a" and hour["seconds"] == 10 and len(hour["in"]) == 360
+        at = hour["in"].index(10)
+        assert hour["start"] + 10 * at <= now - 600 < hour["start"] + 10 * (at + 1)
+        seen = [hour[name][at] for name in ("out", "lag", "p50", "p99", "failed", "away")]
+        assert seen == [5, 7, 0.25, 0.5, 3, 2]
+        assert sum(each is not None for each in hour["lag"]) == 2
+        assert len(page.ask("history", processor="g.a", span="day")["in"]) == 288
+        weeks = page.ask("history", processor="g.a", span="weeks")
+        assert sum(filter(None, weeks["failed"])) == 3 and len(weeks["in"]) == 840
+        assert page.ask("history", processor="g.b")["in"] == [None] * 360
+        sparks = page.ask("history")["processors"]
+        assert sparks.keys() == {"g.a"} and sparks["g.a"]["seconds"] == 60 and len(sparks["g.a"]["in"]) == 60
+        assert page.refusal("history", span="year")[0] == 400
 
 
 def test_any_address_but_loopback_has_a_token() -> None:

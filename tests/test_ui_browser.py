@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +19,10 @@ pytest.importorskip("starlette", reason="starlette is not installed: pip install
 
 import browser as browsers
 from browser import Browser
-from ui_server import page_of
+from ui_server import Page, page_of
 
 import cues
+from cues.engine.history import History, Sample, path_of
 from cues.operate.shape import shape_of_graph
 from cues.testing import run_until_idle
 
@@ -120,7 +125,7 @@ def test_an_error_is_redriven_from_the_page(browser: Browser, tmp_path: Path) ->
     (tmp_path / "mended").touch()
     with page_of(tmp_path / "data" / "shop", target=str(path)) as page:
         browser.open(page.url + "#/errors")
-        browser.wait("document.querySelectorAll('main tbody tr').length === 1")
+        browser.wait("document.querySelectorAll('[aria-label=\"Failed messages\"] tbody tr').length === 1")
         browser.run("document.querySelector('main tbody th a').focus(); true")
         browser.key("Enter", 13)  # by keyboard alone
         browser.wait("document.querySelector('.failure')?.innerText.includes('no price for 3')")
@@ -209,6 +214,125 @@ def test_fifty_processors_in_both_themes_and_on_a_phone(browser: Browser, tmp_pa
         named += " || each.labels?.length || each.getAttribute('aria-label'))"
         assert browser.run(named)
         browser.theme("light")
+
+
+def hour_of(store: Path, graph: cues.Graph) -> None:
+    """Write a history: an hour with a wave, a backlog, failures and an outage, and days before it."""
+    now = time.time()
+    with History(path_of(store, graph.id), write=True) as history:
+        for number, node in enumerate(graph.plan().running):
+            chance = random.Random(number)
+            for back in (*range(20 * 86400, 3600, -1800), *range(3600, 0, -10)):
+                wave = 1.2 + math.sin((now - back) / 700 + number) + chance.random() / 4
+                waiting = int(max(0.0, 900 * math.sin(back / 600 + number)))
+                failed, away_s = 3 * (chance.random() < 0.02), 10.0 * (1200 < back < 1300)
+                sample = Sample(int(200 * wave), int(190 * wave), failed, waiting, 0.004 * wave, 0.03 * wave, away_s)
+                history.add(node.id, now - back, sample)
+
+
+def wait_for_view(browser: Browser, page: Page, view: str) -> None:
+    browser.open(page.url + view)
+    browser.command("Page.reload")
+    live = "document.querySelector('#live-text')?.textContent === 'Live'"
+    browser.wait(f"Boolean({live} && document.querySelector('main h2') && !document.querySelector('main[aria-busy]'))")
+
+
+CLIPPED = """(() => {
+    const outside = [...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth + 1);
+    const page = document.documentElement;
+    return outside.map((each) => each.getAttribute('aria-label')).concat(page.scrollWidth > innerWidth ? ['page'] : []);
+})()"""
+
+
+def test_what_was_is_shown_in_every_width_and_theme(browser: Browser, tmp_path: Path) -> None:
+    """Sparklines, charts and groups of errors. No table is cut off, also on a phone; and texts do not overlap."""
+    graph = cues.Graph("shop", store=tmp_path / "store", durability="process", errors="errors")
+    graph.source("orders")
+
+    @graph.stream("orders", "priced")
+    def price(order: dict[str, int]) -> dict[str, int]:
+        if order["id"] % 9 == 0:
+            raise ValueError(f"no price for order {order['id']} in the list of the warehouse that was read an hour ago")
+        if order["id"] % 31 == 0:
+            raise KeyError("country")
+        return order
+
+    price.__module__, price.__qualname__ = "shop", "price"  # as the pictures of the docs show it
+    graph.sink("priced", id="ship")(lambda order: None)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("orders").appender().write_many([{"id": n} for n in range(1, 301)])
+    run_until_idle(graph)
+    hour_of(tmp_path / "store", graph)
+    first = "document.querySelector('figure.chart svg')"
+    with page_of(tmp_path / "store", shape_of_graph(graph), target=str(tmp_path / "store")) as page:
+        for (width, theme), view in itertools.product(
+            ((390, "light"), (390, "dark"), (1024, "light"), (1440, "light"), (1440, "dark")),
+            ("", "#/processor/shop.price", "#/errors", "#/queues", "#/queue/orders", "#/message/errors/0/2"),
+        ):
+            browser.size(width, 900, width == 390)
+            browser.theme(theme, "reduce")
+            wait_for_view(browser, page, view)
+            assert browser.run(CLIPPED) == [], (width, view)
+            if view == "":
+                browser.wait("document.querySelectorAll('svg .spark .line').length >= 2")
+                overlaps = """[...document.querySelectorAll('svg a.processor')].filter((box) => {
+                    const [spark, failed] = ['.spark', '.failed'].map((each) =>
+                        box.querySelector(each).getBoundingClientRect());
+                    return failed.width && spark.right > failed.left + 1;
+                }).length"""
+                assert browser.run(overlaps) == 0
+            if view == "#/errors":
+                browser.wait("document.querySelectorAll('.scroll[aria-label=Causes] tbody tr').length === 2")
+                cells = "[...document.querySelectorAll('td.{}')].every((each) => each.getBoundingClientRect().{})"
+                assert browser.run(cells.format("message", "right <= innerWidth"))
+                assert browser.run(cells.format("when", "height < 60")), "on one line"
+        browser.theme("light")
+        browser.size(1180, 420)
+        wait_for_view(browser, page, "#/errors")
+        make(browser, "page-errors.png")
+        browser.size(1180, 640)
+        wait_for_view(browser, page, "#/processor/shop.price")
+        browser.wait(f"{first}.querySelectorAll('path.line').length === 2")
+        make(browser, "page-history.png")
+        browser.run(f"{first}.focus(); true")
+        for _ in range(30):  # the last periods are those in which this test runs
+            browser.key("ArrowLeft", 37)
+        browser.wait("document.querySelector('figure.chart .value').textContent.includes(' in, ')")
+        browser.run("document.querySelector('[aria-label=Time] button:last-child').click(); true")
+        browser.wait("/^\\d\\d-\\d\\d /.test(document.querySelector('figure.chart .axis').innerText)")
+        path_of(tmp_path / "store", "shop").unlink()
+        browser.run("document.querySelector('[aria-label=Time] button:first-child').click(); true")
+        browser.wait("document.querySelector('main').innerText.includes('There are no samples of this time')")
+
+
+def make(browser: Browser, name: str) -> None:
+    """Delete a picture of the docs, and this test makes it again."""
+    path = Path(__file__).parent.parent / "docs" / "how-to" / name
+    if not path.exists():
+        browser.picture(path)
+
+
+def test_a_group_of_errors_is_discarded_and_redriven_from_the_page(browser: Browser, tmp_path: Path) -> None:
+    path = shop(tmp_path)
+    path.write_text(SHOP.replace('order["id"] == 3', 'order["id"] % 2'))
+    with cues.open(tmp_path / "data" / "shop", durability="process") as store:
+        store.queue("orders", metadata={"t", "time"}).appender().write_many([{"id": n} for n in range(10)])
+        store.queue("orders").appender().write({"number": 1})
+    command = [sys.executable, "-m", "cues", "run", str(path), "--idle-exit", "0"]
+    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "mended").touch()
+    with page_of(tmp_path / "data" / "shop", target=str(path)) as page:
+        wait_for_view(browser, page, "#/errors")
+        browser.wait("document.querySelectorAll('.scroll[aria-label=Causes] button').length === 4")
+        press = "document.querySelector('.scroll[aria-label=Causes] tbody tr:{} button:{}').click(); true"
+        browser.run(press.format("last-child", "last-child"))
+        browser.wait("document.activeElement.id === 'reason'")
+        browser.run("document.activeElement.value = 'a test order'; document.activeElement.form.requestSubmit(); true")
+        browser.wait("document.querySelector('main .status').innerText === '1 discarded.'")
+        browser.wait("document.querySelectorAll('.scroll[aria-label=Causes] tbody tr').length === 1")
+        browser.run(press.format("first-child", "first-child"))
+        browser.wait("document.querySelector('main .status').innerText === '5 redriven.'")
+        browser.wait("document.querySelector('main').innerText.includes('No failed messages')")
 
 
 def test_a_search_that_comes_with_a_link_waits_for_a_click(browser: Browser, tmp_path: Path) -> None:

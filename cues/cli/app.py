@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "status": "Positions, lag, rates, errors and owner of each processor.",
     "metrics": "Measurements of a store for Prometheus.",
     "top": "Rates, lag, latency and workers of a graph, live.",
+    "history": "Rates, lag, latency and failures of the last hour, day or weeks.",
     "queues": "The queues of a store.",
     "tail": "Print messages of a queue, and follow it.",
     "sql": "A SQL query over the queues and states of a graph.",

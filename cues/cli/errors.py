@@ -13,8 +13,9 @@ from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
 from cues.cli.printing import out
 from cues.cli.target import takes_place
 from cues.engine import redriving
+from cues.engine.causes import cause_of
 from cues.jsontext import iso
-from cues.operate.failed import COUNTED_MAX, ErrorTotals, by_cause, cause_of, facts, totals
+from cues.operate.failed import COUNTED_MAX, ErrorTotals, by_cause, facts, totals
 from cues.operate.place import Place
 from cues.operate.target import Target
 from cues.operate.where import Where
@@ -75,9 +76,10 @@ def errors(
       cues errors graph.py#errors/3                    one partition of an error queue
       cues errors s3://bucket/shop                     a directory of cues run --queues
 
-    An expression may use queue, index, time, processor, type and text (of the exception), attempts, count (of
-    messages that failed together), state, redriven (0 for a first failure), input (the message that failed, such as
-    input.price), inputs (by binding) and context. The store is opened read-only, whether its graph runs or not.
+    An expression may use queue, index, time, processor, type and text (of the exception), cause (as --group shows
+    it), attempts, count (of messages that failed together), state, redriven (0 for a first failure), input (the
+    message that failed, such as input.price), inputs (by binding) and context. The store is opened
+    read-only, whether its graph runs or not.
     """
     limit = limit_of(most)
     condition = Where(where) if where is not None else None

@@ -130,6 +130,12 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else "<0.1"
 
 
+def sparkline(values: Sequence[float], signs: bool = True) -> str:
+    """A sign for each value, as high as its share of the largest; without ``signs`` of Unicode a digit from 1 to 8."""
+    top, bars = max(values, default=0), " ▁▂▃▄▅▆▇█" if signs else " 12345678"
+    return "".join(bars[0 if value <= 0 else 1 + min(7, int(value / top * 8))] for value in values)
+
+
 def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
     """The calls of a slow function: ``412 done, 3 in flight, 1.2 s a call``; None for a fast one."""
     if (call_s is None and not in_flight) or (call_s is not None and call_s < _SLOW_CALL_S):
@@ -141,6 +147,8 @@ def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
 def shown_figure(figure: Figure, processor: ProcessorFigures) -> Any:
     """A figure in a table: a number, or a time as text; None for no messages."""
     value = figure.of(processor)
+    if figure.name == "errors" and processor.errors_more:
+        return f"{value:,}+"
     if figure.unit == "messages":
         return value or None
     return value if figure.unit != "seconds" or value is None else brief(value)

@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cues.base import clock
 from cues.base.events import Counters
 from cues.base.texts import ago, brief, duration, size
 from cues.cli.options import command, option
-from cues.cli.output import CommandOutput, TableColumn, output_options
-from cues.cli.printing import escaped, is_terminal
+from cues.cli.output import CommandOutput, TableColumn, output_options, sparkline
+from cues.cli.printing import escaped, is_terminal, is_unicode
 from cues.cli.target import takes_place
 from cues.cli.watching import CtrlC
+from cues.engine.history import Point
 from cues.errors import CuesError, NotInstalled
+from cues.operate.history import columns
 from cues.operate.place import Place
 from cues.tools.figures import FIGURES, values
 from cues.tools.measurement import Measurement, ProcessorFigures
@@ -45,6 +48,11 @@ _COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 _OTHERS: Final = tuple(each for each in FIGURES if each.name not in ("rate", *dict(_COLUMNS)))
 """Figures without a place of their own in the table."""
 _SORTS: Final = ("processor", "in", "out", "lag", "p99", "errors", *(figure.name for figure in _OTHERS))
+_BARS: Final = 12
+_DETAIL_BARS: Final = 36
+"""Signs of a sparkline, in the table and in the details."""
+_WIDE: Final = 100
+"""The width from which the table has sparklines."""
 _SECONDS: Final = ("p50", *(figure.name for figure in FIGURES if figure.unit == "seconds"))
 _TABLE: Final = (
     TableColumn("processor", "processor"),
@@ -65,22 +73,34 @@ _TABLE: Final = (
 class Look:
     """The figures of one look."""
 
-    def __init__(self, at: float, title: str, measured: Measurement | None = None) -> None:
+    def __init__(
+        self, at: float, title: str, measured: Measurement | None = None, history: dict[str, list[Point]] | None = None
+    ) -> None:
         self.at = at
         """The monotonic time."""
         self.title = title
         figures = measured.figures() if measured is not None else []
         self.processors: dict[str, ProcessorFigures] = {each.processor: each for each in figures}
         self.processes = measured.processes if measured is not None else ()
+        self.history = history or {}
+        """The last hour, by processor."""
+        self.time_s = clock.now_ns() / 1e9
+
+    def bars(self, processor: str, name: str, count: int) -> str:
+        """A sparkline of a column of the history (:data:`cues.operate.history.COLUMNS`) over the last hour."""
+        values = columns(self.history.get(processor, []), "hour", self.time_s)[name]
+        step = len(values) // count
+        highest = [max((v or 0 for v in values[at : at + step]), default=0) for at in range(0, count * step, step)]
+        return sparkline(highest, is_unicode())
 
 
 def look(place: Place) -> Look:
     """Measure the store or the directory."""
     with place:  # it is not open between two looks, so that other commands can have it alone
-        seen = place.measure()
+        seen, history = place.measure(), place.history("hour")
     title = f"{place.name}  {size(seen.disk_bytes)}"
     title += f"  full in {duration(seen.full_s)}" if seen.full_s is not None else ""
-    return Look(time.monotonic(), title, seen)
+    return Look(time.monotonic(), title, seen, history)
 
 
 def notes(processor: ProcessorFigures) -> list[str]:
@@ -97,6 +117,18 @@ def notes(processor: ProcessorFigures) -> list[str]:
     if stop is not None:
         again = f"; started again {ago(stop.restarted_at)}" if stop.restarted else ""
         lines.append(f"stopped {ago(stop.when)}: {stop.text}{again}")
+    return lines
+
+
+def past(now: Look, processor: str) -> list[str]:
+    """Lines for the details of a processor: its last hour; empty without a history."""
+    known = columns(now.history.get(processor, []), "hour", now.time_s)
+    lines = []
+    for name, title, shown in (("in", "in/s", short), ("lag", "lag", short), ("p99", "p99", brief)):
+        highest = max((value or 0 for value in known[name]), default=0)
+        if highest:
+            bars = now.bars(processor, name, _DETAIL_BARS)
+            lines.append(f"{title:<5}{bars} at most {shown(highest)} in the last hour")
     return lines
 
 
@@ -168,7 +200,8 @@ def top(place: Place, every: float, once: bool, output: CommandOutput) -> None:
     the failed messages that are on error queues now.
 
     Keys: q ends, s sorts by the next column, r reverses, up and down (or k and j) select a processor, and Enter shows
-    its inputs, its last error and its last stop.
+    its last hour, its inputs, its last error and its last stop. HOUR, on a terminal of 100 columns, is the rate in
+    the last hour.
 
     \b
       cues top graph.py
@@ -182,7 +215,7 @@ def top(place: Place, every: float, once: bool, output: CommandOutput) -> None:
         if output.json:
             output.rows([*rates(before, now), *uses(before, now)], ())
         else:
-            output.rows([row | {"errors": row["errors"] or None} for row in rates(before, now)], _TABLE)
+            output.rows([row | {"errors": _errors(row)} for row in rates(before, now)], _TABLE)
         return
     try:
         import rich.live
@@ -195,7 +228,7 @@ def top(place: Place, every: float, once: bool, output: CommandOutput) -> None:
     now, last = before, None
     with CtrlC() as ctrl_c, _keys() as pressed, rich.live.Live(screen=True, auto_refresh=False) as live:
         while True:
-            live.update(view.draw(last, now), refresh=True)
+            live.update(view.draw(last, now, live.console.width), refresh=True)
             ends = now.at + every
             while (left := ends - time.monotonic()) > 0:
                 keys = pressed(min(left, 0.1))
@@ -204,7 +237,7 @@ def top(place: Place, every: float, once: bool, output: CommandOutput) -> None:
                 if keys:
                     for key in keys:
                         view.press(key)
-                    live.update(view.draw(last, now), refresh=True)
+                    live.update(view.draw(last, now, live.console.width), refresh=True)
             else:
                 last, view.problem = now, ""
                 try:
@@ -276,7 +309,7 @@ class View:
             return rows[::-1] if self.reverse else rows
         return sorted(rows, key=lambda row: row[name] or 0, reverse=not self.reverse)
 
-    def draw(self, before: Look | None, now: Look) -> RenderableType:
+    def draw(self, before: Look | None, now: Look, width: int = 80) -> RenderableType:
         """The picture, for any width from 80 columns."""
         from rich.console import Group
         from rich.table import Table
@@ -290,9 +323,14 @@ class View:
         for name, title in columns:
             mark = ("▲" if self.reverse else "▼") if _SORTS[self.sort] == name else ""
             table.add_column(title + mark, justify="right", no_wrap=True)
+        bars = _BARS if width >= _WIDE else 0
+        if bars:
+            table.add_column("HOUR", no_wrap=True)
         for row in rows:
             style = "reverse" if row["processor"] == self.selected else "" if row.get("running", True) else "dim"
             cells = [Text(_cell(row, name), style="red" if name == "errors" else "") for name, _ in columns]
+            if bars:
+                cells.append(Text(now.bars(row["processor"], "in", bars)))
             table.add_row(row["processor"], *cells, style=style)
         parts: list[RenderableType] = [
             Text(escaped(now.title), style="bold", no_wrap=True, overflow="ellipsis"),
@@ -313,6 +351,7 @@ class View:
             parts += [Text(""), workers]
         if self.details and self.selected in now.processors:
             parts += [Text(""), Text(self.selected, style="bold")]
+            parts += [Text(f"  {line}") for line in past(now, self.selected)]
             parts += [Text(escaped(f"  {note}")) for note in notes(now.processors[self.selected])]
         if self.problem or not rows:
             parts += [Text(""), Text(escaped(self.problem) or "No graph has run on this store.")]
@@ -320,8 +359,14 @@ class View:
         return Group(*parts)
 
 
+def _errors(row: Row) -> int | str | None:
+    return f"{row['errors']:,}+" if row["errors_more"] else row["errors"] or None
+
+
 def _cell(row: Row, name: str) -> str:
     value = row[name]
+    if name == "errors" and row["errors_more"]:
+        return f"{short(value)}+"
     if value is None or (name == "errors" and not value):
         return ""
     if name == "calls":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues.base import names
 from cues.base.data import dataclass
 from cues.engine.assembly import Assembly, assemble
+from cues.engine.causes import cause_of, normalised
 from cues.engine.status import is_named
 from cues.engine.threads import adopt
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument
@@ -43,9 +44,10 @@ Where = Callable[[dict[str, Any]], bool]
 def view(record: ErrorRecord) -> dict[str, Any]:
     """Return the fields of an error message for a condition.
 
-    ``queue``, ``index``, ``time``, ``processor``, ``type`` and ``text`` (of the exception), ``attempts``, ``count``,
-    ``state``, ``redriven`` (the number of error messages from whose redrive it came, 0 for a first failure),
-    ``input`` (the message that failed; of several the first), ``inputs`` (by binding, the first of each), ``context``.
+    ``queue``, ``index``, ``time``, ``processor``, ``type`` and ``text`` (of the exception), ``cause`` (both, without
+    quoted text and numbers), ``attempts``, ``count``, ``state``, ``redriven`` (the number of error messages from
+    whose redrive it came, 0 for a first failure), ``input`` (the message that failed; of several the first), ``inputs``
+    (by binding, the first of each), ``context``.
     """
     inputs = {binding: messages[0] for binding, messages in record.inputs.items() if messages}
     return {
@@ -55,6 +57,7 @@ def view(record: ErrorRecord) -> dict[str, Any]:
         "processor": record.processor.partition(".")[2],
         "type": record.type,
         "text": record.text,
+        "cause": normalised(cause_of(record)),
         "attempts": record.attempts,
         "count": record.count,
         "state": record.state,

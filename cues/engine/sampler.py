@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from cues.base import clock
 from cues.base.events import Counters
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Sampler:
             self._history.close()
 
     def _run(self) -> None:
-        while not self._over.wait(EVERY_S - time.time() % EVERY_S + 0.01):
+        while not self._over.wait(EVERY_S - clock.now_ns() / 1e9 % EVERY_S + 0.01):
             self._sample()
 
     def _sample(self) -> None:
@@ -65,7 +66,7 @@ class Sampler:
                 self._history = history.History(path, write=True)
             now = time.monotonic()
             seconds, self._sampled_at = now - self._sampled_at, now
-            middle = time.time() - min(seconds, EVERY_S) / 2
+            middle = clock.now_ns() / 1e9 - min(seconds, EVERY_S) / 2
             for processor, sample in self._samples(seconds):
                 self._history.add(processor, middle, sample)
         except (OSError, CuesError):  # a full disk, a store that was removed: a run does not need its history

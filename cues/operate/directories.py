@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, NoReturn
 from cues.base import clock, names
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import ago, count, size
+from cues.engine.history import Point
 from cues.engine.standing import TailerMetrics
 from cues.errors import QueueNotFound, Unsupported
 from cues.operate import steps
@@ -144,6 +145,10 @@ class DirectoryPlace:
                 partitions=tuple(parts),
             )
         return replace(whole, queue=queue, writer=inspection.writer_of(self.location, queue))
+
+    def history(self, span: str, processor: str = "") -> dict[str, list[Point]]:
+        """Empty: the history of a graph is beside its own store."""
+        return {}
 
     def headline(self, seen: Measurement) -> str:
         """The first lines of its status."""
@@ -390,6 +395,7 @@ def _figures(queue: QueueMetrics) -> dict[str, Any]:
 def _unit_lines(unit: ProcessorMetrics) -> Iterator[dict[str, Any]]:
     about: dict[str, Any] = {"processor": unit.processor, "record": unit.record, "committed": unit.stepped}
     about |= {"epoch": unit.epoch, "owner": unit.driver, "rate": unit.rate, "errors": unit.errors}
+    about["errors_more"] = unit.errors_more
     about["last_error"] = vars(unit.last_error) if unit.last_error else None
     if not unit.tailers:  # a source that is a stream
         yield about

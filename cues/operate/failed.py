@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -10,18 +9,12 @@ from typing import Any, Final
 
 from cues.base import names
 from cues.base.data import dataclass
+from cues.engine.causes import cause_of, normalised
 from cues.engine.status import processor_of
 from cues.steps.error_records import ErrorRecord
 
 COUNTED_MAX: Final = 10_000
 """Error messages that are read to count them by processor and by cause; of more, the counts are of the last ones."""
-
-_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
-_NUMBER: Final = re.compile(
-    r"(?i:\b(status|code|answered|error|errno|http(?:/\d(?:\.\d)?)?|sqlstate|exit|signal)\W{1,3})?"
-    r"(0x[0-9a-fA-F]+|\d+(?:\.\d+)?)"
-)
-"""A number, after a word that makes it a code: 404 and 500 are different causes."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +33,6 @@ class FailedMessages:
     def records(self, settled: bool = False) -> Iterator[ErrorRecord]:
         """Those of all queues, one queue after another."""
         return chain.from_iterable(records(settled) for records in self.logs())
-
-
-def cause_of(record: ErrorRecord) -> str:
-    """Type and first line of the outermost exception."""
-    first, *more = record.text.strip().splitlines() or [""]
-    return f"{record.type}: {first}{' …' if more else ''}"
-
-
-def normalised(cause: str) -> str:
-    """A cause without the parts that differ from message to message: quoted text, and numbers that are no codes."""
-    return _NUMBER.sub(lambda found: found[0] if found[1] else "N", _QUOTED.sub("'…'", cause))[:300]
 
 
 def facts(record: ErrorRecord) -> dict[str, Any]:
@@ -121,4 +103,15 @@ def by_cause(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:
         group.messages += record.count
         if record.time > group.last.time:
             group.last = record
+    return sorted(groups.values(), key=lambda group: -group.count)
+
+
+def with_sums(some: Iterable[ErrorGroup]) -> list[ErrorGroup]:
+    """Add up the groups of several error queues, the most frequent first."""
+    groups: dict[tuple[str, str], ErrorGroup] = {}
+    for each in some:
+        group = groups.setdefault((each.processor, each.cause), ErrorGroup(each.processor, each.cause, each.last))
+        group.count += each.count
+        group.messages += each.messages
+        group.last = max(group.last, each.last, key=lambda record: record.time)
     return sorted(groups.values(), key=lambda group: -group.count)

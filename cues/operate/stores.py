@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from cues.base import clock
 from cues.base.names import ProcessorId
-from cues.engine import identities, record, redriving, standing
+from cues.engine import history, identities, record, redriving, standing
 from cues.engine.status import processor_of
 from cues.errors import QueueNotFound
 from cues.graphs import draw
@@ -145,6 +145,10 @@ class StorePlace:
             space=free_space.look(path),
             noted=record.queues_of(path, plan.id) if plan is not None else None,
         )
+
+    def history(self, span: str, processor: str = "") -> dict[str, list[history.Point]]:
+        """The history of its processors, or of one of them (:func:`cues.engine.history.read`)."""
+        return history.read(self.target.path, span, clock.now_ns() / 1e9, processor)
 
     def headline(self, seen: Measurement) -> str:
         """The first lines of its status."""

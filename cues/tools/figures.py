@@ -52,7 +52,7 @@ FIGURES: Final = (
         "errors",
         "failed",
         "err",
-        "Its failed messages that are on error queues now.",
+        "Its failed messages that are on error queues now; at least, if a queue has more than 1,000 of them.",
         "messages",
         lambda processor: processor.errors,
         "cues_processor_errors",
@@ -70,5 +70,5 @@ FIGURES: Final = (
 
 
 def values(processor: ProcessorFigures) -> dict[str, Any]:
-    """The value of each figure, by its name."""
-    return {figure.name: figure.of(processor) for figure in FIGURES}
+    """The value of each figure, by its name; and ``errors_more``, True if there may be more errors."""
+    return {figure.name: figure.of(processor) for figure in FIGURES} | {"errors_more": processor.errors_more}

@@ -175,6 +175,8 @@ class ProcessorMetrics:
     took in the last minute (:class:`cues.base.histogram.Recent`). None if no process runs it, or does not answer."""
     is_running: bool = False
     """True if a process runs it, or the driver of its graph runs."""
+    errors_more: bool = False
+    """True if ``errors`` is a lower bound: the error queue has more error messages than are read."""
 
     @property
     def lag(self) -> int:
@@ -247,6 +249,11 @@ class ProcessorFigures:
     @property
     def errors(self) -> int:
         return sum(unit.errors for unit in self.units)
+
+    @property
+    def errors_more(self) -> bool:
+        """True if :attr:`errors` is a lower bound."""
+        return any(unit.errors_more for unit in self.units)
 
     @property
     def last_error(self) -> LastError | None:

@@ -317,6 +317,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
         None if is_source else _next_timer(store, topology.key_of(id)),
         recent=recent,
         is_running=holder is not None,
+        errors_more=failures.more,
     )
 
 
@@ -409,6 +410,8 @@ class Failures:
 
     count: int = 0
     last: LastError | None = None
+    more: bool = False
+    """True if there may be more than ``count``: there are older error messages, which were not read."""
 
 
 def _failures(store: Store) -> dict[str, Failures]:
@@ -424,9 +427,16 @@ def _failures(store: Store) -> dict[str, Failures]:
 def failures_of(logs: Iterable[Iterable[ErrorRecord]]) -> dict[str, Failures]:
     """Count error records by processor; of each log the first :data:`ERRORS_MAX`, which are the last ones."""
     failures: dict[str, Failures] = {}
-    for record in itertools.chain.from_iterable(itertools.islice(log, ERRORS_MAX) for log in logs):
-        known = failures.setdefault(record.processor, Failures())
-        known.count += record.count
-        if known.last is None or record.time > known.last.time:
-            known.last = LastError(record.queue, record.index, record.time, record.type, record.text)
+    for log in logs:
+        records = iter(log)
+        of_log = set()
+        for record in itertools.islice(records, ERRORS_MAX):
+            of_log.add(record.processor)
+            known = failures.setdefault(record.processor, Failures())
+            known.count += record.count
+            if known.last is None or record.time > known.last.time:
+                known.last = LastError(record.queue, record.index, record.time, record.type, record.text)
+        if next(records, None) is not None:
+            for processor in of_log:
+                failures[processor].more = True
     return failures

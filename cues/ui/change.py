@@ -29,24 +29,39 @@ class Changes:
         self._target = target
         self._store = store
 
-    def redrive(self, queue: str, index: int, partition: int = 0) -> dict[str, Any]:
-        """Give the input of a failed message to its processor once more. A failure of the redrive is in the answer."""
-        return self._run("redrive", queue, partition, index, ["--timeout", str(TIMEOUT_S)])
+    def redrive(self, **chosen: Any) -> dict[str, Any]:
+        """Give the input of failed messages to their processor once more. Failures of the redrive are in the answer.
 
-    def discard(self, queue: str, index: int, partition: int = 0, reason: str = "") -> dict[str, Any]:
-        """Mark a failed message as done with."""
+        ``chosen``: ``queue``, ``index`` and ``partition`` of one, or ``processor`` and ``cause`` of a group.
+        """
+        return self._run("redrive", self._chosen(**chosen), ["--timeout", str(TIMEOUT_S)])
+
+    def discard(self, reason: str = "", **chosen: Any) -> dict[str, Any]:
+        """Mark failed messages as done with."""
         if not (isinstance(reason, str) and 0 < len(reason.strip()) <= 1000 and _is_argument(reason)):
             raise InvalidArgument(
                 "A discard needs a reason: a text of at most 1,000 characters, without NUL.", "say why."
             )
-        return self._run("discard", queue, partition, index, [f"--reason={reason.strip()}"])
+        return self._run("discard", self._chosen(**chosen), [f"--reason={reason.strip()}"])
 
-    def _run(self, verb: str, queue: str, partition: int, index: int, more: Sequence[str]) -> dict[str, Any]:
-        names.check("queue", queue)
-        if not (isinstance(index, int) and isinstance(partition, int) and index > 0 and partition >= 0):
+    def _chosen(self, **given: Any) -> list[str]:
+        """The target and the options that choose messages."""
+        if given.keys() == {"processor", "cause"}:
+            processor, cause = given["processor"], given["cause"]
+            if not all(isinstance(each, str) and 0 < len(each) <= 1000 for each in (processor, cause)):
+                raise InvalidArgument("A group of error messages has a processor and a cause.", "give both.")
+            if not _is_argument(processor):
+                raise InvalidArgument("A name of a processor has no NUL and no half characters.", "give its name.")
+            return [self._target, f"--processor={processor}", f"--where=cause == {cause!a}"]
+        queue, index, partition = given.get("queue"), given.get("index"), given.get("partition", 0)
+        numbers = type(index) is int and type(partition) is int and index > 0 and partition >= 0
+        if not numbers or given.keys() - {"queue", "index", "partition"}:
             raise InvalidArgument("An error message has a queue, a partition and an index.", "give all three.")
-        target = f"{self._target}#{names.log_id(queue, partition)}"
-        arguments = [verb, target, "--index", str(index), "--yes", "--json", *more]
+        names.check("queue", queue)
+        return [f"{self._target}#{names.log_id(str(queue), partition)}", "--index", str(index)]
+
+    def _run(self, verb: str, chosen: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
+        arguments = [verb, *chosen, "--yes", "--json", *more]
         if self._store is not None:
             arguments += ["--store", self._store]
         try:

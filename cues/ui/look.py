@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues import jsontext
-from cues.base import names
+from cues.base import clock, names
 from cues.base.names import ProcessorId
-from cues.engine import standing
 from cues.engine.status import processor_of
 from cues.errors import BatchDamaged, CuesError, InvalidArgument, QueueNotFound
-from cues.operate import positions
+from cues.operate import history, positions
+from cues.operate.failed import COUNTED_MAX, ErrorGroup, by_cause, with_sums
 from cues.operate.place import Place, Reader, message_at, place_of
 from cues.operate.shape import Shape
 from cues.operate.target import Target
@@ -97,6 +97,16 @@ class Look:
         """The picture of the graph, and the figures of its processors that are columns."""
         figures = [{"name": each.name, "title": each.title, "text": each.text, "unit": each.unit} for each in FIGURES]
         return layout(self.shape) | {"figures": figures}
+
+    def history(self, processor: str = "", span: str = "hour") -> dict[str, Any]:
+        """The history of one processor, as columns; or the minutes of the last hour of every processor."""
+        history.check_span(span)
+        points = self._place.history(span if processor else "hour", processor_of(processor))
+        now_s = clock.now_ns() / 1e9
+        if processor:
+            id = processor_of(processor)
+            return {"processor": id, "span": span} | history.columns(points.get(id, []), span, now_s)
+        return {"processors": {id: history.sparks(some, now_s) for id, some in points.items() if some}}
 
     def messages(
         self, queue: str, at: str = "", older: bool = False, count: int = 50, where: str = ""
@@ -242,20 +252,30 @@ class Look:
         return answer | {"rows": [_state_row(key, field, value) for _, key, field, value in page[:count]]}
 
     def errors(self, processor: str = "", count: int = 100, settled: bool = False) -> dict[str, Any]:
-        """The failed messages that need somebody, last first; of one processor, if it is named.
+        """The failed messages that need somebody, last first, and their groups by cause; of one processor, if named.
 
-        ``settled``: also those that were redriven or discarded.
+        ``settled``: also those that were redriven or discarded. ``complete`` is False if there are more messages than
+        were read; then ``found`` and the counts of the groups are lower bounds.
         """
         rows: list[dict[str, Any]] = []
-        complete = True
+        groups: list[ErrorGroup] = []
+        found, complete = 0, True
         with self._place.errors({shape.errors for shape in self.shape.processors if shape.errors}) as failed:
             for records in failed.logs():
-                some = list(islice(records(settled), standing.ERRORS_MAX + 1))
-                complete = complete and len(some) <= standing.ERRORS_MAX
-                mine = (each for each in some[: standing.ERRORS_MAX] if processor in ("", processor_of(each.processor)))
-                rows += map(_error_row, mine)
+                read = iter(records(settled))
+                some = [each for each in islice(read, COUNTED_MAX) if processor in ("", processor_of(each.processor))]
+                complete = complete and next(read, None) is None
+                found += len(some)
+                rows += map(_error_row, some[:count])
+                groups += by_cause(each for each in some if not each.settled)
         rows.sort(key=lambda row: row["time"], reverse=True)
-        return {"processor": processor, "errors": rows[:count], "found": len(rows), "complete": complete}
+        return {
+            "processor": processor,
+            "groups": [_group_row(group) for group in with_sums(groups)],
+            "errors": rows[:count],
+            "found": found,
+            "complete": complete,
+        }
 
     # --- inside ---
 
@@ -347,6 +367,16 @@ def _error_row(record: ErrorRecord) -> dict[str, Any]:
         "settled": record.settled,
         "done": None if done is None else {"time": done.time, "by": done.by, "reason": safe(done.reason)},
         "again": [] if done is None else list(done.again),
+    }
+
+
+def _group_row(group: ErrorGroup) -> dict[str, Any]:
+    queue, partition = names.split_log(group.last.queue)
+    last = {"queue": queue, "partition": partition, "index": group.last.index, "time": group.last.time}
+    return {"processor": group.processor, "cause": group.cause, "shown": safe(group.cause)} | {
+        "count": group.count,
+        "messages": group.messages,
+        "last": last,
     }
 
 

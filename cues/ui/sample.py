@@ -108,7 +108,9 @@ def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
         for pause in row["paused"]:
             add("error", f"{name} is paused {safe(pause['text'])}", link)
         if row["errors"]:
-            add("error", f"{name}: {count(row['errors'], 'failed message')}", f"errors/{row['id']}")
+            failed = count(row["errors"], "failed message")
+            failed = failed.replace(" ", "+ ", 1) if row["errors_more"] else failed
+            add("error", f"{name}: {failed}", f"errors/{row['id']}")
         if row["growing"]:
             add("warning", f"{name} falls behind: {count(row['lag'], 'message')} wait, and more every second", link)
     if not overview["running"] and (left := sum(row["lag"] or 0 for row in overview["processors"])):
@@ -185,6 +187,7 @@ def _unit(unit: ProcessorMetrics) -> dict[str, Any]:
         "lag": unit.lag,
         "rate": unit.rate,
         "errors": unit.errors,
+        "errors_more": unit.errors_more,
         "stepped": unit.stepped,
         "pid": unit.owner.pid if unit.owner else None,
     }

@@ -4,14 +4,15 @@
     GET  /api/overview     processors, queues, groups, workers, problems
     GET  /api/events       the same, sent whenever it was measured again (server-sent events)
     GET  /api/graph        the picture: nodes and edges with their places
+    GET  /api/history      ?processor= &span=
     GET  /api/messages     ?queue= &at= &older= &count= &where=
     GET  /api/message      ?queue= &partition= &index= &offset=
     GET  /api/became       ?queue= &partition= &index=
     GET  /api/steps        ?processor= &count=
     GET  /api/state        ?processor= &key= &after= &count=
     GET  /api/errors       ?processor= &count= &settled=
-    POST /api/redrive      {"queue", "partition", "index"}                    with --allow-write, header X-Cues: 1
-    POST /api/discard      {"queue", "partition", "index", "reason"}          the same
+    POST /api/redrive      {"queue", "partition", "index"} or {"processor", "cause"}; with --allow-write, X-Cues: 1
+    POST /api/discard      the same, and "reason"
 
 One thread measures the overview, about once a second and only while somebody looks; all clients get that one. A client
 that does not read gets the newest overview when it reads again, and nothing is kept for it. The server is a process
@@ -135,6 +136,7 @@ class Application:
             Route("/api/overview", self._overview),
             Route("/api/events", self._events),
             Route("/api/graph", ask(look.graph)),
+            Route("/api/history", ask(look.history, processor=str, span=str)),
             Route("/api/messages", ask(self._messages, queue=str, at=str, older=_flag, count=int, where=str)),
             Route("/api/message", ask(look.message, queue=str, index=int, partition=int, offset=int)),
             Route("/api/became", ask(look.became, queue=str, index=int, partition=int)),

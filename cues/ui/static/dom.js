@@ -35,6 +35,9 @@ export function say(element, text) {
 const grouped = new Intl.NumberFormat("en");
 export const number = (n) => (n === null || n === undefined ? "" : grouped.format(n));
 
+/** The failed messages of a row: exact, or a lower bound that ends in "+". */
+export const failures = (row, shown = number) => (row.errors ? shown(row.errors) + (row.errors_more ? "+" : "") : "");
+
 /** A count in few characters: 950, 1.2k, 3.4M. */
 export function short(n) {
   if (n === null || n === undefined) return "";
@@ -81,11 +84,11 @@ export function clock(iso) {
 
 export const plural = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-/** A table whose first cell of a row is its header. columns: [title, cell(row), class]. */
+/** A table whose first cell of a row is its header. columns: [title, cell(row), class]. On a phone it is a list. */
 export function table(caption, columns, rows, empty) {
   if (!rows.length) return h("p.quiet", empty || "None.");
   return h("div.scroll", { tabindex: "0", role: "region", "aria-label": caption },
-    h("table",
+    h("table.cards",
       h("caption.unseen", caption),
       h("thead", h("tr", columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title)))),
       h("tbody", rows.map((row) => h("tr", columns.map(([, cell, kind], place) =>

@@ -5,27 +5,78 @@ import { ask, change } from "./api.js";
 
 export async function errorsView([processor], query, page) {
   const settled = query.get("settled") || "";
-  const answer = await ask("errors", { processor: processor || "", settled });
-  const groups = new Map();
-  for (const row of answer.errors) {
-    const kind = `${row.processor}\n${row.type}`;
-    groups.set(kind, (groups.get(kind) || 0) + 1);
-  }
-  const causes = [...groups].sort((a, b) => b[1] - a[1]);
-  return {
-    title: processor ? `Errors of ${processor}` : "Errors",
-    element: h("section", h("h2", processor ? ["Errors of ", h("a", { href: toProcessor(processor) }, processor)] : "Errors"),
-      h("p.figures", answer.found ? `${plural(answer.found, "record")}${answer.complete ? "" : " or more"}${answer.found > answer.errors.length ? `, the last ${answer.errors.length}` : ""}` : ""),
+  const status = h("p.status", { role: "status" });
+  const body = h("div");
+  const reason = h("input", { id: "reason", size: 40, autocomplete: "off", required: true });
+  const what = h("strong");
+  const form = h("form.tools", { hidden: true, "aria-label": "Discard a group" },
+    h("div.field.grow", h("label", { for: "reason" }, "Why nothing is to be done about ", what), reason), h("button", "Discard"),
+    h("button", { type: "button", onclick: () => { form.hidden = true; } }, "Cancel"));
+  let group = null;
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    act("discard", group, { reason: reason.value });
+  });
+  const act = async (verb, { processor: id, cause, count }, more) => {
+    for (const button of body.querySelectorAll("button")) button.disabled = true;
+    form.hidden = true;
+    status.className = "status";
+    say(status, `${verb === "redrive" ? "Redriving" : "Discarding"} ${plural(count, "error message")}.`);
+    try {
+      const [words, good] = outcome(await change(verb, { processor: id, cause, ...more }));
+      say(status, words);
+      status.className = good ? "status good" : "status bad";
+    } catch (problem) {
+      say(status, problem.message);
+      status.className = "status bad";
+    }
+    await load();
+  };
+  const buttons = (row) => h("span.buttons",
+    h("button", { type: "button", onclick: () => act("redrive", row, {}) }, "Redrive"),
+    h("button", { type: "button", onclick: () => { group = row; say(what, `${plural(row.count, "error message")} of this cause`); form.hidden = false; reason.focus(); } }, "Discard…"));
+  const load = async () => {
+    const answer = await ask("errors", { processor: processor || "", settled });
+    const plus = answer.complete ? "" : "+";
+    const listed = answer.found > answer.errors.length ? `, the last ${answer.errors.length} are listed` : "";
+    body.replaceChildren(
+      h("p.figures", answer.found ? `${number(answer.found)}${plus} error message${answer.found === 1 && !plus ? "" : "s"}${listed}` : ""),
       h("p", h("a", { href: `${toErrors(processor)}${settled ? "" : "?settled=1"}` }, settled ? "Leave out those that are done with" : "Show those that are done with too")),
-      causes.length > 1 ? h("ul.causes", causes.map(([kind, count]) => h("li", h("strong", number(count)), ` ${kind.split("\n")[1]} `, h("span.quiet", kind.split("\n")[0])))) : null,
+      ...(answer.groups.length ? [h("h3", "By cause"), table("Causes", [
+        ["Count", (row) => number(row.count) + plus, "num"],
+        ["Processor", (row) => h("a", { href: toProcessor(row.processor) }, row.processor)],
+        ["Cause", (row) => h("span.cause", row.shown), "message"],
+        ["Last", (row) => h("a", { href: toMessage(row.last.queue, row.last.partition, row.last.index) }, ago(row.last.time)), "when"],
+        ...(page.overview?.can_write ? [["Do", buttons, "when"]] : []),
+      ], answer.groups), h("h3", "Each")] : []),
       table("Failed messages", [
         ["Record", (row) => h("a", { href: toMessage(row.queue, row.partition, row.index) }, `${logName(row.queue, row.partition)} ${number(row.index)}`)],
-        ["When", (row) => ago(row.time)],
+        ["When", (row) => ago(row.time), "when"],
         ["Processor", (row) => h("a", { href: toProcessor(row.processor.split("/")[0]) }, row.processor)],
         ["State", (row) => h("span", { class: row.settled ? "quiet" : row.state === "unresolved" ? "bad" : "warn" }, row.state)],
         ["Cause", (row) => [h("strong", row.type), h("span.cause", ` ${row.message}`)], "message"],
-      ], answer.errors, "No failed messages.")),
+      ], answer.errors, "No failed messages."));
   };
+  await load();
+  let could = page.overview?.can_write;
+  return {
+    title: processor ? `Errors of ${processor}` : "Errors",
+    element: h("section", h("h2", processor ? ["Errors of ", h("a", { href: toProcessor(processor) }, processor)] : "Errors"), status, form, body),
+    update: (overview) => { // the first overview may come after the list
+      if (overview.can_write !== could) load();
+      could = overview.can_write;
+    },
+  };
+}
+
+/** What a change did, as words, and whether all of it was done. */
+function outcome({ resolved = [], failed_again: again = [], waiting = [], discarded = [], refused = [] }) {
+  const parts = [
+    resolved.length && `${number(resolved.length)} redriven`, discarded.length && `${number(discarded.length)} discarded`,
+    again.length && `${number(again.length)} failed again`, waiting.length && `${number(waiting.length)} asked for, and wait for the process that runs the graph`,
+    refused.length && `${number(refused.length)} refused: ${refused[0].reason}`,
+  ].filter(Boolean);
+  return [parts.length ? `${parts.join("; ")}.` : "There was nothing to do.", !again.length && !refused.length];
 }
 
 /** The record of a failure: causes with their tracebacks, and the messages that failed. */

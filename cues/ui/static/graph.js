@@ -1,12 +1,13 @@
 // The picture of the graph. The server gives ranks and places (cues/ui/shape.py); here they become pixels, from left to
 // right where that fits, else from top to bottom. Updates change texts and classes, never the elements.
 
-import { h, s, say, short, rate, number, toProcessor, toQueue } from "./dom.js";
+import { h, s, say, brief, failures, short, rate, number, toProcessor, toQueue } from "./dom.js";
+import { spark } from "./history.js";
 
-const PROCESSOR = { w: 150, h: 46 };
+const PROCESSOR = { w: 156, h: 62 };
 const QUEUE = { w: 118, h: 30 };
-const ACROSS = { row: 62, gap: 70 }; // from left to right: pixels between places, and between ranks
-const DOWN = { row: 166, gap: 46 };
+const ACROSS = { row: 78, gap: 70 }; // from left to right: pixels between places, and between ranks
+const DOWN = { row: 172, gap: 46 };
 const SCALE_MIN = 0.62; // smaller text cannot be read: the picture scrolls instead
 const SCALE_GOOD = 0.8;
 
@@ -121,14 +122,16 @@ export class Graph {
     const shown = isQueue ? name : name.slice(name.indexOf(".") + 1);
     const left = x - w / 2;
     const title = s("title");
-    const detail = s("text.detail", isQueue ? { x: left + w - 12, y: y + 4, "text-anchor": "end" } : { x: left + 14, y: y + 13 });
-    const failed = s("text.failed", { x: left + w - 10, y: y + 13, "text-anchor": "end" });
+    const detail = s("text.detail", isQueue ? { x: left + w - 12, y: y + 4, "text-anchor": "end" } : { x: left + 14, y: y + 4 });
+    const failed = s("text.failed", { x: left + w - 10, y: y + 24, "text-anchor": "end" });
+    const latency = s("text.latency", { x: left + w - 10, y: y + 4, "text-anchor": "end" });
+    const past = s("g.spark", { "aria-hidden": "true" });
     const link = s(isQueue ? "a.queue" : "a.processor", { href: isQueue ? toQueue(name) : toProcessor(name) }, title,
       s("rect.box", { x: left, y: y - high / 2, width: w, height: high, rx: isQueue ? high / 2 : 5 }),
       isQueue ? null : s("rect.mark", { x: left, y: y - high / 2, width: 5, height: high, rx: 2 }),
-      s("text.name", isQueue ? { x: left + 13, y: y + 4 } : { x: left + 14, y: y - 4 }, fitted(shown, isQueue ? 10 : 19)),
-      detail, isQueue ? null : failed);
-    this.nodes.set(id, { link, title, detail, failed, name, shown });
+      s("text.name", isQueue ? { x: left + 13, y: y + 4 } : { x: left + 14, y: y - 13 }, fitted(shown, isQueue ? 10 : 19)),
+      detail, ...(isQueue ? [] : [past, failed, latency]));
+    this.nodes.set(id, { link, title, detail, failed, latency, past, name, shown, box: { x: left + 14, y: y + 10, w: 56, h: 15 } });
     return link;
   }
 
@@ -156,17 +159,24 @@ export class Graph {
     }
   }
 
+  /** Draw the last hour of each processor. */
+  remember(processors) {
+    for (const [id, node] of this.nodes) if (id.startsWith("p:")) spark(node.past, processors[node.name], node.box);
+  }
+
   updateProcessor(node, row) {
     const state = row ? row.state : "new";
     const words = { running: "running", stopped: "stopped", silent: "no answer", off: "not running", new: "not run yet" };
     const speed = state === "running" && row.rate ? rate(row.rate) : words[state];
     say(node.detail, state === "running" && row.growing ? `falls behind · ${rate(row.rate)}` : speed);
-    say(node.failed, row && row.errors ? `${short(row.errors)} failed` : "");
+    say(node.failed, row && row.errors ? `${failures(row, short)} failed` : "");
+    say(node.latency, row && row.p99 !== null && row.p99 !== undefined && !row.growing ? brief(row.p99) : "");
     for (const each of Object.keys(words)) node.link.classList.toggle(each, each === state);
     node.link.classList.toggle("failing", Boolean(row?.errors));
     node.link.classList.toggle("growing", Boolean(row?.growing));
     const lag = row?.lag ? `, ${number(row.lag)} messages wait` : "";
-    const text = `${node.shown}: ${words[state]}${row?.rate ? `, ${rate(row.rate)}` : ""}${lag}${row?.errors ? `, ${row.errors} failed` : ""}`;
+    const late = node.latency.textContent ? `, 99 % of results within ${node.latency.textContent}` : "";
+    const text = `${node.shown}: ${words[state]}${row?.rate ? `, ${rate(row.rate)}` : ""}${lag}${late}${row?.errors ? `, ${failures(row)} failed` : ""}`;
     say(node.title, text);
     name(node.link, `Processor ${text}`);
   }

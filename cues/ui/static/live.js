@@ -11,7 +11,7 @@ export class LiveTable {
     this.body = h("tbody");
     this.none = h("p.quiet", empty || "None.");
     this.scroll = h("div.scroll", { tabindex: "0", role: "region", "aria-label": caption },
-      h("table", h("caption.unseen", caption),
+      h("table.cards", h("caption.unseen", caption),
         h("thead", h("tr", columns.map(({ title, kind }) => h("th", { scope: "col", class: kind }, title)))), this.body));
     this.element = h("div", this.none, this.scroll);
   }
@@ -26,7 +26,7 @@ export class LiveTable {
       seen.add(key);
       let cells = this.rows.get(key);
       if (!cells) {
-        cells = this.columns.map(({ kind }, place) => h(place ? "td" : "th", { scope: place ? null : "row", class: kind }));
+        cells = this.columns.map(({ kind, title }, place) => h(place ? "td" : "th", { scope: place ? null : "row", class: kind, "data-title": place ? title : null }));
         cells.row = h("tr", cells);
         this.rows.set(key, cells);
       }

@@ -1,8 +1,9 @@
 // The graph with its problems, processors, workers and groups; and the list of queues.
 
-import { h, say, ago, brief, bytes, number, rate, plural, toErrors, toProcessor, toQueue } from "./dom.js";
+import { h, say, ago, brief, bytes, failures, number, rate, plural, toErrors, toProcessor, toQueue } from "./dom.js";
 import { ask } from "./api.js";
 import { Graph } from "./graph.js";
+import { EVERY_MS } from "./history.js";
 import { LiveTable } from "./live.js";
 
 export const STATES = { running: "running", stopped: "stopped", silent: "does not answer", off: "not running", new: "has not run" };
@@ -15,7 +16,7 @@ export const stateOf = (row) => ({
 // Figures that have more than a text; the others are columns by their unit.
 const marked = {
   lag: { title: "Wait", cell: (row) => ({ text: row.lag ? number(row.lag) : "", kind: row.growing ? "warn" : "" }) },
-  errors: { title: "Failed", cell: (row) => (row.errors ? { text: number(row.errors), href: toErrors(row.id), kind: "bad" } : "") },
+  errors: { title: "Failed", cell: (row) => (row.errors ? { text: failures(row), href: toErrors(row.id), kind: "bad" } : "") },
 };
 const shownAs = {
   messages: (n) => (n ? number(n) : ""),
@@ -87,7 +88,7 @@ export async function graphView(parts, query, page) {
   const trouble = h("section", { "aria-label": "Problems" }, problems);
   const element = h("div", trouble,
     h("section", { "aria-label": "Graph" }, h("h2.unseen", "Graph"), frame,
-      h("p.legend", "Boxes are processors, pills are queues with their messages. On a line: messages a second, and messages that wait.")),
+      h("p.legend", "Boxes are processors: their rate in the last hour, in which a thin line is the messages that waited; and the time within which 99 % of the results came, from the append to the commit. Pills are queues with their messages. On a line: messages a second, and messages that wait.")),
     h("section", h("h2", "Processors"), processors.element), optional.map((each) => each.section));
 
   let graph = null;
@@ -101,7 +102,16 @@ export async function graphView(parts, query, page) {
     graph = new Graph(layout, frame.clientWidth || 900);
     frame.replaceChildren(graph.element);
     if (page.overview) graph.update(page.overview);
+    graph.remember(past);
   };
+  let past = {};
+  const remember = async () => {
+    if (document.hidden) return;
+    past = (await ask("history").catch(() => ({ processors: past }))).processors;
+    graph?.remember(past);
+  };
+  await remember();
+  const timer = setInterval(remember, EVERY_MS);
   let width = 0;
   const watch = new ResizeObserver(() => {
     if (Math.abs(frame.clientWidth - width) < 24) return;
@@ -116,7 +126,10 @@ export async function graphView(parts, query, page) {
       draw();
       watch.observe(frame);
     },
-    leave: () => watch.disconnect(),
+    leave: () => {
+      watch.disconnect();
+      clearInterval(timer);
+    },
     update: async (overview) => {
       const shape = shapeOf(overview);
       if (known && shape !== known) {

@@ -1,7 +1,8 @@
 // A processor: its figures, inputs and outputs, units, steps and state.
 
-import { h, say, ago, clock, logParts, number, rate, span, table, toErrors, toMessage, toQueue } from "./dom.js";
+import { h, say, ago, clock, failures, logParts, number, rate, span, table, toErrors, toMessage, toQueue } from "./dom.js";
 import { ask } from "./api.js";
+import { Charts } from "./history.js";
 import { LiveTable } from "./live.js";
 import { stateOf } from "./overview.js";
 
@@ -19,7 +20,7 @@ export async function processorView([id], query, page) {
     { title: "Unit", cell: (row) => ({ text: row.id, href: `#/processor/${encodeURIComponent(row.id)}` }) },
     { title: "Wait", kind: "num", cell: (row) => number(row.lag) },
     { title: "Per second", kind: "num", cell: (row) => rate(row.rate) },
-    { title: "Failed", kind: "num", cell: (row) => number(row.errors || null) },
+    { title: "Failed", kind: "num", cell: (row) => failures(row) },
     { title: "Last step", cell: (row) => ago(row.stepped) },
     { title: "Process", cell: (row) => String(row.pid || "") },
   ], (row) => row.id);
@@ -65,7 +66,9 @@ export async function processorView([id], query, page) {
       rows.replaceChildren(h("p.quiet", error.message));
     }
   };
-  await Promise.all([loadSteps(), loadState("", "")]);
+  const charts = new Charts(base);
+  await Promise.all([loadSteps(), loadState("", ""), charts.load()]);
+  charts.follow();
 
   let known = "";
   const update = (overview) => {
@@ -99,13 +102,14 @@ export async function processorView([id], query, page) {
       outputs.replaceChildren(
         ...(row.outputs.length ? ["Writes ", ...row.outputs.flatMap((each, n) => [n ? ", " : "", h("a", { href: toQueue(each) }, each)]), ". "] : []),
         ...(row.error_queue ? ["Failures go to ", h("a", { href: toQueue(row.error_queue) }, row.error_queue), ". "] : []),
-        row.errors ? h("a.bad", { href: toErrors(base) }, `${number(row.errors)} failed`) : "",
+        row.errors ? h("a.bad", { href: toErrors(base) }, `${failures(row)} failed`) : "",
         row.last_error ? `, the last ${ago(row.last_error.time)}: ${row.last_error.type}: ${row.last_error.text}` : "");
     }
   };
   return {
     title: id,
-    element: h("article", h("h2", h("span.kind", "Processor "), id), state, facts, outputs, h("section", h("h3", "Inputs"), inputs.element), unitSection, steps, stateSection),
+    element: h("article", h("h2", h("span.kind", "Processor "), id), state, facts, outputs, charts.element, h("div.halves", h("section", h("h3", "Inputs"), inputs.element), unitSection), steps, stateSection),
+    leave: () => charts.leave(),
     update,
   };
 }
