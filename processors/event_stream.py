@@ -146,7 +146,7 @@ class EventStream:
     def refused(self, response: Any) -> Exception:
         """Return the error for an answer that is no stream."""
         url = http.shown_url(self.url)
-        if response.status_code in self._retry_on:
+        if response.status_code in self._retry_on or http.renewed(self._headers, response.status_code):
             wait_s = min(http.retry_after_s(response.headers), self._retry_after_s_max)
             text = f"{url} answered {response.status_code}."
             return http.failed(http.TryLater, text, "it is asked again later.", None, retry_after_s=wait_s)

@@ -18,12 +18,14 @@ import functools
 import hashlib
 import hmac
 import importlib
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -240,6 +242,126 @@ async def exchange(client: Any, request: Any, terms: Terms, *, whole: bool = Tru
         text = f"{method} {shown_url(answer.url)} answered more than {terms.body_bytes_max} bytes."
         raise failed(RequestFailed, text, "raise body_bytes_max=; a failed message can be redriven.", answer, body="")
     return answer
+
+
+class OAuth:
+    """The header with an access token of OAuth 2.0, which is fetched when it is needed and renewed before it ends.
+
+        Poll(url, headers=http.OAuth("https://login.example.com/token", "client", secret, scope="read"))
+
+    ``url``            of the token
+    ``client_id``, ``client_secret``   of the application; ``client_secret`` may be a function
+    ``refresh_token``  of a user; None: the application has rights of its own (``client_credentials``)
+    ``keep``           a file for the refresh token, if each one is valid once: the newest is there, for you alone
+    ``scope``          what is asked for; None: what the server gives
+    ``form``           more fields of the request, such as ``{"audience": "https://api.example.com"}``
+    ``headers``        more headers of the requests that have the token
+    ``timeout_s``      seconds for which the answer is awaited
+
+    A server that is away is waited for, as the server of the request is. A refusal is :class:`RequestFailed`. If a
+    request with a token is answered 401, the token is renewed once. Not guaranteed: a refresh token that is valid once,
+    and whose answer is lost.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client_id: str,
+        client_secret: str | Callable[[], str],
+        *,
+        refresh_token: str | None = None,
+        keep: str | os.PathLike[str] | None = None,
+        scope: str | None = None,
+        form: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        check_url(url)
+        check_number("timeout_s", timeout_s, 0.001)
+        if keep is not None and refresh_token is None:
+            raise InvalidArgument("keep= is given without refresh_token=.", "give the first refresh token too.")
+        self.url, self._id, self._secret, self._refresh = url, client_id, client_secret, refresh_token
+        self._keep = None if keep is None else Path(keep)
+        self._form = {**({} if scope is None else {"scope": scope}), **(form or {})}
+        self._headers, self._timeout_s = dict(headers or {}), timeout_s
+        self.__setstate__({})
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_guard", "_token")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._guard = threading.Lock()
+        self._token: tuple[str, float, float] | None = None
+        """The token, and the times of its receipt and its end on the monotonic clock."""
+
+    def __call__(self, message: Any = None) -> dict[str, str]:
+        """Return the headers of a request. Raises :class:`TryLater` and :class:`RequestFailed`."""
+        with self._guard:
+            if self._token is None or time.monotonic() >= self._token[2]:
+                self._token = self._fetched()
+            return {**self._headers, "Authorization": f"Bearer {self._token[0]}"}
+
+    def renew(self) -> bool:
+        """Forget a token that a server refused; False if it is so new that another one would not help."""
+        with self._guard:
+            old = self._token is None or time.monotonic() - self._token[1] > _TOKEN_NEW_S
+            self._token = None if old else self._token
+            return old
+
+    def _fetched(self) -> tuple[str, float, float]:
+        httpx = package("httpx")
+        refresh = self._refresh
+        if self._keep is not None and self._keep.exists():
+            refresh = self._keep.read_text()
+        asked = {"grant_type": "client_credentials"}
+        if refresh is not None:
+            asked = {"grant_type": "refresh_token", "refresh_token": refresh}
+        secret = self._secret() if callable(self._secret) else self._secret
+        now = time.monotonic()
+        try:
+            response = httpx.post(
+                self.url, data={**asked, **self._form}, auth=(self._id, secret), timeout=self._timeout_s,
+                headers={"Accept": "application/json"}, verify=_certificates(),
+            )  # fmt: skip
+        except httpx.TransportError as error:
+            raise unanswered("POST", self.url, error) from error
+        found = {name.lower(): value for name, value in response.headers.items()}
+        answer = Answer(response.status_code, self.url, found, response.content)
+        if response.status_code != 200:
+            raise refused("POST", answer, RETRY_ON, RETRY_AFTER_S_MAX)
+        given = answer.json()
+        if not isinstance(given, dict) or not isinstance(given.get("access_token"), str):
+            text = f"{shown_url(self.url)} answered without an access_token."
+            raise failed(RequestFailed, text, "correct url=.", answer, body="")
+        if self._keep is not None and isinstance(given.get("refresh_token"), str):
+            _store(self._keep, given["refresh_token"])
+        lasts_s = given.get("expires_in")
+        lasts_s = float(lasts_s) if isinstance(lasts_s, (int, float, str)) and str(lasts_s).isdecimal() else 300.0
+        return given["access_token"], now, now + max(lasts_s - _TOKEN_EARLY_S, lasts_s / 2)
+
+
+def _store(path: Path, secret: str) -> None:
+    """Write a secret into a file that is replaced whole, on the disk."""
+    following = path.with_name(f"{path.name}.new")
+    following.unlink(missing_ok=True)
+    with open(os.open(following, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(following, path)
+
+
+_TOKEN_EARLY_S: Final = 60.0
+"""So long before its end a token is renewed."""
+_TOKEN_NEW_S: Final = 10.0
+"""A token that is refused within this time after its receipt is not renewed."""
+
+
+def renewed(headers: Any, status: int | None) -> bool:
+    """Return whether ``headers`` had a token that the server refused, and makes another one at its next call."""
+    return status == 401 and hasattr(headers, "renew") and bool(headers.renew())
 
 
 def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:

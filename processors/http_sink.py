@@ -59,7 +59,7 @@ class Requests:
 
     ``url``          a URL, or a function of the message
     ``method``       a method, or a function of the message
-    ``headers``      a dict, or a function of the message
+    ``headers``      a dict, or a function of the message, such as :class:`cues.processors.http.OAuth`
     ``json``         a function of the message, whose result is the body as JSON; None: the message itself
     ``body``         a function of the message that returns the body, bytes or text, in place of ``json``. A GET or a
                      HEAD has a body only with ``json`` or ``body``
@@ -180,10 +180,16 @@ class Requests:
 
     async def _exchange(self, message: Message, process: cues.Process, terms: http.Terms, whole: bool) -> http.Answer:
         client = await self._client()
-        request = self._request(client, message, process)
-        if self._rate is not None:
-            await asyncio.sleep(self._rate.wait_s())
-        return await http.exchange(client, request, terms, whole=whole)
+        for last in (False, True):
+            request = self._request(client, message, process)
+            if self._rate is not None:
+                await asyncio.sleep(self._rate.wait_s())
+            try:
+                return await http.exchange(client, request, terms, whole=whole)
+            except http.RequestFailed as error:
+                if last or not http.renewed(self._headers, error.status):
+                    raise
+        raise AssertionError
 
     def _request(self, client: Any, message: Message, process: cues.Process) -> httpx.Request:
         method = (self._method(message) if callable(self._method) else self._method).upper()

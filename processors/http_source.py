@@ -2,19 +2,26 @@
 
     graph.add(cues.Source("releases", Poll("https://api.example.com/releases", id="id", interval_s=300)))
     graph.add(cues.Source("events", Poll("https://api.example.com/events", "data.items", next="data.next")))
+    graph.add(cues.Source("found", Poll(url, "hits", cursor="next", json=lambda cursor: {"from": cursor or 0})))
 
 A request has ``If-None-Match`` and ``If-Modified-Since``, so a server that knows them answers 304 when nothing is new.
 
-**A list** (without ``next=``). Each answer has all that there is to see, at most :data:`SEEN_MAX` items. An item is a
-message if its ``id`` is not among the last :data:`SEEN_MAX` that were. Without ``id=`` the item itself is the id, so an
-item that changed is a message again. An item that is missing in an answer and comes back later may be a message again.
-The position is ``[version, "list", etag, modified, ids]``, with 8 bytes of a hash for each id.
+**A list** (without ``next=`` and ``cursor=``). Each answer has all that there is to see. An item is a message if its
+``id`` is not among those that were. Without ``id=`` the item itself is the id, so an item that changed is a message
+again. The position is ``[version, "list", etag, modified, ids]``, with 8 bytes of a hash for each of the last
+:data:`SEEN_MAX` ids. From the first longer answer on, it has a sixth part, True, and all ids are rows of state, which
+are committed with the messages. The ids of items that an answer lacks are forgotten when there are more than
+``remember=`` of them; such an item may be a message again.
 
 **Pages** (with ``next=``). The items of a page are messages in their order, then those of the page after it, and so on.
 A page without a next one is asked again; it may grow at its end, and name a next page later. The position is
 ``[version, "pages", etag, modified, URL of the page, items, hash of the last item]``. A page that has fewer items than
 were read, or another item at that place, stops the source (:class:`cues.errors.Diverged`): it would lose items or
-repeat them. A cursor fits too: ``next=lambda answer: answer.json() and f"{url}?after={answer.json()[-1]['id']}"``.
+repeat them.
+
+**A cursor** (with ``cursor=``) is what the next request says, in its query (``params=``) or its body (``json=``, which
+makes it a POST); both are functions of the cursor, which is None for the first page. Otherwise the same as pages: the
+position has ``"cursor"`` and the cursor in the places of ``"pages"`` and the URL.
 
 The engine commits the position with the messages, so each item is on the queue once, wherever the run is killed. The
 validators of an answer are in the position of its last item: after a crash in the middle, the rest is asked for again.
@@ -37,7 +44,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from cues import codec
+from cues import codec, jsontext
 from cues.arguments import check_number
 from cues.errors import CodecError, Diverged, InvalidArgument
 from cues.processors import SOURCE, foreign, http, takes, waits
@@ -46,12 +53,14 @@ if TYPE_CHECKING:
     import httpx
 
 SEEN_MAX: Final = 200
-"""Ids in a position, and items in an answer without pages. More would make each commit larger than 2,000 bytes."""
+"""Ids in a position. More would make each commit larger than 2,000 bytes."""
 
 URL_CHARACTERS_MAX: Final = 1_200
 """Characters of the URL of a page, which is in the position."""
 
 _VERSION: Final = 1
+_LIST_PARTS: Final = 5
+"""Parts of the position of a list; there is one more when the ids are in state."""
 _VALIDATOR_CHARACTERS_MAX: Final = 150
 """A longer ETag is not kept, and the request then has none."""
 
@@ -73,11 +82,16 @@ class Poll:
                     of the list in the JSON, such as ``"data.items"``; or a function of the
                     :class:`cues.processors.http.Answer`
     ``id``          of a list: a field, or a function of the item; an item without the field is its own id
+    ``remember``    of a list of more than 200 items: the ids that are kept, besides those of the last answer
     ``next``        the URL of the next page, which must be at the same host: ``"link"``: the header ``Link`` with
                     ``rel="next"``; another text: its place in the JSON; or a function of the answer. No URL, or that of
                     the page itself: this page is the last one
+    ``cursor``      what the next request says: a place in the JSON, or a function of the answer; a text or a number. No
+                    cursor, or the same one: this page is the last one
+    ``params``      the query of a request: a dict, or a function of the cursor
+    ``json``        the body of a request, which is a POST then: JSON, or a function of the cursor
     ``interval_s``  seconds between two rounds; None: the source ends after one round
-    ``headers``     of each request; a function is called for each
+    ``headers``     of each request; a function is called for each. :class:`cues.processors.http.OAuth` is one
     ``reserved``    ``"q/type"`` or ``"q/topics"``, which items may set then (:mod:`cues.processors.foreign`)
     ``client``      a function that makes an ``httpx.AsyncClient``, for one request
     ``timeout_s``, ``retry_on``, ``retry_after_s_max``, ``redirects``, ``body_bytes_max``   as
@@ -95,7 +109,11 @@ class Poll:
         items: str | Callable[[http.Answer], Iterable[Any]] | None = None,
         *,
         id: str | Callable[[Any], Any] | None = None,
+        remember: int = 100_000,
         next: str | Callable[[http.Answer], str | None] | None = None,
+        cursor: str | Callable[[http.Answer], Any] | None = None,
+        params: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+        json: Any = None,
         interval_s: float | None = 60.0,
         headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         timeout_s: float = 30.0,
@@ -108,6 +126,7 @@ class Poll:
     ) -> None:
         self._may = foreign.allowed(reserved)
         self.url, self.items, self.id, self.next, self.interval_s = url, items, id, next, interval_s
+        self.remember, self.cursor, self._params, self._json = remember, cursor, params, json
         self._headers, self._make_client = headers, client
         statuses = http.check_statuses("retry_on", retry_on)
         not_modified = frozenset({304})
@@ -118,8 +137,19 @@ class Poll:
         http.check_url(url)
         if interval_s is not None:
             check_number("interval_s", interval_s, 0)
-        if id is not None and next is not None:
-            raise InvalidArgument("id= and next= are both given.", "give id= for a list, next= for pages.")
+        check_number("remember", remember, 1, whole=True)
+        given = [f"{name}=" for name, value in (("id", id), ("next", next), ("cursor", cursor)) if value is not None]
+        if len(given) > 1:
+            raise InvalidArgument(
+                f"{' and '.join(given)} are given.", "give id= for a list, and next= or cursor= for pages."
+            )
+        if cursor is not None and not (callable(params) or callable(json)):
+            raise InvalidArgument(
+                "cursor= is given, and no request says it.", "give params= or json= a function of the cursor."
+            )
+        if not (params is None or callable(params) or isinstance(params, Mapping)):
+            raise InvalidArgument(f"params={params!r:.60}.", "give a dict, or a function of the cursor.")
+        self._form = "cursor" if cursor is not None else "list" if next is None else "pages"
         http.package("httpx")
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[Item]:
@@ -127,36 +157,40 @@ class Poll:
         self._check(position)
         asking = _Asking(self, process)
         try:
-            yield from self._list(position, asking) if self.next is None else self._pages(position, asking)
+            yield from self._list(position, asking) if self._form == "list" else self._pages(position, asking)
         except _Draining:
             return
 
     # --- a list ---
 
     def _list(self, position: Position | None, asking: _Asking) -> Iterator[Item]:
-        etag, modified, packed = position[2:] if position else ("", "", b"")
+        etag, modified, packed = position[2:5] if position else ("", "", b"")
         seen = [packed[at : at + 8] for at in range(0, len(packed), 8)]
+        kept: Any = asking.state if position and len(position) > _LIST_PARTS else None
         while True:
-            answer = asking.ask(self.url, etag, modified)
+            answer = asking.ask(None, etag, modified)
             if answer.status != 304:
-                items = list(self._items_of(answer))
-                if len(items) > SEEN_MAX:
-                    raise http.failed(
-                        http.RequestFailed,
-                        f"{http.shown_url(answer.url)} has {len(items)} items; a list has at most {SEEN_MAX}.",
-                        "ask for fewer, such as the newest ones, or for pages with next=.", answer, body="",
-                    )  # fmt: skip
                 there: dict[bytes, Any] = {}
-                for item in items:
+                for item in self._items_of(answer):
                     there.setdefault(self._id_of(item), item)
-                fresh = {identity: item for identity, item in there.items() if identity not in set(seen)}
+                if kept is None and len(there) > SEEN_MAX:
+                    kept = asking.state
+                    kept.update(dict.fromkeys(seen, True))
+                known = set(seen).__contains__ if kept is None else kept.__contains__
+                fresh = {identity: item for identity, item in there.items() if not known(identity)}
+                if kept is not None and fresh and len(kept) > self.remember:
+                    for gone in [identity for identity in kept if identity not in there]:
+                        del kept[gone]
                 # Those that this answer has are kept longest: none of them may be forgotten while it is there.
                 seen.sort(key=there.__contains__)
                 for number, (identity, item) in enumerate(fresh.items(), 1):
                     seen = [*seen, identity][-SEEN_MAX:]
+                    if kept is not None:
+                        kept[identity] = True
                     if number == len(fresh):
                         etag, modified = _validators(answer)
-                    yield [_VERSION, "list", etag, modified, b"".join(seen)], self._message(item)
+                    found = [_VERSION, "list", etag, modified, b"".join(seen)]
+                    yield found if kept is None else [*found, True], self._message(item)
                 etag, modified = _validators(answer)
             asking.wait()
 
@@ -171,39 +205,58 @@ class Poll:
     # --- pages ---
 
     def _pages(self, position: Position | None, asking: _Asking) -> Iterator[Item]:
-        etag, modified, url, count, last = position[2:] if position else ("", "", self.url, 0, b"")
-        visited: set[str] = set()
+        form, first = self._form, self.url if self._form == "pages" else None
+        etag, modified, page, count, last = position[2:] if position else ("", "", first, 0, b"")
+        visited: set[Any] = set()
         while True:
-            answer = asking.ask(url, etag, modified)
-            following, items = "", []
+            answer = asking.ask(page, etag, modified)
+            following: Any = None
+            new: list[Any] = []
             if answer.status != 304:
                 items = list(self._items_of(answer))
                 if len(items) < count or (count and _hash(items[count - 1]) != last):
                     raise Diverged(
-                        f"{http.shown_url(url)} has {len(items)} items, and not those that were read before: {count}"
+                        f"{self._shown(page)} has {len(items)} items, and not those that were read before: {count}"
                         " items, the last of which is not there.",
                         "give the source another id, which begins at the start; or a cursor in next=.",
                     )
                 new = items[count:]
-                following = self._next_of(answer, url)
+                following = self._next_of(answer, page)
                 for number, item in enumerate(new, 1):
                     count, last = count + 1, _hash(item)
                     if number < len(new):
-                        yield [_VERSION, "pages", "", "", url, count, last], self._message(item)
-                    elif following:
-                        yield [_VERSION, "pages", "", "", following, 0, b""], self._message(item)
+                        yield [_VERSION, form, "", "", page, count, last], self._message(item)
+                    elif following is not None:
+                        yield [_VERSION, form, "", "", following, 0, b""], self._message(item)
                     else:
-                        yield [_VERSION, "pages", *_validators(answer), url, count, last], self._message(item)
+                        yield [_VERSION, form, *_validators(answer), page, count, last], self._message(item)
                 etag, modified = _validators(answer)
-            visited.add(url)
-            if following:
-                url, etag, modified, count, last = following, "", "", 0, b""
-            if (not new and (not following or url in visited or self.interval_s is not None)) or not following:
+            visited.add(page)
+            ends = following is None
+            if not ends:
+                page, etag, modified, count, last = following, "", "", 0, b""
+            if ends or (not new and (page in visited or self.interval_s is not None)):
                 asking.wait()
                 visited.clear()
 
-    def _next_of(self, answer: http.Answer, url: str) -> str:
-        """Return the URL of the next page, or "" if there is none."""
+    def _shown(self, page: Any) -> str:
+        return (
+            http.shown_url(page) if self._form == "pages" else f"{http.shown_url(self.url)} at the cursor {page!r:.60}"
+        )
+
+    def _next_of(self, answer: http.Answer, page: Any) -> Any:
+        """Return the URL or the cursor of the next page, or None if there is none."""
+        if self.cursor is not None:
+            cursor: Any = self.cursor(answer) if callable(self.cursor) else _at(answer, self.cursor, None)
+            if cursor in (None, "", False, page):
+                return None
+            if isinstance(cursor, (str, int)) and len(str(cursor)) <= URL_CHARACTERS_MAX:
+                return cursor
+            raise http.failed(
+                http.RequestFailed, f"The cursor after {http.shown_url(answer.url)} is {cursor!r:.60}; it is a text or"
+                f" a number of at most {URL_CHARACTERS_MAX} characters.",
+                "name its place with cursor=.", answer, body="",
+            )  # fmt: skip
         if callable(self.next):
             found: Any = self.next(answer)
         elif self.next == "link":
@@ -211,7 +264,7 @@ class Poll:
         else:
             found = _at(answer, str(self.next), None)
         if not found:
-            return ""
+            return None
         following = urljoin(answer.url, str(found))
         if _origin(following) != _origin(self.url):
             raise http.failed(
@@ -225,7 +278,7 @@ class Poll:
                 f" characters; the position has room for {URL_CHARACTERS_MAX}, in ASCII.",
                 "ask for shorter ones.", answer, body="",
             )  # fmt: skip
-        return "" if following == url else following
+        return None if following == page else following
 
     # --- both ---
 
@@ -255,14 +308,15 @@ class Poll:
         )  # fmt: skip
 
     def _check(self, position: Position | None) -> None:
-        form = "list" if self.next is None else "pages"
-        sizes = {"list": 5, "pages": 7}
+        form = self._form
+        sizes = {"list": (_LIST_PARTS, _LIST_PARTS + 1), "pages": (7,), "cursor": (7,)}
         if position is None:
             return
-        if not isinstance(position, list) or position[:2] != [_VERSION, form] or len(position) != sizes[form]:
+        if not isinstance(position, list) or position[:2] != [_VERSION, form] or len(position) not in sizes[form]:
+            kind = {"list": "a list", "pages": "pages", "cursor": "a cursor"}[form]
             raise Diverged(
                 f"The position {str(position)[:80]} is not one of cues.processors.http_source, version {_VERSION}, for"
-                f" {'a list' if form == 'list' else 'pages'}.",
+                f" {kind}.",
                 "give the source another id, which begins at the start.",
             )
         if form == "pages" and _origin(position[4]) != _origin(self.url):
@@ -278,27 +332,56 @@ class _Asking:
     def __init__(self, poll: Poll, process: Any) -> None:
         self._poll, self._process = poll, process
 
-    def ask(self, url: str, etag: str, modified: str) -> http.Answer:
-        """Return an answer, or a 304. Raises :class:`RequestFailed`, and :class:`_Draining`."""
+    @property
+    def state(self) -> Any:
+        """The state of the source, for the ids of a long list."""
+        if self._process is None:
+            raise InvalidArgument(
+                f"{http.shown_url(self._poll.url)} has more than {SEEN_MAX} items, whose ids are in the state of the"
+                " source; and Poll was called without process=.",
+                "give it to cues.Source(id, Poll(…)); or pass on the process of your own source.",
+            )
+        return self._process.state
+
+    def ask(self, page: Any, etag: str, modified: str) -> http.Answer:
+        """Return an answer, or a 304. Raises :class:`RequestFailed`, and :class:`_Draining`.
+
+        ``page``: the URL of a page, or a cursor; None for the first one.
+        """
         poll = self._poll
+        url = page if poll._form == "pages" else poll.url
+        cursor = None if poll._form == "pages" else page
+        body = poll._json(cursor) if callable(poll._json) else poll._json
+        params = poll._params(cursor) if callable(poll._params) else poll._params
         conditions = {"If-None-Match": etag, "If-Modified-Since": modified}
-        given = (poll._headers() if callable(poll._headers) else poll._headers) or {}
-        answer = self._answer(url, {**{name: value for name, value in conditions.items() if value}, **given})
+        sent = {name: value for name, value in conditions.items() if value}
+        for last in (False, True):
+            headers = {**sent, **((poll._headers() if callable(poll._headers) else poll._headers) or {})}
+            try:
+                answer = self._answer(url, headers, params, body)
+                break
+            except http.RequestFailed as error:
+                if last or not http.renewed(poll._headers, error.status):
+                    raise
         if answer.status == 304 and not (etag or modified):
             text = f"{http.shown_url(url)} answered 304 to a request without conditions."
             raise http.failed(http.RequestFailed, text, "correct headers=, or the server.", answer)
         return answer
 
-    def _answer(self, url: str, headers: Mapping[str, str]) -> http.Answer:
+    def _answer(self, url: str, headers: Mapping[str, str], params: Any, body: Any) -> http.Answer:
         """Make a request in a thread, with a connection of its own: so nothing is open while the source waits.
 
         A drain does not wait for the answer.
         """
         poll, outcome = self._poll, concurrent.futures.Future[http.Answer]()
+        given: dict[str, Any] = {"headers": headers} | ({} if params is None else {"params": params})
+        if body is not None:
+            given["headers"] = {"Content-Type": "application/json", **headers}
+            given["content"] = jsontext.encode(body, compact=True).encode()
 
         async def exchange() -> http.Answer:
             async with (poll._make_client or poll._terms.client)() as client:
-                request = client.build_request("GET", url, headers=headers)
+                request = client.build_request("GET" if body is None else "POST", url, **given)
                 task = asyncio.create_task(http.exchange(client, request, poll._terms))
                 while not (await asyncio.wait({task}, timeout=waits.LOOK_S))[0]:
                     if self._stopping:

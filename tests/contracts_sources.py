@@ -254,6 +254,10 @@ def http_answer(request: Seen) -> Reply:
         page = query.get("page", 0)
         following = f"/pages?page={page + 1}" if page + 1 < len(_parts()) else None
         return Reply(200, json.dumps({"data": {"rows": _parts()[page], "next": following}}).encode())
+    if place.path == "/search":
+        page = json.loads(request.body)["page"]
+        more = {"next": page + 1} if page + 1 < len(_parts()) else {}
+        return Reply(200, json.dumps({"rows": _parts()[page], **more}).encode())
     start = query.get("after", -1) + 1
     return Reply(200, json.dumps(ROWS[start : start + 9]).encode())
 
@@ -295,6 +299,9 @@ SOURCES = {
     "postgres-changes": SourceCase(_postgres(snapshot=False), ("psycopg",), _row_of_change),
     "http-list": SourceCase(_poll("/list", id="n"), ("httpx",)),
     "http-pages": SourceCase(_poll("/pages", items="data.rows", next="data.next"), ("httpx",)),
+    "http-post": SourceCase(
+        _poll("/search", items="rows", cursor="next", json=lambda cursor: {"page": cursor or 0}), ("httpx",)
+    ),
     "http-cursor": SourceCase(_poll("/after", next=_after), ("httpx",)),
 }
 """A new source joins here."""

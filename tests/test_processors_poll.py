@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
+import pickle
 import random
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import seeds
@@ -19,8 +23,10 @@ import cues
 from cues import codec, testing
 from cues.base.away import is_away
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import http, waits
+from cues.processors import http, http_source, waits
+from cues.processors.http_sink import Requests
 from cues.processors.http_source import SEEN_MAX, Poll
+from cues.steps.state import StateTable
 
 pytest.importorskip("httpx")
 pytestmark = pytest.mark.slow
@@ -95,8 +101,154 @@ def test_a_position_is_bounded_and_an_item_that_stays_is_never_forgotten() -> No
             seen += [message["id"] for message in messages]
         assert seen.count(0) == 1 and len(seen) == len(set(seen)) == 4 * (SEEN_MAX - 1) + 1
         resource.items = [{"id": n} for n in range(SEEN_MAX + 1)]
-        with pytest.raises(http.RequestFailed, match=f"{SEEN_MAX + 1} items.*Try:"):
+        with pytest.raises(InvalidArgument, match=r"without process.*Try:"):
             once(poll, position)
+
+
+def run(poll: Poll, store: cues.Store) -> list[Any]:
+    """Run a graph of the source to its end; all messages that it ever wrote."""
+    testing.run_until_idle(cues.Graph("g", [cues.Source("q", poll)]), store)
+    return [message["id"] for message in testing.messages(store, "q")]
+
+
+def test_a_list_of_any_length_gives_each_item_once(store: cues.Store) -> None:
+    """It begins short, grows beyond the position, is empty once, and becomes short again."""
+    resource = Resource()
+    with serving(resource) as server:
+        poll = Poll(server.url, id="id", interval_s=None)
+        sizes = [10, SEEN_MAX, 3 * SEEN_MAX, 0, 3 * SEEN_MAX + 7, 5, 3 * SEEN_MAX + 9]
+        for size in sizes:
+            resource.items = [{"id": n} for n in random.Random(size).sample(range(size), size)]
+            run(poll, store)
+        assert sorted(run(poll, store)) == list(range(max(sizes)))
+
+
+def test_ids_of_items_that_are_gone_are_forgotten(store: cues.Store) -> None:
+    resource = Resource()
+    with serving(resource) as server:
+        poll = Poll(server.url, id="id", interval_s=None, remember=500)
+        for turn in range(5):
+            resource.items = [{"id": "stays"}, *({"id": f"{turn}-{n}"} for n in range(400))]
+            found = run(poll, store)
+        assert len(found) == len(set(found)) == 5 * 400 + 1
+        (source,) = cues.Graph("g", [cues.Source("q", poll)]).plan().nodes
+        table = StateTable(store, source.key)
+        assert len(table.view(None)) <= 401 + 500
+
+
+def test_a_crash_anywhere_in_a_long_list_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_source, "SEEN_MAX", 5)
+    resource = Resource(*({"id": n} for n in range(23)))
+
+    def rounds(store: cues.Store) -> None:
+        for size in (4, 23):
+            resource.items = [{"id": n} for n in range(size)]
+            graph = cues.Graph("g", [cues.Source("q", poll, batch_size=4)])
+            testing.run_until_idle(graph, store)
+
+    with serving(resource) as server:
+        poll = Poll(server.url, id="id", interval_s=None)
+        with testing.temporary_store() as store:
+            sites = testing.crash_sites(lambda: rounds(store))
+        assert len(sites) > 15
+        for point, hit in sites:
+            with testing.temporary_store() as store:
+                with testing.crash(point, hit, how="raise"), contextlib.suppress(testing.Crashed):
+                    rounds(store)
+                rounds(store)
+                assert [m["id"] for m in testing.messages(store, "q")] == list(range(23)), (point, hit)
+
+
+def test_a_cursor_in_the_query_or_the_body_grows_at_its_end() -> None:
+    pages: list[list[int]] = [[1, 2], [3]]
+
+    def answer(request: Seen) -> Reply:
+        if request.method == "POST":
+            at = json.loads(request.body)["after"]
+        else:
+            at = parse_qs(urlsplit(request.path).query).get("after", [None])[0]
+        page = int(at or 0)
+        following = {"cursor": str(page + 1)} if page + 1 < len(pages) else {"cursor": None}
+        return as_json({"items": [{"n": n} for n in pages[page]], "page": following})
+
+    ways: list[dict[str, Any]] = [
+        {"params": lambda cursor: {} if cursor is None else {"after": cursor}},
+        {"json": lambda cursor: {"after": cursor}},
+    ]
+    for way in ways:
+        del pages[2:]
+        pages[1] = [3]
+        with serving(answer) as server:
+            poll = Poll(server.url, "items", cursor="page.cursor", interval_s=None, **way)
+            position, messages = once(poll)
+            assert [m["n"] for m in messages] == [1, 2, 3] and position[:2] == [1, "cursor"]
+            pages[1].append(4)
+            pages.append([5])
+            position, messages = once(poll, position)
+            assert [m["n"] for m in messages] == [4, 5] and once(poll, position)[1] == []
+            pages[2] = []
+            with pytest.raises(Diverged, match=r"at the cursor '2' has 0 items"):
+                once(poll, position)
+            assert {seen.method for seen in server.seen} == {"POST" if "json" in way else "GET"}
+
+
+class Login:
+    """A server of tokens: each refresh token is valid once, and tokens can be revoked."""
+
+    def __init__(self) -> None:
+        self.count, self.revoked, self.asked = 0, set[str](), list[dict[str, list[str]]]()
+
+    def __call__(self, request: Seen) -> Reply:
+        if request.path == "/token":
+            form = parse_qs(request.body.decode())
+            self.asked.append(form)
+            assert request.headers["authorization"] == "Basic " + base64.b64encode(b"app:secret").decode()
+            if form["grant_type"] == ["refresh_token"] and form["refresh_token"] != [f"r{self.count}"]:
+                return as_json({"error": "invalid_grant"})._replace(status=400)
+            self.count += 1
+            return as_json({"access_token": f"t{self.count}", "expires_in": 3600, "refresh_token": f"r{self.count}"})
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token != f"t{self.count}" or token in self.revoked:
+            return Reply(401)
+        return as_json([{"id": n} for n in range(self.count)])
+
+
+def test_a_token_is_fetched_when_it_is_needed_and_renewed_when_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = Login()
+    with serving(login) as server:
+        url = f"{server.url}/token"
+        own = http.OAuth(url, "app", lambda: "secret", scope="read", form={"audience": "x"}, headers={"A": "b"})
+        assert own() == own() == {"A": "b", "Authorization": "Bearer t1"} and len(login.asked) == 1
+        assert login.asked[0] == {"grant_type": ["client_credentials"], "scope": ["read"], "audience": ["x"]}
+        poll = Poll(server.url, id="id", interval_s=None, headers=own)
+        assert len(once(poll)[1]) == 1
+        login.revoked.add("t1")
+        with pytest.raises(http.RequestFailed, match="401"):  # a new token that is refused is a fault
+            once(poll)
+        monkeypatch.setattr(http, "_TOKEN_NEW_S", 0.0)
+        assert len(once(poll)[1]) == 2 and own()["Authorization"] == "Bearer t2"
+        requests = Requests(server.url, "GET", headers=own, answer=lambda message, answer: {"n": len(answer.json())})
+        login.revoked.add("t2")
+        with testing.temporary_store() as store:
+            graph = cues.Graph("g", [cues.Source("in"), requests.stream("in", "out")])
+            store.queue("in").appender().write({})
+            testing.run_until_idle(graph, store)
+            assert testing.messages(store, "out") == [{"n": 3}]
+
+        kept = tmp_path / "token"
+        user = http.OAuth(url, "app", "secret", refresh_token="r3", keep=kept)
+        assert user()["Authorization"] == "Bearer t4" and kept.read_text() == "r4" and kept.stat().st_mode & 0o77 == 0
+        again = pickle.loads(pickle.dumps(http.OAuth(url, "app", "secret", refresh_token="r3", keep=kept)))
+        assert again()["Authorization"] == "Bearer t5" and kept.read_text() == "r5"
+        with pytest.raises(http.RequestFailed, match=r"400.*invalid_grant") as error:
+            http.OAuth(url, "app", "secret", refresh_token="r1")()
+        assert "secret" not in str(error.value) and "r1" not in str(error.value)
+    with pytest.raises(http.TryLater):
+        http.OAuth(url, "app", "secret")()
+    with pytest.raises(InvalidArgument, match="keep="):
+        http.OAuth(url, "app", "secret", keep=kept)
 
 
 def test_the_validators_of_an_answer_are_in_the_position_of_its_last_item() -> None:
