@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 import cues
 from cues import jsontext
-from cues.arguments import check_number
+from cues.arguments import check_number, options_of, path_of, text_of
 from cues.errors import Away, InvalidArgument, NotInstalled
 from cues.overrides import override
 
@@ -280,10 +280,13 @@ class OAuth:
         check_number("timeout_s", timeout_s, 0.001)
         if keep is not None and refresh_token is None:
             raise InvalidArgument("keep= is given without refresh_token=.", "give the first refresh token too.")
-        self.url, self._id, self._secret, self._refresh = url, client_id, client_secret, refresh_token
-        self._keep = None if keep is None else Path(keep)
-        self._form = {**({} if scope is None else {"scope": scope}), **(form or {})}
-        self._headers, self._timeout_s = dict(headers or {}), timeout_s
+        self.url, self._id, self._secret = url, text_of("client_id", client_id), client_secret
+        if not callable(client_secret):
+            text_of("client_secret", client_secret)
+        self._refresh = None if refresh_token is None else text_of("refresh_token", refresh_token)
+        self._keep = None if keep is None else Path(path_of("keep", keep))
+        self._form = options_of("form", form or {}) | ({} if scope is None else {"scope": text_of("scope", scope)})
+        self._headers, self._timeout_s = options_of("headers", headers or {}), timeout_s
         self.__setstate__({})
 
     @override

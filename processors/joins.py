@@ -1,4 +1,4 @@
-"""Joins of two queues by key: against a table, by an interval of time, and as of a time.
+"""Joins of queues by key: against a table, of what is newest, by an interval of time, and as of a time.
 
     from cues.processors import joins
 
@@ -12,11 +12,12 @@
 writes messages such as ``{"order": {…}, "payment": {…}}``; ``combine=`` makes others of the two:
 
     lookup     each message with the row that a table has for its key when the message arrives
+    latest     the newest message of each of two or more inputs, at each change, or once when all are there
     as_of      each message with the last row of a table at its event time
     interval   all pairs of messages of a key whose event times are close
 
 The first input is the left one. A result does not depend on the order in which the two queues are read, except with
-``lookup``, which has no event time.
+``lookup`` and ``latest``, which have no event time.
 
 Late messages (:mod:`cues.processors.event_time`) are those with a time before the watermark. They are written to
 ``late`` and are in no result. So a result is the join of all messages that were not late, each pair once.
@@ -24,6 +25,7 @@ Late messages (:mod:`cues.processors.event_time`) are those with a time before t
 State, for ``delay`` and inputs whose watermarks differ by at most d:
 
     lookup     a row for each key of the table; ``delete`` removes it
+    latest     a row for each key and input; ``delete``, or a whole result with ``emit="complete"``, removes it
     as_of      the messages of delay + d, and a row for each key of the table; with ``tolerance``, those of that time
     interval   two rows for each message of before + after + delay + d
 
@@ -38,7 +40,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import cues
@@ -165,7 +167,45 @@ class _Lookup:
         return {"joined": (joined, offsets)}
 
 
-def _keys(key: Any, bindings: tuple[str, str]) -> dict[str, KeyOf]:
+class _Latest:
+    """Rows: ``n``, number of the input, digest of the key: the newest message."""
+
+    takes = STREAM
+    never_filtered = (WATERMARK,)
+
+    def __init__(
+        self, inputs: list[str], key: Any, emit: str, how: str, combine: Any, delete: Callable[[Any], Any] | None
+    ) -> None:
+        self._inputs, self._once, self._outer = inputs, emit == "complete", how == "full"
+        self._combine, self._delete = combine, delete
+        self._keys = _keys(key, inputs)
+        self.state_key = key
+
+    def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
+        """Keep the message as the newest of its input, and return the result of its key, if there is one."""
+        if message.get("q/type") == WATERMARK:
+            return None
+        state, tail = process.state, digest(self._keys[process.binding](message))
+        rows = [b"n" + bytes((number,)) + tail for number in range(len(self._inputs))]
+        own = rows[self._inputs.index(process.binding)]
+        if self._delete is None or not self._delete(message):
+            state[own] = message
+        elif state.pop(own, None) is None:
+            return None
+        newest = [state.get(row) for row in rows]
+        whole = None not in newest
+        if not (whole or (self._outer and not self._once)):
+            return None
+        if self._once:
+            for row in rows:
+                del state[row]
+        if self._combine is None:
+            return {"joined": dict(zip(self._inputs, newest))}
+        made = self._combine(*newest)
+        return None if made is None else {"joined": made}
+
+
+def _keys(key: Any, bindings: Sequence[str]) -> dict[str, KeyOf]:
     """Return the keys by input: one for both, or a dict by binding."""
     if key is None:
         raise GraphError("A join has key=None.", "give the field that both messages have, or a dict by input.")
@@ -667,6 +707,59 @@ def lookup(
     left, right = _two(inputs)
     function = _Lookup(_Pairs(left, right, combine), key, _how(how, ("inner", "left")), delete)
     return stream(function, cues.AnyOf(**inputs), {"joined": output}, id, options)
+
+
+@takes(STREAM)
+def latest(
+    inputs: Mapping[str, str],
+    output: str,
+    *,
+    key: Key | Mapping[str, Key],
+    emit: Literal["change", "complete"] = "change",
+    how: Literal["inner", "full"] = "inner",
+    combine: Callable[..., Any] | None = None,
+    delete: Callable[[Any], Any] | None = None,
+    id: str | None = None,
+    **options: Any,
+) -> cues.Stream:
+    """Return a stream that joins the newest message of each input, by key.
+
+    inputs   two or more: ``{"order": "orders", "payment": "payments", "parcel": "parcels"}``
+    emit     ``"change"``: a result at each message; ``"complete"``: one when each input has a message of the key, after
+             which the key begins anew
+    how      with ``"change"``: ``"inner"``: no result before each input has a message; ``"full"``: None for those that
+             have none
+    combine  ``combine(order, payment, parcel)`` returns the result, or None; default: a dict by input
+    delete   a function of a message; if it returns true, its input has no message of the key any more. With ``"full"``
+             that is a result, too
+
+    The other arguments are those of :func:`lookup`. ``ttl=`` forgets messages that are older. The result depends on the
+    order in which the queues are read; for one that does not, use :func:`as_of` or :func:`interval`.
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once: each message is the newest of its input once, and makes at most one result
+    Mechanism: a row of state for each key and input, committed with the results
+    """
+    if not isinstance(inputs, Mapping) or not 2 <= len(inputs) <= _INPUTS_MAX:
+        raise GraphError(
+            f"This join has two to {_INPUTS_MAX} inputs, and was given {inputs!r}.",
+            "give {'order': 'orders', 'payment': 'payments'}.",
+        )
+    _how(how, ("inner", "full"))
+    if emit not in ("change", "complete") or (emit == "complete" and how == "full"):
+        raise GraphError(
+            f"emit={emit!r} with how={how!r} is not a form of this join.",
+            "give emit='change' or 'complete', and how='full' with 'change' only.",
+        )
+    for name, given in (("combine", combine), ("delete", delete)):
+        if given is not None and not callable(given):
+            raise GraphError(f"{name}={given!r:.60} cannot be called.", "give a function of messages.")
+    function = _Latest(list(inputs), key, emit, how, combine, delete)
+    return stream(function, cues.AnyOf(**inputs), {"joined": output}, id, options)
+
+
+_INPUTS_MAX = 255
 
 
 @takes(STREAM)

@@ -266,6 +266,26 @@ def lookup_model(deletes: bool) -> Model:
     return model
 
 
+def latest_model(emit: str, how: str, deletes: bool = False) -> Model:
+    def model(taken: Taken) -> tuple[list[Any], list[Any]]:
+        results = []
+        sides: dict[str, dict[str, Message]] = {}
+        for binding, message in taken:
+            newest = sides.setdefault(message["k"], {})
+            if deletes and message["v"] is None:
+                if newest.pop(binding, None) is None:
+                    continue
+            else:
+                newest[binding] = message
+            if len(newest) == 2 or how == "full":
+                results.append({side: newest.get(side) for side in TWO})
+                if emit == "complete":
+                    newest.clear()
+        return results, []
+
+    return model
+
+
 def _not_late(taken: Taken) -> tuple[Taken, list[Any], float | None]:
     """The messages that are not late, those that are, and the last watermark."""
     tops = Tops(2)
@@ -387,6 +407,24 @@ WINDOWS = {
         lookup_model(deletes=False),
         ("left", "right"),
         stays=(b"t",),
+    ),
+    "latest": WindowCase(
+        lambda: joins.latest(TWO, "out", key="k", delete=lambda message: message["v"] is None),
+        latest_model("change", "inner", deletes=True),
+        ("left", "right"),
+        stays=(b"n", b"n"),
+    ),
+    "latest-full": WindowCase(
+        lambda: joins.latest(TWO, "out", key="k", how="full", delete=lambda message: message["v"] is None),
+        latest_model("change", "full", deletes=True),
+        ("left", "right"),
+        stays=(b"n", b"n"),
+    ),
+    "latest-complete": WindowCase(
+        lambda: joins.latest(TWO, "out", key="k", emit="complete"),
+        latest_model("complete", "inner"),
+        ("left", "right"),
+        stays=(b"n", b"n"),
     ),
     "as-of": WindowCase(
         lambda: joins.as_of(TWO, "out", how="left", **TIMED),

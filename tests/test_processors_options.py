@@ -140,6 +140,9 @@ KITS: dict[str, Callable[..., Any]] = {
     "joins:lookup": lambda **o: joins.lookup(
         BOTH, "out", **{"key": "i", "how": "left", "combine": lambda left, right: left, **o}
     ),
+    "joins:latest": lambda **o: joins.latest(
+        BOTH, "out", **{"key": "i", "how": "full", "combine": lambda left, right: {"i": 1}, **o}
+    ),
     "joins:as_of": lambda **o: joins.as_of(BOTH, "out", **{**TIMES, **o}),
     "joins:interval": lambda **o: joins.interval(BOTH, "out", after="1s", how="full", **{**TIMES, **o}),
     "shape:dedupe": stream(shape.dedupe("k", within="1h")),

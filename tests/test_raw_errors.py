@@ -76,6 +76,11 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "interval": (joins.interval, {**JOIN, "before": 0, "after": 0}),
     "as_of": (joins.as_of, {**JOIN, "tolerance": "1m"}),
     "lookup": (joins.lookup, {**{k: JOIN[k] for k in ("inputs", "output", "key", "how", "combine")}, "delete": None}),
+    "latest": (
+        joins.latest,
+        {**{k: JOIN[k] for k in ("inputs", "output", "key", "combine")}, "how": "full", "emit": "change"}
+        | {"delete": None},
+    ),
     "dedupe": (shape.dedupe, {"key": "k", "within": "1d", "time": "t"}),
     "debounce": (shape.debounce, {"input": "a", "output": "b", "key": "k", "quiet": 1, "longest": 2, "count": "n"}),
     "flat_map": (shape.flat_map, {"of": "items"}),
@@ -89,7 +94,13 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Rate": (http.Rate, {"rate": "10/s"}),
     "Signature": (http.Signature, {"secret": "s", "form": "github", "header": "X", "tolerance_s": 5}),
     "Requests": (Requests, {"url": "http://a", "method": "GET", **HTTP, "accept": (409,), "attempts": 2, "rate": 5}),
-    "Poll": (Poll, {"url": "http://a", "items": "a", "id": "b", "interval_s": 5, **HTTP}),
+    "Poll": (Poll, {"url": "http://a", "items": "a", "id": "b", "interval_s": 5, "remember": 5, **HTTP}),
+    "Poll, cursor": (Poll, {"url": "http://a", "cursor": "c", "params": function, "json": function, **HTTP}),
+    "OAuth": (
+        http.OAuth,
+        {"url": "http://a", "client_id": "a", "client_secret": "s", "refresh_token": "r", "keep": "f", "scope": "s"}
+        | {"form": {"a": "b"}, "headers": {"a": "b"}, "timeout_s": 5},
+    ),
     "Webhook": (
         Webhook,
         {"port": 8080, "path": "/", "methods": ("POST",), "remember": 5, "pending_max": 5, "body_bytes_max": 5}
