@@ -38,6 +38,7 @@ from cues.base import clock as clocks
 from cues.base import names
 from cues.base.events import Counters, Event, Recovered
 from cues.base.names import ProcessorId, ProcessorKey
+from cues.base.shown import Progress, RunRow, RunTable
 from cues.engine import standing
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.ending import Ending
@@ -331,12 +332,14 @@ def run_until_idle(
             report.steps[stepper.node.name] = 0
             report.counters[stepper.node.name] = stepper.counters
         chance = random.Random(seed) if seed is not None else None
-        _rounds(assembly, report, steps_max, chance)
+        progress = Progress(RunTable(f"{graph.id}: run until idle", lambda: _rows(assembly, report)))
+        _rounds(assembly, report, steps_max, chance, progress)
         if close_open:
             units = [stepper.node for stepper in assembly.steppers]
             ending = Ending(assembly.plan, assembly.stores.home, lambda: units, emit, kept=True)
             while not report.stopped and ending.go_on():
-                _rounds(assembly, report, steps_max, chance)
+                _rounds(assembly, report, steps_max, chance, progress)
+        progress.look(last=True)
         faults.point("close.before")
     finally:
         assembly.close()
@@ -346,7 +349,19 @@ def run_until_idle(
     return report
 
 
-def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: random.Random | None) -> None:
+def _rows(assembly: Assembly, report: Report) -> Iterator[RunRow]:
+    """The processors of a run as a notebook shows them."""
+    for stepper in assembly.steppers:
+        node = stepper.node
+        waiting = None
+        if not isinstance(stepper, SourceStepper):
+            waiting = sum(tailer.lag or 0 for tailer in standing.tailers(assembly.stores.home, node.id))
+        yield RunRow(node.id, "stopped" if node.name in report.stopped else "", stepper.counters, waiting)
+
+
+def _rounds(
+    assembly: Assembly, report: Report, steps_max: int | None, chance: random.Random | None, progress: Progress
+) -> None:
     left = float("inf") if steps_max is None else steps_max
     going = True
     while going and left > 0:
@@ -356,6 +371,7 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
             chance.shuffle(turns)
         for stepper in turns:
             name = stepper.node.name
+            progress.look()
             if name in report.stopped or left <= 0:
                 continue
             try:

@@ -73,7 +73,7 @@ def test_a_run_is_a_table_of_its_processors(store: cues.Store) -> None:
         running.send("orders", {"n": 1})
         running.wait_idle()
         shown = texts(running._repr_html_())
-        assert "shop: idle" in shown and "shop.price" in shown
+        assert "shop: idle" in shown and "shop.price" in shown and "1 of 1" in shown
     assert "shop: closed" in running._repr_html_()
 
 
@@ -139,4 +139,23 @@ def test_in_a_real_notebook_a_cell_that_waits_shows_the_run(tmp_path: Path) -> N
     picture, run, queue = ([output["data"]["text/html"] for output in cell["outputs"]] for cell in book.cells)
     assert "<svg" in picture[0]
     assert "shop.price" in run[0] and "20" in updates[-1] and "shop: idle" in updates[-1]
+    assert "20 of 20" in texts(updates[-1]) and any("20 of 20" not in texts(each) for each in updates)
     assert "priced: 20 messages" in queue[0]
+
+
+@pytest.mark.slow
+def test_the_page_of_notebooks_runs_in_one(tmp_path: Path) -> None:
+    """Its blocks are cells, the first one cut where its comments say so; and run_until_idle shows its progress."""
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (pip install 'cues-streams[test]')")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (pip install 'cues-streams[test]')")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed (pip install 'cues-streams[test]')")
+    page = (Path(__file__).parent.parent / "docs" / "how-to" / "notebooks.md").read_text()
+    first, *others = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    cells = [*re.split(r"\n\n(?=[^\n]*# in the next cell)", first), *others]
+    assert len(cells) == 4
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    picture, run, tested, table = ("".join(map(str, cell["outputs"])) for cell in book.cells)
+    assert "<svg" in picture and "shop.price" in run and "<progress" in run
+    assert "shop: run until idle" in tested and "3 of 3" in tested
+    assert "1 ['q/partition', 'q/index', 'q/time', 'count', 'price', 'total']" in table

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _EVERY_S: Final = 0.25
 """Between two pictures of a run."""
@@ -24,10 +27,30 @@ class Shown:
         return html(self)
 
 
+class RunRow(NamedTuple):
+    """A processor in the table of a run."""
+
+    processor: str
+    state: str
+    counters: Any
+    """Its :class:`cues.base.events.Counters`."""
+    waiting: int | None
+    """The messages that wait for it; None if that is not known, or if it takes none."""
+
+
+class RunTable(Shown):
+    """A run as a table of its processors."""
+
+    def __init__(self, title: str, rows: Callable[[], Iterable[RunRow]]) -> None:
+        """``rows`` is called for each picture."""
+        self.title = title
+        self.rows = rows
+
+
 class Progress:
     """A picture of a run that is renewed while a cell of a notebook waits for it; elsewhere it does nothing."""
 
-    def __init__(self, running: Any) -> None:
+    def __init__(self, running: Shown) -> None:
         self._running = running
         self._handle: Any = None
         self._shown_at: float | None = None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from cues.base import clock
 from cues.base.events import Counters
+from cues.engine.status import processor_of
 
 if TYPE_CHECKING:
     from cues.engine.history import History, Sample
@@ -76,7 +77,9 @@ class Sampler:
         """The samples of the processors that did something, or that messages wait for."""
         from cues.engine.history import Sample
 
-        found, lags = [], self._lags()
+        found, lags = [], dict[str, int]()
+        for unit, lag in lags_of(self._running).items():
+            lags[processor_of(unit)] = lags.get(processor_of(unit), 0) + lag
         for processor, counters in self._running.counters().items():
             counters = counters.copy()  # a step adds to it meanwhile
             before = self._before.get(processor, Counters())
@@ -100,16 +103,15 @@ class Sampler:
                 found.append((processor, sample))
         return found
 
-    def _lags(self) -> dict[str, int]:
-        """The messages that wait for each processor."""
-        from cues.engine import standing
 
-        running, lags = self._running, dict[str, int]()
-        shared = running.shared
-        for unit in running.standings():
-            if shared is not None:
-                lag = shared.lag(unit.id)
-            else:
-                lag = sum(tailer.lag or 0 for tailer in standing.tailers(running.store, unit.id))
-            lags[unit.processor] = lags.get(unit.processor, 0) + lag
-        return lags
+def lags_of(running: Running) -> dict[str, int]:
+    """The messages that wait for each unit of a run; 0 for a source."""
+    from cues.engine import standing
+
+    shared = running.shared
+    if shared is not None:
+        return {unit.id: shared.lag(unit.id) for unit in running.standings()}
+    return {
+        unit.id: sum(tailer.lag or 0 for tailer in standing.tailers(running.store, unit.id))
+        for unit in running.standings()
+    }

@@ -6,11 +6,14 @@ of messages are escaped, and their invisible and reordering characters are writt
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import islice
 from typing import Any, Final
 
+from cues.base.shown import RunRow, RunTable
+from cues.engine.sampler import lags_of
 from cues.graphs.graph import Graph
 from cues.graphs.running import Running
 from cues.operate.shape import shape_of_graph
@@ -33,6 +36,8 @@ def html(value: Any) -> str:
         return graph_html(value)
     if isinstance(value, Running):
         return running_html(value)
+    if isinstance(value, RunTable):
+        return run_html(value.title, value.rows())
     return queue_html(value)
 
 
@@ -104,24 +109,45 @@ def queue_html(queue: Queue) -> str:
 
 def running_html(running: Running) -> str:
     """The processors of a run: what they took and wrote, and how many messages wait for them."""
-    rows = []
-    for unit in running.standings():
-        counters = unit.counters
-        numbers = [counters.taken, counters.written, counters.failed, counters.in_flight]
-        rows.append([unit.id, unit.state, *(f"{number:,}" for number in numbers)])
+    lags = {} if running.closed else lags_of(running)
+    sources = {node.id for node in running.plan.running if node.kind == "source"}
+    rows = [
+        RunRow(unit.id, unit.state, unit.counters, None if unit.processor in sources else lags.get(unit.id))
+        for unit in running.standings()
+    ]
     state = "closed" if running.closed else "idle" if running.idle() else "running"
-    return _table(
-        f"{running.plan.id}: {state}", ["processor", "", "taken", "written", "failed", "calls in flight"], rows
-    )
+    return run_html(f"{running.plan.id}: {state}", rows)
 
 
-def _table(about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def run_html(title: str, rows: Iterable[RunRow]) -> str:
+    """A table of processors. A bar is the part of the messages that is taken, of those since the start."""
+    rows, shown = list(rows), []
+    for row in rows:
+        counters = row.counters
+        numbers = [counters.taken, counters.written, counters.failed, counters.in_flight]
+        waiting = "" if row.waiting is None else f"{row.waiting:,}"
+        shown.append([row.processor, row.state, *(f"{number:,}" for number in numbers), waiting])
+    bars = [None if row.waiting is None else (row.counters.taken, row.counters.taken + row.waiting) for row in rows]
+    head = ["processor", "", "taken", "written", "failed", "calls in flight", "waiting"]
+    return _table(title, head, shown, bars if any(bars) else ())
+
+
+def _table(
+    about: str, head: Sequence[str], rows: Iterable[Sequence[str]], bars: Sequence[tuple[int, int] | None] = ()
+) -> str:
+    """A table; with ``bars`` each row ends with a progress bar, or with None without one."""
+    ends = ["" if bar is None else f"<td>{_bar(*bar)}</td>" for bar in bars]
     cells = "".join(f'<th style="text-align:left">{_safe(name)}</th>' for name in head)
     body = "".join(
-        "<tr>" + "".join(f'<td style="text-align:left">{_safe(cell)}</td>' for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f'<td style="text-align:left">{_safe(cell)}</td>' for cell in row) + end + "</tr>"
+        for row, end in itertools.zip_longest(rows, ends, fillvalue="")
     )
     caption = f'<caption style="text-align:left;font-weight:600">{_safe(about)}</caption>'
     return f"<table>{caption}<thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _bar(done: int, all: int) -> str:
+    return f'<progress value="{done}" max="{max(1, all)}">{done:,} of {all:,}</progress>'
 
 
 def _shown(value: Any) -> str:
