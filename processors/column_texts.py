@@ -14,13 +14,11 @@ import functools
 from array import array
 from typing import Any, Final
 
+from cues.buffers import DAY_US, in_years, texts_of_times
 from cues.processors import columns, places
 
 _PLAIN: Final = (1e-4, 1e10)
 """Floats from the first to below the second number are written alike by Arrow and Python, apart from ``.0``."""
-_YEARS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The first and the last microsecond that Python has."""
-_DAY_US: Final = 86_400_000_000
 
 
 def of(values: Any) -> Any:
@@ -46,9 +44,8 @@ def of(values: Any) -> Any:
     if types.is_float32(kind) or types.is_float64(kind):
         return _floats(values.cast(pa.float64()))
     if types.is_date32(kind):
-        days = _in_years(values.cast(pa.int32()), _DAY_US)
-        return values.cast(pa.string()) if days else None
-    return _times(values) if types.is_timestamp(kind) and kind.unit != "ns" and kind.tz in (None, "UTC") else None
+        return values.cast(pa.string()) if in_years(values.cast(pa.int32()), DAY_US) else None
+    return texts_of_times(values) if types.is_timestamp(kind) else None
 
 
 def compute() -> Any:
@@ -81,31 +78,6 @@ def _floats(values: Any) -> Any:
         made = columns.texts(map(repr, values.filter(others).to_pylist()))
         texts = pc.replace_with_mask(texts, others, made)
     return texts
-
-
-def _in_years(numbers: Any, unit: int) -> bool:
-    """Whether numbers of this many microseconds are in the years of Python; False if there is none."""
-    ends = compute().min_max(numbers).as_py()
-    return ends["min"] is not None and _YEARS[0] <= ends["min"] * unit <= ends["max"] * unit <= _YEARS[1]
-
-
-def _times(values: Any) -> Any:
-    """The texts of timestamps without a zone, or in UTC."""
-    pa, pc, zone = places.arrow(), compute(), values.type.tz
-    try:
-        whole = values.cast(pa.timestamp("us", zone)).cast(pa.timestamp("us"))
-    except pa.ArrowException:  # beyond 64 bits
-        return None
-    if not _in_years(whole.cast(pa.int64()), 1):
-        return None
-    try:
-        texts = whole.cast(pa.timestamp("s")).cast(pa.string())
-    except pa.ArrowException:  # of a part of a second
-        texts = pc.replace_substring(whole.cast(pa.string()), ".000000", "")
-    texts = pc.binary_replace_slice(texts, 10, 11, "T")
-    if zone is None:
-        return texts
-    return pc.binary_join_element_wise(texts, columns.text("+00:00"), columns.text(""))
 
 
 def joined(texts: Any) -> bytes:

@@ -11,17 +11,15 @@ A UUID becomes text. Aware datetimes keep their instant: with their offset if al
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
-from cues.buffers import numbers_of
+from cues.buffers import array_of, numbers_of
 from cues.processors import places
 
 _log = logging.getLogger("cues.processors")
@@ -33,11 +31,8 @@ ANY_WIDE: Final = "*"
 
 
 def texts(given: Iterable[str]) -> Any:
-    """Return texts as an Arrow array. ``pa.array`` and ``pa.scalar`` would import pandas, if it is installed."""
-    pa = places.arrow()
-    raws = [text.encode() for text in given]
-    ends = array("i", itertools.accumulate(map(len, raws), initial=0))
-    return pa.Array.from_buffers(pa.string(), len(raws), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(raws))])
+    """Return texts as an Arrow array."""
+    return array_of([text.encode() for text in given], places.arrow().string())
 
 
 @functools.cache

@@ -31,8 +31,9 @@ from test_spark_queues import copy_of
 import cues
 from cues import Graph, QueueOptions, Stream, testing
 from cues.processors.file_sink import FileSink
+from cues.records.packed import packed_rows
 from cues.spark.cluster import rows as task_rows
-from cues.spark.cluster.data import packed_rows, pieces_of, read_rows
+from cues.spark.cluster.data import pieces_of, read_rows
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.maintenance import merged
 from cues.spark.cluster.typed import TypedColumns, fields_of

@@ -18,6 +18,7 @@ import seeds
 from cues import codec
 from cues.errors import CuesError, InvalidArgument, MessageTooLarge, ReservedKey
 from cues.records import batch, columns
+from cues.records.packed import packed_rows
 from cues.records.provenance import Provenance
 
 UNITS = ("s", "ms", "us", "ns")
@@ -247,3 +248,36 @@ def test_times_of_the_first_and_the_last_day_are_taken_as_messages_have_them(uni
             assert record.messages() == expected == codec.unpack(codec.pack(expected))
             taken += 1
     assert 4 <= taken < 26
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(60), fast=2))
+def test_rows_are_packed_as_the_codec_packs_messages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 3 == 0:
+        monkeypatch.setattr(columns, "has_numpy", lambda: False)
+    for number in range(40):
+        table = random_table(seed * 100 + number)
+        try:
+            columns.checked(table)
+        except InvalidArgument:
+            continue
+        assert packed_rows(table) == [codec.pack(row) for batch in table.to_batches() for row in columns.rows(batch)]
+
+
+def test_each_size_of_a_number_and_a_text_is_packed_as_the_codec_packs_it() -> None:
+    edges = [sign * (1 << bits) + more for bits in range(64) for more in (-33, -32, -1, 0, 1) for sign in (1, -1)]
+    for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()):
+        low, high = (-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1) if str(kind)[0] == "i" else (0, 1 << 64)
+        high = min(high, (1 << kind.bit_width) - 1)
+        numbers = [low, high, *(edge for edge in edges if low <= edge <= high), None]
+        assert packed_rows(pa.table({"n": pa.array(numbers, kind)})) == [codec.pack({"n": n}) for n in numbers]
+    texts = ["\u0640" * n for n in [*range(140), 32_768, 33_000]] + ["x" * n for n in (31, 32, 255, 256, 65_536)]
+    assert packed_rows(pa.table({"t": texts})) == [codec.pack({"t": text}) for text in texts]
+    floats = [0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 0.1]
+    for kind in (pa.float64(), pa.float32(), pa.float16()):
+        table = pa.table({"x": pa.array(floats, pa.float64()).cast(kind)})
+        assert packed_rows(table) == [codec.pack(row) for row in columns.rows(table.to_batches()[0])]
+    many = pa.table({f"f{n}": [n, None] for n in range(70_000)})
+    assert packed_rows(many) == [codec.pack(row) for row in columns.rows(many.to_batches()[0])]
+    broken = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xc3"))
+    with pytest.raises(pa.ArrowInvalid):
+        packed_rows(pa.table({"t": broken}))

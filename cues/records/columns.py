@@ -416,7 +416,7 @@ def values(column: Any, name: str) -> list[Any]:
     kind, types = column.type, arrow().types
     if _has_nanoseconds(kind):
         return _cut(column, name) if not kind.num_fields else _nested(column, name)
-    if not column.null_count and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None and _has_numpy():
+    if not column.null_count and types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None and has_numpy():
         return column.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]
 
@@ -433,7 +433,7 @@ def integers(given: Iterable[int], kind: Any = None) -> Any:
 
 
 @lru_cache(1)
-def _has_numpy() -> bool:
+def has_numpy() -> bool:
     """Return whether numpy is installed. pyarrow does not need it, but reads values faster with it."""
     return importlib.util.find_spec("numpy") is not None
 

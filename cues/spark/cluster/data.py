@@ -33,6 +33,7 @@ from cues.queues.base import PartitionShare, shares_of
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, UNKEYED, Router
 from cues.records import columns
+from cues.records.packed import packed_rows
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name
 from cues.spark.cluster.files import ID, folder_of
@@ -395,15 +396,15 @@ class Writer:
         rows: pa.Table | None,
     ) -> None:
         count = len(values)
-        packed = pa.array(values, pa.binary())
+        stored = pa.array(values, pa.binary())
         times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
         offsets = pa.array(range(self.count, self.count + count), pa.int64())
-        columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(provenance, count)]
+        columns = [offsets, times, pa.array(hashes, pa.string()), stored, *_columns(provenance, count)]
         arrays = None if rows is None else self._typed.arrays_of(rows)
         columns += self._typed.arrays(values) if arrays is None else arrays
         self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self.count += count
-        self._bytes += packed.nbytes
+        self._bytes += stored.nbytes
         if self._bytes >= _FLUSH_BYTES:
             self.flush()
 
@@ -510,17 +511,6 @@ class QueueWriter:
         """Write the rest. Return the files, whose first indices are not known."""
         files = [writer.close() for writer in self._writers.values()]
         return [file for file in files if file is not None]
-
-
-def packed_rows(rows: pa.Table) -> list[bytes]:
-    """The rows of a table as packed messages. A dict lives for one row: many of them would be looked at by the
-    collector of garbage, which costs more than the rest."""
-    pack, names = codec.pack, rows.column_names
-    return [
-        pack(dict(zip(names, row)))
-        for batch in rows.to_batches()
-        for row in zip(*(columns.values(column, name) for name, column in zip(names, batch.columns)))
-    ]
 
 
 def messages(files: Files, pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str | None, dict[str, Any]]]:

@@ -42,9 +42,10 @@ from cues.queues.base import views_of
 from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
 from cues.records.batch import Batch
+from cues.records.packed import packed_rows
 from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
-from cues.spark.cluster.data import Writer, packed_rows
+from cues.spark.cluster.data import Writer
 from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
