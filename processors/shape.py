@@ -6,6 +6,7 @@
     graph.stream("orders", {"big": "big", "rest": "small"})(shape.split(big=lambda o: o["total"] > 99, other="rest"))
     graph.stream("clicks", "some")(shape.sample(0.01, by="user"))
     graph.stream(cues.AnyOf(a="app", b="db"), "log")(shape.merge("at", "a", "b"))
+    graph.stream("visits", "placed", concurrency=8)(shape.enrich("ip", "place", ask_where, ttl="1h"))
 
 Each call returns a function for ``graph.stream`` or ``cues.Stream``, of the name of the call: give ``id=`` if a graph
 has two of one. :func:`debounce` returns a ``cues.Stream``, because it has a function for messages and one for timers.
@@ -21,15 +22,20 @@ Not guaranteed: that a message leaves :func:`merge` while another input is silen
 
 from __future__ import annotations
 
+import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Final
 
 import xxhash
 
 import cues
 from cues import codec
+from cues.arguments import check_number
 from cues.errors import InvalidArgument
+from cues.overrides import override
 from cues.processors import FREE, STREAM, takes, vectors
 
 Message = dict[str, Any]
@@ -328,6 +334,101 @@ def sample(share: float, by: str | Callable[[Message], Any] | None = None) -> St
         return message if xxhash.xxh3_64_intdigest(codec.pack([value])) < limit else None
 
     return sample
+
+
+class Cache:
+    """Answers by key, each for a time, in the memory of one process. Those that were asked for first go first."""
+
+    def __init__(self, ttl_s: float, capacity: int) -> None:
+        self._ttl_s, self._capacity = ttl_s, capacity
+        self.__setstate__(None)
+
+    @override
+    def __reduce__(self) -> Any:
+        return Cache, (self._ttl_s, self._capacity)
+
+    def __setstate__(self, state: Any) -> None:
+        self._guard = threading.Lock()
+        self._known: dict[Any, tuple[float, Any]] = {}
+
+    def get(self, key: Any) -> tuple[float, Any] | None:
+        """Return the end and the value of an answer that has not expired."""
+        with self._guard:
+            found = self._known.get(key)
+        return found if found is not None and monotonic() < found[0] else None
+
+    def set(self, key: Any, value: Any) -> None:
+        """Keep an answer, and forget the oldest one beyond the capacity."""
+        with self._guard:
+            self._known.pop(key, None)
+            self._known[key] = monotonic() + self._ttl_s, value
+            if len(self._known) > self._capacity:
+                del self._known[next(iter(self._known))]
+
+
+@takes(FREE)
+def enrich(
+    key: str | Callable[[Message], Any],
+    into: str,
+    fetch: Callable[[Any], Any],
+    *,
+    ttl: float | str | timedelta,
+    capacity: int = 10_000,
+) -> Stream:
+    """Return a function that adds to each message what an API or a database knows of its key, and remembers it.
+
+    ``key``       a field, or a function of the message; what it returns is hashable
+    ``into``      the field that the message gets
+    ``fetch``     ``fetch(key)`` returns the value; it may be async, and then runs ``concurrency=`` times at once
+    ``ttl``       so long an answer is used: seconds, ``"15m"`` or a timedelta
+    ``capacity``  answers that are kept in memory
+
+    An answer is as old as ``ttl`` at most, and lost with the process. If ``fetch`` fails, its message does; what it
+    raises for a system that is away is waited out (``outage=``). For a table that Cues keeps, see
+    :func:`cues.processors.joins.lookup`.
+
+    Kind: stream
+    Needs: nothing
+    Guarantee: exactly once, with what `fetch` knew within `ttl`
+    Mechanism: a function without state; answers in memory
+    """
+    of, cache = _of("enrich(key", key), Cache(cues.duration_of(ttl, "ttl"), capacity)
+    _check_field("enrich(into", into)
+    check_number("capacity", capacity, 1, whole=True)
+    if not callable(fetch):
+        raise InvalidArgument(f"enrich(fetch={fetch!r:.60}) cannot be called.", "give a function of a key.")
+    running: dict[tuple[Any, Any], Any] = {}
+    """The calls of ``fetch`` that have not returned, by event loop and key."""
+
+    def enrich(message: Message) -> Message:
+        value = of(message)
+        if (known := cache.get(value)) is not None:
+            return {**message, into: known[1]}
+        cache.set(value, found := fetch(value))
+        return {**message, into: found}
+
+    async def enrich_async(message: Message) -> Message:
+        import asyncio
+
+        value, loop = of(message), asyncio.get_running_loop()
+        if (known := cache.get(value)) is not None:
+            return {**message, into: known[1]}
+        place = loop, value
+        if place not in running:  # calls of one key at one time ask once, also if the first one is cancelled
+            running[place] = loop.create_task(fetch(value))
+            running[place].add_done_callback(lambda task: keep(place, task))
+        return {**message, into: await asyncio.shield(running[place])}
+
+    def keep(place: tuple[Any, Any], task: Any) -> None:
+        del running[place]
+        if not task.cancelled() and task.exception() is None:
+            cache.set(place[1], task.result())
+
+    chosen: Any = enrich
+    if inspect.iscoroutinefunction(fetch) or inspect.iscoroutinefunction(getattr(fetch, "__call__", None)):  # noqa: B004
+        chosen = enrich_async
+        chosen.__name__ = "enrich"
+    return takes(FREE)(chosen)  # type: ignore[no-any-return]
 
 
 @takes(STREAM)

@@ -147,6 +147,7 @@ KITS: dict[str, Callable[..., Any]] = {
     "joins:interval": lambda **o: joins.interval(BOTH, "out", after="1s", how="full", **{**TIMES, **o}),
     "shape:dedupe": stream(shape.dedupe("k", within="1h")),
     "shape:debounce": lambda **o: shape.debounce("a", "out", **{"key": "k", "quiet": 60, **o}),
+    "shape:enrich": stream(shape.enrich("i", "more", lambda value: {"twice": 2 * value}, ttl="1h")),
     "shape:flat_map": stream(shape.flat_map(lambda message: [message, message])),
     "shape:split": stream(shape.split(low=lambda m: m["i"] < 2, other="rest"), "a", {"low": "out", "rest": "late"}),
     "shape:sample": stream(shape.sample(0.5, by="i")),

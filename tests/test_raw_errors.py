@@ -85,6 +85,7 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "debounce": (shape.debounce, {"input": "a", "output": "b", "key": "k", "quiet": 1, "longest": 2, "count": "n"}),
     "flat_map": (shape.flat_map, {"of": "items"}),
     "split": (shape.split, {"branches": {"a": function}, "other": "b", "big": function}),
+    "enrich": (shape.enrich, {"key": "k", "into": "v", "fetch": function, "ttl": "1h", "capacity": 5}),
     "sample": (shape.sample, {"share": 0.5, "by": "k"}),
     "merge": (lambda time, a, most: shape.merge(time, a, "b", most=most), {"time": "t", "a": "a", "most": 5}),
     **{name: (getattr(reducers, name), {"field": "v"}) for name in ("count", "sum", "mean", "min", "max")},

@@ -1,8 +1,10 @@
-"""Dedupe, flat map, split, sample and merge: against naive models, with crashes, and with state that stays bounded."""
+"""Dedupe, flat map, split, sample, enrich, merge: against naive models, with crashes, with state that stays bounded."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -241,3 +243,61 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
         with pytest.raises((KeyError, TypeError), match=text):
             fn(message, process=Held())
     assert fn({"id": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}, process=Held()) is not None
+
+
+# --- enrich ---------------------------------------------------------------------------------------
+
+
+def test_enrich_asks_once_for_a_key_until_its_answer_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [0.0], []
+    monkeypatch.setattr(shape, "monotonic", lambda: clock[0])
+
+    def fetch(key: str) -> Any:
+        asked.append(key)
+        if key == "bad":
+            raise LookupError(key)
+        return None if key == "none" else {"at": clock[0]}
+
+    fn = shape.enrich("k", "v", fetch, ttl="10s", capacity=2)
+    assert [fn({"k": key, "n": n}) for n, key in enumerate(["a", "a", "none", "none"])] == [
+        {"k": "a", "n": 0, "v": {"at": 0.0}},
+        {"k": "a", "n": 1, "v": {"at": 0.0}},
+        {"k": "none", "n": 2, "v": None},
+        {"k": "none", "n": 3, "v": None},
+    ]
+    assert asked == ["a", "none"]
+    clock[0] = 10.0
+    assert fn({"k": "a"})["v"] == {"at": 10.0}
+    for key in ("b", "c"):
+        fn({"k": key})
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            fn({"k": "bad"})
+    with pytest.raises(KeyError):
+        fn({})
+    assert asked == ["a", "none", "a", "b", "c", "bad", "bad"]
+    fn({"k": "a"})  # b and c are all that fits
+    assert asked[-1] == "a"
+    cache = pickle.loads(pickle.dumps(shape.Cache(1.0, 3)))
+    cache.set("a", 1)
+    assert cache.get("a")[1] == 1
+
+
+def test_calls_of_one_key_at_one_time_ask_once(store: cues.Store) -> None:
+    asked: list[int] = []
+
+    async def fetch(key: int) -> int:
+        asked.append(key)
+        await asyncio.sleep(0.05)
+        if key == 3 and asked.count(3) == 1:
+            raise LookupError("not there yet")
+        return key * 10
+
+    fn = shape.enrich(lambda message: message["n"] % 5, "v", fetch, ttl="1h")
+    graph = Graph("g", [cues.Source("in"), Stream(fn, "in", "out", concurrency=10)], errors="errors")
+    store.queue("in").appender().write_many([{"n": n} for n in range(100)])
+    testing.run_until_idle(graph, store)
+    failed = [record["err.proc/messages"]["in"][0]["n"] for record in testing.messages(store, "errors")]
+    assert failed and all(n % 5 == 3 for n in failed) and len(failed) <= 2
+    assert testing.messages(store, "out") == [{"n": n, "v": n % 5 * 10} for n in range(100) if n not in failed]
+    assert sorted(asked) == [0, 1, 2, 3, 3, 4]
