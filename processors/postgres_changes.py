@@ -83,6 +83,8 @@ _SETTINGS: Final = (
     " set bytea_output = 'hex'"
 )
 """Of all connections: a value has one text."""
+_ALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""Of all connections: a host that vanishes ends a query."""
 _ENDLESS: Final = ("statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "lock_timeout")
 
 _log = logging.getLogger("cues.processors")
@@ -149,7 +151,7 @@ class Changes:
             raise InvalidArgument(
                 "url= cannot be read by libpq.", "give 'postgresql://user@host/database', with %-escapes."
             ) from None
-        self.options = {"connect_timeout": max(2, round(timeout_s)), **found, "client_encoding": "utf8"}
+        self.options = {"connect_timeout": max(2, round(timeout_s)), **_ALIVE, **found, "client_encoding": "utf8"}
         self.where = f"{found.get('dbname', '')} at {found.get('host', 'localhost')}, slot {slot}"
 
     @override

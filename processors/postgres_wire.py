@@ -37,7 +37,7 @@ def ask(connection: Any, statement: str, raw: bool = False) -> Any:
     """Run a statement of the simple protocol; return its rows as texts, or its result. Raises errors of psycopg."""
     result = connection.pgconn.exec_(statement.encode())
     if result.error_message:
-        raise pgoutput.psycopg().errors.error_from_result(result)
+        raise _error_of(result)
     if raw:
         return result
     rows = range(result.ntuples)
@@ -126,8 +126,7 @@ class Wire:
     def _ended(self, result: Any) -> Exception:
         """Return the error for the end of the stream."""
         if result is not None and result.error_message:
-            error: Exception = pgoutput.psycopg().errors.error_from_result(result)
-            return error
+            return _error_of(result)
         return self._away("it ended the replication")
 
     def _away(self, problem: str) -> Away:
@@ -196,3 +195,11 @@ class Wire:
     @property
     def _is_done(self) -> bool:
         return self._last is not None and (self._confirmed >= self._last or time.monotonic() > self._close_at)
+
+
+def _error_of(result: Any) -> Exception:
+    """Return the error of a result. An error without an SQLSTATE is libpq's own: the connection is lost."""
+    error: Exception = pgoutput.psycopg().errors.error_from_result(result)
+    if getattr(error, "sqlstate", None) is None:
+        error = pgoutput.psycopg().OperationalError(str(error))
+    return error

@@ -8,7 +8,8 @@ A step is one transaction: its rows, and the position of the sink in ``cues_posi
 there with a type of the same family, and an upsert needs a unique key.
 
     append    insert each message
-    upsert    insert, or update the other columns of the row with this key; the last of a step wins
+    upsert    insert, or update the other columns of the row with this key; the last of a step wins. ``delete="gone"``:
+              a message whose field ``gone`` is true deletes the row with its key
     delete    delete the rows with the keys of the messages
 
 Many rows are written at once: in PostgreSQL by COPY (upserts and deletes: into a temporary table, and one statement),
@@ -37,7 +38,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import cues
-from cues.arguments import options_of, texts_of
+from cues.arguments import options_of, text_of, texts_of
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
 from cues.processors import SINK, columns, databases, places, sql_values, takes
@@ -73,6 +74,8 @@ class Table:
                  of names: any types, and the table must exist
     ``mode``     ``"append"``, ``"upsert"`` or ``"delete"``
     ``key``      the columns of the key of upserts and deletes
+    ``delete``   of an upsert: a field that each message has besides its columns; where it is True, the row with the key
+                 of the message is deleted, and the message needs no other fields
 
     Kind: sink
     Needs: extra `sql`
@@ -88,8 +91,9 @@ class Table:
         *,
         mode: str = "append",
         key: str | Sequence[str] = (),
+        delete: str | None = None,
     ) -> None:
-        self.table, self.mode = table, mode
+        self.table, self.mode, self.delete = table, mode, delete
         named = isinstance(columns, Mapping)
         self.types = options_of("columns", columns) if named else dict.fromkeys(texts_of("columns", columns), "")
         self.key = texts_of("key", key)
@@ -109,6 +113,15 @@ class Table:
         for name in self.types:
             databases.quoted(name)
         self.target = databases.target_of(target)
+        self.deleting: Table | None = None
+        """The same table in the mode ``"delete"``, for the messages that ``delete=`` names."""
+        if delete is not None:
+            if mode != "upsert" or text_of("delete", delete) in self.types:
+                raise InvalidArgument(
+                    f"delete={delete!r} does not fit mode={mode!r} and the columns {list(self.types)}.",
+                    "give mode='upsert', and the name of a field that is not a column.",
+                )
+            self.deleting = Table(self.target, table, columns, mode="delete", key=self.key)
         self._ready_in = 0
         self._found: dict[str, str] = {}
         """The types of the columns of the table in the database, once it is ready."""
@@ -180,12 +193,30 @@ class Writer(databases.Connection):
 
     def write(self, messages: Any) -> None:
         """Write a message, a list of messages or a table, by the mode of the table. Raises ValueError for a misfit."""
+        if self._table.deleting is not None:
+            messages = self._without_deleted(messages, self._table.deleting)
         for run in columns.runs_of(messages, joined=self._table.mode != "append"):
             table = None if isinstance(run, list) else self._as_it_is(run)
             if table is not None:
                 self._put_table(table)
             elif rows := self._rows(run):
                 self._put_rows(rows)
+
+    def _without_deleted(self, messages: Any, deleting: Table) -> list[dict[str, Any]]:
+        """Delete the rows of the keys whose last message deletes; return the last messages of the others."""
+        field, key = str(self._table.delete), self._table.key
+        last: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for run in columns.runs_of(messages, joined=True):
+            for message in run if isinstance(run, list) else columns.dicts(run, "a message"):
+                if message.get(field) not in (True, False):
+                    raise ValueError(
+                        f"The message has {message.get(field)!r:.60} in the field {field!r} of delete=. Try: a stream"
+                        " before the sink that sets it to True or False."
+                    )
+                last[tuple(message.get(name) for name in key)] = message
+        Writer(deleting, self.raw).write([message for message in last.values() if message[field]])
+        kept = [message for message in last.values() if not message[field]]
+        return [{name: value for name, value in message.items() if name != field} for message in kept]
 
     # --- rows, of messages or of a table, each value as the driver takes it ---
 
@@ -375,6 +406,8 @@ class Writer(databases.Connection):
                 "change columns= or the table, or use another table.",
                 where=table.where,
             )
+        if table.deleting is not None:
+            Writer(table.deleting, self.raw).make_or_check()
         if table.mode == "upsert" and set(table.key) not in self.unique_keys(table.table):
             raise CheckpointError(
                 f"The table {table.table!r} has no unique key of the columns {', '.join(table.key)}.",

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import pickle
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -601,7 +603,8 @@ def test_a_server_that_ends_in_the_middle_is_waited_for(own: Any, tmp_path: Path
             assert until(lambda: running.counters()["g.q"].away)
             server.start()
             db.sql = db.connect()
-        until(lambda: len(running.messages("q")) >= 9)
+        db.run("insert into t values (9)")
+        until(lambda: len(running.messages("q")) >= 10)
         assert replayed(running.messages("q")) == db.rows()
     db.sql.close()
 
@@ -785,6 +788,62 @@ def test_a_drain_ends_a_start_that_waits_for_transactions(db: Database, tmp_path
         assert time.monotonic() - began < 20
 
 
+def test_a_connection_that_is_ended_again_and_again_loses_nothing(db: Database, tmp_path: Path) -> None:
+    two_tables(db)
+    graph = cues.Graph("g", [cues.Source("q", db.source("t", "u", follow=True), batch_size=7)])
+    with graph.start(store=tmp_path / "store") as running:
+        with writing(db, pause_s=0.05):
+            for number in range(10):
+                where = f"from pg_replication_slots where slot_name = '{db.slot}' and active"
+                until(lambda: db.one(f"select pg_terminate_backend(active_pid) {where}"))
+                before = len(running.messages("q"))
+                until(lambda: len(running.messages("q")) > before, f"nothing came after the end {number}")
+        db.run("insert into t values (1000, 'last')")
+        until(lambda: running.messages("q")[-1]["key"] == {"id": 1000})
+        assert replayed(running.messages("q")) == db.rows("t", "u")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_silent_is_away(own: Any, tmp_path: Path) -> None:
+    """The process of the server for the source is stopped, as a host that vanishes is."""
+    db = Database(own("wal_level=logical"))
+    db.run("create table t (id int primary key)")
+    graph = cues.Graph("g", [cues.Source("q", db.source(follow=True, timeout_s=1))])
+    with graph.start(store=tmp_path / "store") as running:
+        (pid,) = until(lambda: db.one("select pid from pg_stat_replication where state = 'streaming'"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: running.counters()["g.q"].away)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        db.run("insert into t values (1)")
+        until(lambda: running.messages("q"))
+    db.sql.close()
+
+
+@pytest.mark.slow
+def test_a_new_timeline_is_followed_unless_it_lacks_what_was_read(own: Any) -> None:
+    server = own("wal_level=logical", "restore_command=false")
+    db = Database(server)
+    db.run("create table t (id int primary key)", "insert into t values (1)")
+    process = a_process()
+    items = list(db.source()(None, process))
+    server.stop()
+    (server.directory / "data" / "recovery.signal").touch()
+    server.start()
+    db.sql = db.connect()
+    until(lambda: db.one("select pg_is_in_recovery()") == (False,))
+    db.run("insert into t values (2)")
+    assert process.state["server"][1] == 1
+    old = dict(process.state)
+    ((position, message),) = [item for item in db.source()(items[-1][0], process) if item[1] is not None]
+    assert message["key"] == {"id": 2} and process.state["server"][1] == 2
+    lost = SimpleNamespace(state=old, stopping=False)
+    with pytest.raises(Diverged, match=r"was promoted at .*, before the position .*: it lacks changes that were read"):
+        read(db.source(), position, lost)
+    db.sql.close()
+
+
 @pytest.mark.slow
 def test_100_000_messages(db: Database, store: cues.Store) -> None:
     db.run(
@@ -816,10 +875,12 @@ def test_the_example_of_the_page(db: Database, tmp_path: Path, monkeypatch: pyte
             ("update orders set total = 0 where id < 5", "delete from orders where id in (6, 7)"),
             ("delete from orders where id = 8", "insert into orders values (8, 'milk', 1), (21, null, null)"),
             ("update orders set id = 30 where id = 1", "update orders set id = 1 where id = 2"),
-            ("truncate orders", "insert into orders values (3, 'salt', 2)"),
         ):
             db.run(*statements)
             testing.run_until_idle(found["graph"], store)
             with duckdb.connect("replica.duckdb") as copy:
                 rows = copy.execute("select * from orders order by id").fetchall()
             assert rows == db.sql.execute("select * from orders order by id").fetchall()
+        db.run("truncate orders")
+        report = testing.run_until_idle(found["graph"], store, stopped="return")
+        assert "missing ['id']" in str(report.stopped["save"].__cause__)

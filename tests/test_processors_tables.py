@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import seeds
 from contracts_sinks import POSTGRES, database
 from postgres import Postgres
 from sets import slow_except
@@ -299,6 +301,38 @@ def test_upsert_and_delete(target: str, store: cues.Store) -> None:
         table.close()
         assert testing.messages(other, "errors") == []
     assert change(target, "select * from t") == [(2, "x", 1)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+def test_upserts_and_deletes_in_one_sink_are_in_their_order(batch_size: int, target: str, store: cues.Store) -> None:
+    """Also for a key that is written, deleted and written again within a step; deletes need only the key."""
+    chance, expected, given = random.Random(seeds.new()), dict[int, str](), list[dict[str, Any]]()
+    for n in range(300):
+        key, gone = chance.randint(1, 20), chance.random() < 0.4
+        given.append({"k": key, "gone": True} if gone else {"k": key, "x": str(n), "gone": False})
+        if gone:
+            expected.pop(key, None)
+        else:
+            expected[key] = str(n)
+    table = Table(target, "t", {"k": "integer", "x": "text"}, mode="upsert", key="k", delete="gone")
+    bad = [
+        {"k": 1, "x": "a"},
+        {"k": 1, "gone": None},
+        {"gone": True},
+        {"k": None, "gone": True},
+        {"k": 1, "gone": False},
+    ]
+    pour(table, store, [*given, *bad], batch_size=batch_size)
+    assert change(target, "select * from t order by k") == sorted(expected.items())
+    errors = testing.messages(store, "errors")
+    assert len(errors) == len(bad)
+    assert "has None in the field 'gone' of delete=" in errors[0]["err/cause"][0]["message"]
+
+
+def test_the_field_of_deletes_belongs_to_upserts(tmp_path: Path) -> None:
+    for options in ({"mode": "append"}, {"mode": "delete", "key": "k"}, {"mode": "upsert", "key": "k", "delete": "k"}):
+        with pytest.raises(InvalidArgument, match=r"delete='.*' does not fit mode="):
+            Table(tmp_path / "t.db", "t", {"k": "integer"}, **{"delete": "gone", **options})
 
 
 def test_messages_that_do_not_fit_go_to_the_error_queue(target: str, store: cues.Store) -> None:

@@ -129,7 +129,10 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         | {"columns": None, "schema": None, "delimiter": ",", "timeout_s": 5},
     ),
     "FileSink parquet": (lambda schema: FileSink("out", "parquet", schema=schema), {"schema": None}),
-    "Table": (Table, {"target": "a.db", "table": "t", "columns": {"a": "text"}, "mode": "upsert", "key": "a"}),
+    "Table": (
+        Table,
+        {"target": "a.db", "table": "t", "columns": {"a": "text"}, "mode": "upsert", "key": "a", "delete": None},
+    ),
     "SQLCheckpoint": (SQLCheckpoint, {"target": "a.db", "name": "n", "schema": "", "timeout_s": 5}),
     "JSONFileCheckpoint": (JSONFileCheckpoint, {"path": "a.json", "timeout_s": 5}),
     "SQLite": (SQLite, {"path": "a.db", "schema": "", "timeout_s": 5}),
