@@ -24,6 +24,8 @@ from .contest import AIMS, ENVIRONMENTS, FLOOR, NOT_RUN, ROWS, Aim, Result, Row,
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 TABLE = HERE / "RESULTS.md"
+KEPT = "## Tables by column"
+"""The section at the end of the file, which is written by hand from ``tables.py``."""
 PLOTS = HERE.parent / "docs" / "images"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: made by python -m benchmarks report -->", "<!-- /benchmarks -->"
@@ -324,7 +326,8 @@ def readme_part(facts: dict[str, Any]) -> str:
 def write(path: Path) -> list[Path]:
     """Make the tables, the plots and the README's part of a result file; return what was written."""
     facts = load(path)
-    TABLE.write_text(tables(facts))
+    _, kept, by_hand = TABLE.read_text().partition(KEPT)
+    TABLE.write_text(tables(facts) + (f"\n{kept}{by_hand}" if kept else ""))
     written = [TABLE]
     PLOTS.mkdir(exist_ok=True)
     for row in ROWS:
