@@ -106,6 +106,7 @@ def busy() -> sqlite3.OperationalError:
 
 
 REFUSED = 'connection failed: connection to server at "::1", port 5432 failed: '
+LOST = "consuming input failed: "
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,9 @@ REFUSED = 'connection failed: connection to server at "::1", port 5432 failed: '
         (of_driver("psycopg.errors", "ProtocolViolation", sqlstate="08P01"), False),
         (of_driver("psycopg", "OperationalError", "the connection is closed"), False),
         (of_driver("psycopg", "OperationalError", "server closed the connection unexpectedly"), True),
+        (of_driver("psycopg", "OperationalError", LOST + "SSL connection has been closed unexpectedly"), True),
+        (of_driver("psycopg", "OperationalError", LOST + "SSL SYSCALL error: EOF detected"), True),
+        (of_driver("psycopg", "OperationalError", REFUSED + "SSL error: certificate verify failed"), False),
         (of_driver("duckdb", "IOException", "Cannot open file"), False),
         (CheckpointError("x", where="x", away=False), False),
         (wrapped(ValueError()), False),

@@ -476,6 +476,19 @@ def test_a_source_that_is_interrupted_anywhere_while_others_write(db: Database) 
     assert {m["operation"] for m in found} == {"snapshot", "insert", "update", "delete"}
 
 
+def test_a_start_that_ends_before_its_first_commit_begins_again(db: Database) -> None:
+    """The slot is there, and no position: it is taken, and the snapshot is read anew."""
+    two_tables(db)
+    items = db.source("t", "u")(None, a_process())
+    next(items)
+    items.close()  # type: ignore[attr-defined]
+    with writing(db):
+        process = a_process()
+        part = list(itertools.islice(db.source("t", "u", follow=True)(None, process), 500))
+    found = [message for _, message in part if message is not None] + read(db.source("t", "u"), part[-1][0], process)
+    assert replayed(found) == db.rows("t", "u")
+
+
 def test_the_control_without_the_snapshots_in_the_state_doubles(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     from cues.processors.postgres_tables import Segment
 

@@ -41,8 +41,11 @@ _DRIVERS: Final = frozenset(
 """Packages of the exceptions of drivers."""
 _SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
 
-_REFUSED_BY_SERVER: Final = re.compile(r"\bfailed: (\w+: |SSL)")
-"""libpq's text for a connection that the server itself refused, in any language: severity, colon, text; and for TLS."""
+_REFUSED_BY_SERVER: Final = re.compile(r"\bfailed: (\w+: |SSL(?! connection has been closed| SYSCALL))")
+"""libpq's text for a connection that the server itself refused, in any language: severity, colon, text; and for TLS.
+
+A connection with TLS that is lost has the text "consuming input failed: SSL connection has been closed unexpectedly".
+"""
 _SERVER_IS_BUSY: Final = re.compile(
     r"starting up|shutting down|recovery|too many|remaining connection slots|terminating"
 )
