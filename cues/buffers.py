@@ -49,7 +49,7 @@ def texts_of_times(times: Any) -> Any:
     import pyarrow.compute as pc
 
     unit, zone = times.type.unit, times.type.tz
-    if unit == "ns" or zone not in (None, "UTC"):
+    if unit == "ns" or zone not in (None, "UTC", "+00:00"):
         return None
     try:
         whole = times.cast(pa.timestamp("us", zone)).cast(pa.timestamp("us"))

@@ -322,3 +322,45 @@ def test_an_executor_on_another_machine_is_told_why_it_cannot_read(tmp_path: Pat
     planned.pinned = Pinned(pinned.place, "driver-host", "another boot", pinned.identity)
     with pytest.raises(Unsupported, match=r"An executor on .* cannot read the store .* on driver-host"):
         list(planned.read(ReadSlice((1,), (2,))))
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Zurich", "+05:30"])
+def test_rows_of_a_frame_are_packed_by_column_as_their_dicts_are(zone: str) -> None:
+    """Flat columns have a table with the same messages; nested ones, and reserved names, are left to dicts."""
+    import pyarrow as pa
+
+    from cues.records.packed import packed_rows
+
+    at = datetime(2026, 1, 31, 12, 30, 0, 5, tzinfo=UTC)
+    flat: dict[str, tuple[T.DataType, pa.Array]] = {
+        "long": (LONG, pa.array([1, None, -(2**63)])),
+        "byte": (BYTE, pa.array([1, None, -128], pa.int8())),
+        "text": (TEXT, pa.array(["é", None, ""])),
+        "real": (REAL, pa.array([0.1, None, float("nan")])),
+        "float": (T.FloatType(), pa.array([0.1, None, 2.0], pa.float32())),
+        "bool": (T.BooleanType(), pa.array([True, None, False])),
+        "binary": (T.BinaryType(), pa.array([b"\0", None, b""])),
+        "day": (T.DateType(), pa.array([at.date(), None, date.min])),
+        "at": (T.TimestampType(), pa.array([at, None, datetime(1, 1, 3, tzinfo=UTC)], pa.timestamp("us", zone))),
+        "naive": (T.TimestampNTZType(), pa.array([datetime(2026, 1, 1), None, datetime.max], pa.timestamp("us"))),
+        "span": (T.DayTimeIntervalType(), pa.array([timedelta(1, 2, 3), None, timedelta(0)])),
+        "price": (T.DecimalType(9, 2), pa.array([Decimal("1.50"), None, Decimal("-0.01")], pa.decimal128(9, 2))),
+        "nothing": (T.NullType(), pa.nulls(3)),
+    }
+
+    def made(columns: dict[str, tuple[T.DataType, pa.Array]]) -> tuple[Encoder, pa.RecordBatch]:
+        schema = T.StructType([T.StructField(name, kind) for name, (kind, _) in columns.items()])
+        return Encoder(schema), pa.RecordBatch.from_pydict({name: array for name, (_, array) in columns.items()})
+
+    encoder, rows = made(flat)
+    table = encoder.table(rows)
+    assert table is not None
+    assert packed_rows(table) == [cues.codec.pack(message) for message in encoder.messages(rows)]
+    others: dict[str, tuple[T.DataType, pa.Array]] = {
+        "list": (T.ArrayType(LONG), pa.array([[1], None, []])),
+        "map": (T.MapType(TEXT, LONG), pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int64()))),
+        "q/type": (TEXT, pa.array(["a", "b", "c"])),
+    }
+    for name, column in others.items():
+        encoder, rows = made({name: column})
+        assert encoder.table(rows) is None

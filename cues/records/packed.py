@@ -77,7 +77,7 @@ def _way(values: Any) -> Any:
         return None
     if types.is_string(kind) or types.is_large_string(kind):
         return _texts
-    if types.is_timestamp(kind) and kind.unit != "ns" and kind.tz in (None, "UTC"):
+    if types.is_timestamp(kind):
         return _times
     if types.is_boolean(kind):
         return _booleans

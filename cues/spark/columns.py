@@ -326,6 +326,18 @@ class Encoder:
                     message[name] = restore(value)
         return messages
 
+    def table(self, rows: pa.RecordBatch) -> pa.Table | None:
+        """Return the rows as a table whose rows are :meth:`messages`; None if only dicts have their values."""
+        arrays = []
+        for field, column in zip(rows.schema, rows.columns):
+            kind = field.type
+            if kind.num_fields or pa.types.is_dictionary(kind) or field.name.startswith("q/"):
+                return None
+            if pa.types.is_timestamp(kind) and kind.tz is not None:
+                column = column.cast(pa.timestamp(kind.unit, "+00:00"))  # as datetime.UTC, which is no zone with a name
+            arrays.append(column)
+        return pa.table(arrays, names=rows.schema.names)
+
 
 def frame_encoder(processor: str, result: Any) -> Encoder:
     """The encoder for the result of a frame. Raises :class:`ReturnError` if this is not a DataFrame."""

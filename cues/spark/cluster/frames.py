@@ -15,6 +15,7 @@ from cues.base.data import dataclass
 from cues.errors import TopologyChanged
 from cues.overrides import override
 from cues.queues.options import QueueOptions, changed
+from cues.records.packed import packed_rows
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Piece, QueueWriter, Writer, read, read_rows
 from cues.spark.cluster.directory import DataFile
@@ -90,13 +91,22 @@ class Encoding:
         writer = QueueWriter(*where, self.columns, turn=self.record + number)
         provenance = None if self.options.strips else self.provenance
         for rows in given:
-            messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
-            packed = [packer.pack(message) for message in messages]
+            packed = self._packed(rows, encoder, packer)
             writer.add(packed, [self.hash] * len(packed), provenance and provenance.spread(len(packed)))
         files = writer.close()
         if files:
             written = pickle.dumps((number, files))
             yield pa.RecordBatch.from_pydict({"files": pa.array([written], pa.binary())})
+
+    @staticmethod
+    def _packed(rows: pa.RecordBatch, encoder: Encoder | None, packer: Packer) -> list[bytes]:
+        table = None if encoder is None or packer.places else encoder.table(rows)
+        if table is not None:
+            packed = packed_rows(table)
+            if max(map(len, packed), default=0) <= packer.limit_bytes:  # else the packer says which is too long
+                return packed
+        messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
+        return [packer.pack(message) for message in messages]
 
     def files_of(self, frame: Any) -> list[DataFile]:
         """Write the rows of a DataFrame. Return the files, in the order of its partitions."""
