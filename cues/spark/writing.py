@@ -43,6 +43,7 @@ from cues.queues.partitioners import PARTITIONS_MAX, Missing
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.records import batch
+from cues.records.packed import packed_rows
 from cues.spark import staging
 from cues.spark.checkpoint import range_of
 from cues.spark.columns import Encoder
@@ -93,7 +94,9 @@ class _Writing:
             if encoder is None:
                 messages, encoded = self._of_values(some.column(self._value_at).to_pylist())
             else:
-                messages, encoded = encoder.messages(some), None
+                table = encoder.table(some) if spread is None else None
+                encoded = None if table is None else packed_rows(table)
+                messages = encoder.messages(some) if encoded is None else []  # only the bytes are written
             if spread is None:
                 yield from ((0, page) for page in self._built(messages, encoded))
                 continue
