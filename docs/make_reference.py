@@ -58,6 +58,7 @@ MODULES = {
     "cues.processors.http_sink": "a request for each message",
     "cues.processors.http_source": "a source of the items of a resource",
     "cues.processors.event_stream": "a source of server-sent events",
+    "cues.processors.websocket": "a source of the messages of a WebSocket",
     "cues.processors.webhook": "a source that is a server",
     "cues.processors.shape": "dedupe, flat map, split, sample, merge",
     "cues.schemas": "types of messages",

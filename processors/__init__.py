@@ -22,6 +22,7 @@ says so, and loads it on first use.
     http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
     http_source.py   the items of a resource that is asked again and again
     event_stream.py  the events that a server sends (Server-Sent Events)
+    websocket.py     the messages that a server sends over a WebSocket
     webhook.py       a server whose requests become messages
     link.py          a queue continued on another machine, exactly once
     source_server.py the server of a source; serving.py has the guards of servers that strangers reach

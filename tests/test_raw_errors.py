@@ -36,6 +36,7 @@ from cues.processors.sql_sink import Table
 from cues.processors.sql_source import Rows
 from cues.processors.sqs import Sender, Sqs
 from cues.processors.webhook import Webhook
+from cues.processors.websocket import WebSocket
 
 INF = float("inf")
 STRANGE: list[Any] = [
@@ -101,6 +102,12 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         http.OAuth,
         {"url": "http://a", "client_id": "a", "client_secret": "s", "refresh_token": "r", "keep": "f", "scope": "s"}
         | {"form": {"a": "b"}, "headers": {"a": "b"}, "timeout_s": 5},
+    ),
+    "WebSocket": (
+        WebSocket,
+        {"url": "ws://a", "first": (), "id": "a", "data": "json", "shape": "value", "ends": False, "headers": None}
+        | {"protocols": (), "retry_s": 1, "ping_s": 1, "timeout_s": 5, "message_bytes_max": 5, "retry_on": (500,)}
+        | {"retry_after_s_max": 5, "reserved": ()},
     ),
     "Webhook": (
         Webhook,
