@@ -239,6 +239,8 @@ class Reading:
         self._tables: list[Table] = []
         self._session: Any = None
         self._wire: Wire | None = None
+        self._facts: Message = {}
+        """The fields that all messages of a transaction have."""
         self._segments: list[Segment] = []
         self._relations: dict[int, tuple[Relation | None, int | None, list[int]]] = {}
         """The place and the key of each relation, as long as it is described so."""
@@ -571,6 +573,9 @@ class Reading:
                 event = decoder.decode(data[25:])
                 if type(event) is Begin:
                     begin, count, held = event, 0, None
+                    self._facts = {
+                        "lsn": lsn_text(begin.lsn), "number": 0, "transaction": begin.transaction, "time": begin.time,
+                    }  # fmt: skip
                     skipped = number if begin.lsn == lsn else 0 if begin.lsn > lsn else 1 << 62
                     if self._segments and begin.lsn >= self._until:
                         self._segments = []
@@ -614,7 +619,7 @@ class Reading:
         for id in change.relations:
             relation = decoder.relations[id]
             place, key = self._known(relation)
-            facts = {"lsn": lsn_text(begin.lsn), "number": 0, "transaction": begin.transaction, "time": begin.time}
+            facts = self._facts
             if place is None:
                 yield None
                 if change.kind == "U" and change.old is not None:
