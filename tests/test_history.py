@@ -363,3 +363,53 @@ def test_a_fresh_store_has_no_history_of_the_one_before(path: Path) -> None:
     add(path.parent / "store" / path.name, T, Sample(1))
     delete_store(path.parent / "store")
     assert not list((path.parent / "store").glob(history.PATTERN))
+
+
+LIVES = """
+import os, signal, sys
+import cues
+from cues.engine import sampler
+
+sampler.EVERY_S = 0.1
+graph = cues.Graph("g", durability="process")
+graph.source("a")
+
+@graph.stream("a", "b")
+def double(message):
+    return message
+
+with graph.start(store=sys.argv[1]) as running:
+    for n in range(10**6):
+        running.send("a", {"n": n})
+        if n == int(sys.argv[2]):
+            print("enough", flush=True)
+"""
+
+
+def test_runs_that_are_killed_continue_one_history(tmp_path: Path) -> None:
+    """kill -9 of a run loses the samples since the last one; the next run adds to what is there."""
+    store, seen = tmp_path / "store", 0
+    for _ in range(3):
+        life = subprocess.Popen([sys.executable, "-c", LIVES, str(store), "50"], stdout=subprocess.PIPE)
+        assert life.stdout is not None and life.stdout.readline() == b"enough\n"
+        until(lambda: total(store).taken > seen)
+        life.kill()
+        life.wait()
+        life.stdout.close()
+        now = total(store).taken
+        assert now > seen
+        seen = now
+    with cues.open(store) as opened:
+        assert seen <= opened.queue("a").last_index, "nothing is counted twice"
+        assert opened.check() == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_history_stays_when_its_store_is_compacted(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with graph().start(store=store) as running:
+        running.send("a", {"n": 1})
+        running.wait_idle()
+    assert run(["compact", str(store), "--yes"]) == 0
+    assert total(store).taken == 1
+    assert run(["check", str(store)]) == 0

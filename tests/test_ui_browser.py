@@ -305,6 +305,26 @@ def test_what_was_is_shown_in_every_width_and_theme(browser: Browser, tmp_path: 
         browser.wait("document.querySelector('main').innerText.includes('There are no samples of this time')")
 
 
+def test_a_narrow_picture_has_the_table_at_its_side(browser: Browser, tmp_path: Path) -> None:
+    """A chain is drawn from top to bottom: the half beside it is used where the table fits, and nowhere else."""
+    graph = cues.Graph("chain", store=tmp_path / "store", durability="process")
+    graph.source("q0")
+    for n in range(9):
+        graph.stream(f"q{n}", f"q{n + 1}", id=f"step-{n}")(lambda message: message)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("q0").appender().write({"n": 1})
+    run_until_idle(graph)
+    with page_of(tmp_path / "store", shape_of_graph(graph)) as page:
+        for width, beside in ((390, False), (700, False), (1440, True)):
+            browser.size(width, 900, width == 390)
+            wait_for_view(browser, page, "")
+            browser.wait("document.querySelectorAll('.scroll[aria-label=Processors] tbody tr').length === 9")
+            tops = "[...document.querySelectorAll('.split > section')].map((each) => each.getBoundingClientRect().top)"
+            first, second = browser.run(tops)
+            assert (first == second) == beside, width
+            assert width == 700 or browser.run(CLIPPED) == []
+
+
 def make(browser: Browser, name: str) -> None:
     """Delete a picture of the docs, and this test makes it again."""
     path = Path(__file__).parent.parent / "docs" / "how-to" / name

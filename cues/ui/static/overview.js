@@ -86,10 +86,10 @@ export async function graphView(parts, query, page) {
     return { section, table: each };
   });
   const trouble = h("section", { "aria-label": "Problems" }, problems);
-  const element = h("div", trouble,
+  const element = h("div", trouble, h("div.split",
     h("section", { "aria-label": "Graph" }, h("h2.unseen", "Graph"), frame,
       h("p.legend", "Boxes are processors: their rate in the last hour, in which a thin line is the messages that waited; and the time within which 99 % of the results came, from the append to the commit. Pills are queues with their messages. On a line: messages a second, and messages that wait.")),
-    h("section", h("h2", "Processors"), processors.element), optional.map((each) => each.section));
+    h("section", h("h2", "Processors"), processors.element)), optional.map((each) => each.section));
 
   let graph = null;
   let known = "";
@@ -99,10 +99,20 @@ export async function graphView(parts, query, page) {
       frame.replaceChildren(h("p.quiet", "There is no graph to draw: no processor has run on this store."));
       return;
     }
-    graph = new Graph(layout, frame.clientWidth || 900);
+    graph = new Graph(layout, element.clientWidth || 900);
     frame.replaceChildren(graph.element);
     if (page.overview) graph.update(page.overview);
     graph.remember(past);
+    arrange();
+  };
+  // A narrow picture has the table of processors at its side, if that has room for all its columns.
+  const arrange = () => {
+    element.classList.remove("beside");
+    const left = element.clientWidth - (graph?.element.firstChild.clientWidth || 0);
+    if (!graph?.down || left < 640) return;
+    element.classList.add("beside");
+    const { scrollWidth, clientWidth } = processors.scroll;
+    if (scrollWidth > clientWidth) element.classList.remove("beside");
   };
   let past = {};
   const remember = async () => {
@@ -114,17 +124,17 @@ export async function graphView(parts, query, page) {
   const timer = setInterval(remember, EVERY_MS);
   let width = 0;
   const watch = new ResizeObserver(() => {
-    if (Math.abs(frame.clientWidth - width) < 24) return;
-    width = frame.clientWidth;
+    if (Math.abs(element.clientWidth - width) < 24) return;
+    width = element.clientWidth;
     draw();
   });
   return {
     title: "Graph",
     element,
     drawn: () => {
-      width = frame.clientWidth;
+      width = element.clientWidth;
       draw();
-      watch.observe(frame);
+      watch.observe(element);
     },
     leave: () => {
       watch.disconnect();
@@ -136,10 +146,11 @@ export async function graphView(parts, query, page) {
         layout = await ask("graph");
         draw();
       }
-      known = shape;
       graph?.update(overview);
       updateProblems(problems, overview.problems);
       processors.update(overview.processors);
+      if (shape !== known) arrange();
+      known = shape;
       workers.update(overview.workers);
       drivers.update(overview.drivers || []);
       members.update(overview.groups.flatMap(memberRows));
