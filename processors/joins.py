@@ -39,9 +39,13 @@ with ``idle``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, Literal
+from uuid import UUID
 
 import cues
 from cues.errors import GraphError
@@ -66,7 +70,16 @@ from cues.processors.event_time import (
 from cues.processors.event_time import watermark as watermark
 
 Combine = Callable[[Any, Any], Any]
-"""Makes a message of a left and a right one, each None in an outer result that lacks it; None: no message."""
+"""Makes a message of copies of a left and a right one, each None in an outer result that lacks it; None: no message."""
+_FIXED: Final = frozenset((int, float, str, bytes, bool, type(None), datetime, date, time, timedelta, Decimal, UUID))
+"""Types of values that no function changes in place."""
+
+
+def _copied(message: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A copy for a function of a user, which may change it: the message itself is a row of state."""
+    if message is None:
+        return None
+    return {name: each if type(each) in _FIXED else copy.deepcopy(each) for name, each in message.items()}
 
 
 class _Pairs:
@@ -83,7 +96,7 @@ class _Pairs:
     def __call__(self, left: Any, right: Any) -> list[dict[str, Any]]:
         if self._combine is None:
             return [{self.left: left, self.right: right}]
-        made = self._combine(left, right)
+        made = self._combine(_copied(left), _copied(right))
         return [] if made is None else [made]
 
     def final(self, left: Any, right: Any) -> list[dict[str, Any]]:
@@ -201,7 +214,7 @@ class _Latest:
                 del state[row]
         if self._combine is None:
             return {"joined": dict(zip(self._inputs, newest))}
-        made = self._combine(*newest)
+        made = self._combine(*map(_copied, newest))
         return None if made is None else {"joined": made}
 
 

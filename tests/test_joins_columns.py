@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -405,3 +406,47 @@ def test_a_version_without_blocks_refuses_the_store_of_a_join(tmp_path: Path, jo
     monkeypatch.setattr(datafile, "FEATURES", datafile.FEATURES - {"blocks"})
     with pytest.raises(StoreError, match="requires blocks"):
         cues.open(tmp_path / "store")
+
+
+BY_TIME: dict[str, Any] = {"time": "t", "delay": 1, "late": "late"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda combine: joins.lookup(TWO, "out", key="k", how="left", combine=combine),
+        lambda combine: joins.latest(TWO, "out", key="k", how="full", combine=combine),
+        lambda combine: joins.as_of(TWO, "out", key="k", how="left", combine=combine, **BY_TIME),
+        lambda combine: joins.interval(TWO, "out", key="k", how="full", after=9, combine=combine, **BY_TIME),
+    ],
+    ids=["lookup", "latest", "as_of", "interval"],
+)
+def test_a_function_of_combine_changes_no_kept_message(made: Any) -> None:
+    """It changes values in place, also nested ones; results and state are those of one that does not."""
+
+    def combine(left: Any, right: Any) -> dict[str, Any]:
+        for side in (left, right):
+            if side is not None:
+                side["seen"].append(len(side["seen"]))
+                side["deep"]["x"][0] += 1
+                side["n"] += 100
+        return {"left": left, "right": right}
+
+    def careful(left: Any, right: Any) -> dict[str, Any]:
+        return combine(copy.deepcopy(left), copy.deepcopy(right))
+
+    sides = []
+    for function in (combine, careful):
+        graph = cues.Graph("g")
+        for name in TWO.values():
+            graph.source(name)
+        graph.add(made(function))
+        with testing.temporary_store() as store:
+            for low in (0, 6, 12):
+                for name in TWO.values():
+                    some = range(low, low + 6)
+                    rows = [{"t": n, "k": f"k{n % 2}", "n": n, "seen": [], "deep": {"x": [n]}} for n in some]
+                    store.queue(name).appender().write_many(rows)
+                testing.run_until_idle(graph, store)
+            sides.append([testing.messages(store, "out"), testing.state(store, "g.out")])
+    assert sides[0] == sides[1] and len(sides[0][0]) > 5
