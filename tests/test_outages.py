@@ -135,6 +135,8 @@ LOST = "consuming input failed: "
         (of_driver("requests.exceptions", "ConnectionError"), True),
         (of_driver("httpx", "TimeoutException"), True),
         (of_driver("duckdb", "IOException", "Could not set lock on file"), True),
+        (of_driver("pika.exceptions", "AMQPConnectionError"), True),
+        (of_driver("pika.exceptions", "ProbableAuthenticationError"), False),
         # Faults that no wait mends.
         (of_driver("psycopg", "OperationalError", REFUSED + 'FATAL:  password authentication failed for "x"'), False),
         (of_driver("psycopg", "OperationalError", REFUSED + 'FATAL:  Datenbank »x« existiert nicht'), False),

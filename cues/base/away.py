@@ -59,6 +59,7 @@ _CLASSES: Final = frozenset(
         "aiohttp.client_exceptions.ClientConnectionError", "botocore.exceptions.HTTPClientError",
         "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "redis.exceptions.ReadOnlyError",
         "redis.exceptions.OutOfMemoryError", "redis.exceptions.MasterDownError", "pymongo.errors.AutoReconnect",
+        "pika.exceptions.AMQPConnectionError",
         "nats.errors.NoServersError", "nats.errors.ConnectionClosedError", "nats.errors.StaleConnectionError",
         "nats.errors.NoRespondersError", "nats.js.errors.ServiceUnavailableError",
         "openai.APIConnectionError", "anthropic.APIConnectionError", "socket.gaierror",
@@ -69,6 +70,9 @@ _NEVER: Final = frozenset(
     (
         "redis.exceptions.AuthenticationError", "redis.exceptions.AuthorizationError",
         "redis.exceptions.ExternalAuthProviderError", "requests.exceptions.SSLError",
+        "pika.exceptions.AuthenticationError", "pika.exceptions.ProbableAuthenticationError",
+        "pika.exceptions.ProbableAccessDeniedError", "pika.exceptions.IncompatibleProtocolError",
+        "pika.exceptions.ConnectionWrongStateError",
     )
 )  # fmt: skip
 """Subclasses of these classes that are faults."""
