@@ -51,6 +51,7 @@ MODULES = {
     "cues.processors.redis_streams": "Redis streams as a source, and Redis as the target of sinks",
     "cues.processors.link": "a queue continued on another machine, exactly once",
     "cues.processors.mqtt": "messages of MQTT topics as a source, and a publisher",
+    "cues.processors.rabbitmq": "messages of a queue of RabbitMQ as a source, and a publisher",
     "cues.processors.nats_streams": "NATS streams as a source, and a subject as the target of sinks",
     "cues.processors.sqs": "messages of Amazon SQS as a source, and a sender",
     "cues.processors.databases": "SQLite, PostgreSQL and DuckDB in one form",

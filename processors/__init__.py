@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases, Delta, Kafka, Redis, NATS, MQTT and SQS; windows and joins.
+"""Ready-made sources and sinks for files, databases, Delta, Kafka, Redis, NATS, MQTT, RabbitMQ, SQS; windows and joins.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -16,6 +16,8 @@ says so, and loads it on first use.
     redis_streams.py the entries of a Redis stream, and Redis as the target of sinks, exactly once
     mqtt.py          the messages of MQTT topics, acknowledged after the commit, and a publisher: names of
                      mqtt_source.py, mqtt_sink.py and mqtt_client.py, which is what both use
+    rabbitmq.py      the messages of a queue of RabbitMQ, acknowledged after the commit, and a publisher: names of
+                     rabbitmq_source.py, rabbitmq_sink.py and rabbitmq_client.py
     nats_streams.py  the messages of a NATS stream, and a subject as the target of sinks, exactly once: names of
                      nats_source.py, nats_sink.py and nats_client.py
     sqs.py           the messages of an Amazon SQS queue, deleted after the commit, and a sender

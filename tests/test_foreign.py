@@ -147,6 +147,7 @@ def test_every_ready_made_source_is_in_the_table() -> None:
         "redis-stream",
         "nats-stream",
         "mqtt",
+        "rabbitmq",  # test_processors_rabbitmq.py
         "sqs",
         "event-stream",  # test_event_stream.py
         "postgres-changes",  # a row is a field of the message, so its columns set no key of the message

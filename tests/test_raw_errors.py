@@ -29,6 +29,7 @@ from cues.processors.kafka_source import Records
 from cues.processors.mqtt import Mqtt, Publisher
 from cues.processors.nats_streams import NatsStream, NatsSubject
 from cues.processors.postgres_changes import Changes
+from cues.processors.rabbitmq import RabbitPublisher, RabbitQueue
 from cues.processors.redis_streams import RedisStream, RedisTarget
 from cues.processors.reducers import count
 from cues.processors.sql import SQLite
@@ -164,6 +165,17 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         Publisher,
         {"url": "mqtt://h", "topic": "t", "shape": "value", "retain": False, "in_flight": 5, "user": "u"}
         | {"password": "p", "version": "5", "client": "c", "keepalive_s": 5, "timeout_s": 5},
+    ),
+    "RabbitQueue": (
+        RabbitQueue,
+        {"url": "amqp://h", "queue": "q", "declare": None, "bindings": (), "body": "bytes", "shape": "record"}
+        | {"identity": "content", "exclusive": True, "in_flight": 5, "idle_exit_s": 5, "user": "u", "password": "p"}
+        | {"heartbeat_s": 5, "timeout_s": 5, "reserved": ()},
+    ),
+    "RabbitPublisher": (
+        RabbitPublisher,
+        {"url": "amqp://h", "exchange": "e", "routing_key": "k", "shape": "value", "mandatory": True, "in_flight": 5}
+        | {"user": "u", "password": "p", "heartbeat_s": 5, "timeout_s": 5},
     ),
     "Sqs": (
         Sqs,

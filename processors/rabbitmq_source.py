@@ -1,0 +1,302 @@
+"""A source of the messages of a queue of RabbitMQ; ``rabbitmq.py`` has the protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import queue
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from cues.arguments import check_number
+from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.overrides import override
+from cues.processors import SOURCE, foreign, kafka, takes, waits
+from cues.processors.rabbitmq_client import IN_FLIGHT_MAX, Events, Link, Step, broker_of, short_of
+
+PROPERTIES: Final = (
+    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
+    "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
+)  # fmt: skip
+"""The properties of a message, beside its headers."""
+IDENTITIES: Final = ("message_id", "content")
+_VERSION: Final = 1
+_COUNTS: Final = "x-delivery-count"
+"""A header of quorum queues that counts the deliveries. It is left out, so that a repetition is equal."""
+_CLOSE_S: Final = 5.0
+"""Seconds for which an ended source keeps its connection, to acknowledge what is committed meanwhile."""
+
+Position = list[int]
+Message = dict[str, Any]
+
+
+@takes(SOURCE)
+class RabbitQueue:
+    """A source of the messages of a queue; see ``rabbitmq.py``. Give it to ``cues.Source(id, RabbitQueue(...))``.
+
+    ``url``          the broker: ``"amqp://host:5672/vhost"``, or ``"amqps://host:5671"`` with TLS
+    ``queue``        a classic or a quorum queue
+    ``declare``      None: the queue is there. A dict makes it: ``{}``, or with ``"durable"`` (True) and ``"arguments"``
+    ``bindings``     pairs of exchange and routing key, by which messages come to the queue
+    ``body``         decoding of bodies: ``"bytes"``, ``"text"`` (UTF-8) or ``"json"``. A body that cannot be decoded is
+                     a failed message
+    ``shape``        ``"record"``: messages ``{"exchange", "routing_key", "headers", "properties", "body"}``;
+                     ``"value"``: the JSON object of the body, and the rest is ``process.metadata["rabbitmq"]``.
+                     ``properties`` are those that the message has, such as ``"message_id"``
+    ``identity``     by which a repetition is known: ``"message_id"``; ``"content"``: messages that are equal in all are
+                     the same; or a function of the record. A message without one (None) may be repeated
+    ``exclusive``    True: the queue has no other consumer. A second source waits
+    ``in_flight``    messages that the broker sends without an acknowledgement
+    ``idle_exit_s``  end the source after so many seconds without a message; None: never
+    ``user``, ``password``   of the broker (``guest``); ``password`` may be a function, called for each connection
+    ``tls``          a function that returns an ``ssl.SSLContext``; None: the certificates of the system
+    ``heartbeat_s``  seconds after which a silent connection is ended
+    ``timeout_s``    seconds for which a connection, and each answer, is awaited
+    ``reserved``     ``"q/type"`` or ``"q/topics"``, which bodies may set then (:mod:`cues.processors.foreign`)
+
+    Kind: source
+    Needs: extra `rabbitmq`
+    Guarantee: exactly once for messages with an id of their own (`message_id`) that have one consumer; at least once for others
+    Mechanism: acknowledgement after the commit; the ids of the last `in_flight` messages in rows of state, committed with the messages
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        *,
+        declare: Mapping[str, Any] | None = None,
+        bindings: Sequence[tuple[str, str]] = (),
+        body: str = "bytes",
+        shape: str = "record",
+        identity: str | Callable[[Message], Any] = "message_id",
+        exclusive: bool = True,
+        in_flight: int = 500,
+        idle_exit_s: float | None = None,
+        user: str | None = None,
+        password: str | Callable[[], str] | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        heartbeat_s: float = 60.0,
+        timeout_s: float = 10.0,
+        reserved: Sequence[str] = (),
+    ) -> None:
+        self.may = foreign.allowed(reserved)
+        self.broker = broker_of(url, user, password, tls, heartbeat_s, timeout_s)
+        self.queue, self.declare, self.bindings = short_of("queue", queue), declare, bindings
+        self.body, self.shape, self.identity, self.exclusive = body, shape, identity, exclusive
+        self.in_flight, self.idle_exit_s = in_flight, idle_exit_s
+        self.__name__ = "rabbitmq"
+        self._reading: Reading | None = None
+        if not queue:
+            raise InvalidArgument("queue= is empty.", "name a queue.")
+        if declare is not None and (not isinstance(declare, Mapping) or set(declare) - {"durable", "arguments"}):
+            raise InvalidArgument(
+                f"declare={declare!r:.100}: a queue that ends with a connection would lose messages.",
+                "give None, or a dict with 'durable' and 'arguments'.",
+            )
+        if not isinstance(bindings, (tuple, list)) or not all(
+            isinstance(one, (tuple, list)) and len(one) == 2 for one in bindings
+        ):
+            raise InvalidArgument(f"bindings={bindings!r:.100}.", "give pairs: [('orders', 'paid.#')].")
+        for exchange, key in bindings:
+            short_of("exchange", exchange), short_of("routing key", key)
+        if not isinstance(exclusive, bool):
+            raise InvalidArgument(f"exclusive={exclusive!r:.60}.", "give True or False.")
+        check_number("in_flight", in_flight, 1, IN_FLIGHT_MAX, whole=True)
+        if idle_exit_s is not None:
+            check_number("idle_exit_s", idle_exit_s, 0)
+        for name, given, known in (
+            ("body", body, tuple(kafka.DECODERS)), ("shape", shape, kafka.SHAPES), ("identity", identity, IDENTITIES),
+        ):  # fmt: skip
+            if given not in known and not (name == "identity" and callable(given)):
+                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
+        if shape == "value" and body != "json":
+            raise InvalidArgument(f"shape='value' with body={body!r}.", "use body='json'.")
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None}
+
+    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
+        """Yield ``(position, message)`` for each message, until the graph drains."""
+        if position is not None and (not isinstance(position, list) or len(position) != 2 or position[0] != _VERSION):
+            raise Diverged(
+                f"The position {str(position)[:80]} is not one of cues.processors.rabbitmq, version {_VERSION}.",
+                "give the source another id, which has no position.",
+            )
+        if process is None:
+            raise InvalidArgument(
+                "RabbitQueue was called without process=, whose state it needs.",
+                "give it to cues.Source(id, RabbitQueue(…)); or pass on the process of your own source.",
+            )
+        if self._reading is not None:  # the engine calls a source anew, for example after an outage
+            self._reading.close()
+        self._reading = reading = Reading(self, (position or [_VERSION, 0])[1], process)
+        try:
+            yield from reading.messages()
+        except BaseException:
+            reading.close()
+            raise
+        reading.end()
+
+    def committed(self, position: Position) -> None:
+        """Acknowledge the messages that are committed; the engine calls it after each commit."""
+        if self._reading is not None:
+            self._reading.committed(position[1])
+
+
+class Reading:
+    """One connection of a source."""
+
+    def __init__(self, source: RabbitQueue, number: int, process: Any) -> None:
+        self._source, self._process, self._state = source, process, process.state
+        self._number = self._committed = number
+        """The numbers of the last message that was yielded, and committed."""
+        rows = sorted((*self._state[slot], slot) for slot in list(self._state))
+        self._known = {identity for _, identity, _ in rows}
+        """The ids of the messages that were committed before this connection, and perhaps not acknowledged."""
+        self._slots = deque(slot for *_, slot in rows)
+        """The keys of the rows, that of the oldest message first."""
+        self._free = max(self._slots, default=-1) + 1
+        self._unacknowledged: deque[tuple[int, int]] = deque()
+        """(number, delivery tag) of each delivery. A repetition has the number of the message before it."""
+        self._guard = threading.Lock()
+        self._ending = self._closed = False
+        self._events = Events()
+        self._link = Link(source.broker, f"cues-{process.id}", self._steps(), self._events)
+
+    def _steps(self) -> Iterator[Step]:
+        source = self._source
+
+        def consume(channel: Any, done: Callable[..., None]) -> None:
+            def heard(_: Any, delivery: Any, properties: Any, body: bytes) -> None:
+                self._events.put(("message", (delivery, properties, body)))
+
+            channel.basic_consume(source.queue, heard, exclusive=source.exclusive, callback=done)
+
+        yield lambda channel, done: channel.basic_qos(prefetch_count=source.in_flight, callback=done)
+        options = {"passive": True} if source.declare is None else {"durable": True, **source.declare}
+        yield lambda channel, done: channel.queue_declare(source.queue, callback=done, **options)
+        for exchange, key in source.bindings:
+            yield lambda channel, done, at=(exchange, key): channel.queue_bind(source.queue, *at, callback=done)  # type: ignore[misc]
+        yield consume
+
+    def messages(self) -> Iterator[tuple[Position, Any]]:
+        """Yield messages until the graph drains."""
+        source, process = self._source, self._process
+        heard = time.monotonic()
+        while not process.stopping:
+            event: tuple[str, Any] | None = None
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get(timeout=waits.LOOK_S)
+            if event is None:
+                waits.answered(process)
+                if source.idle_exit_s is not None and time.monotonic() - heard >= source.idle_exit_s:
+                    return
+                continue
+            kind, fact = event
+            if kind == "lost":
+                raise fact
+            heard = time.monotonic()
+            message, identity = self._read(*fact)
+            if self._is_new(fact[0], identity):
+                yield [_VERSION, self._number], message
+
+    def _read(self, delivery: Any, properties: Any, body: bytes) -> tuple[Any, bytes | None]:
+        """Return the message, or the error for which it is none, and its id."""
+        source, headers = self._source, dict(properties.headers or {})
+        if "x-stream-offset" in headers:
+            raise CuesError(
+                f"{source.queue!r} is a stream, whose messages an acknowledgement does not remove.",
+                "read a classic or a quorum queue, to which the exchange of the stream sends, too.",
+            )
+        headers.pop(_COUNTS, None)
+        given = {name: getattr(properties, name) for name in PROPERTIES}
+        fields = {
+            "exchange": delivery.exchange,
+            "routing_key": delivery.routing_key,
+            "headers": headers,
+            "properties": {name: value for name, value in given.items() if value is not None},
+        }
+        identity: Any = given["message_id"]
+        if source.identity == "content":
+            identity = fields, body
+        try:
+            value = kafka.DECODERS[source.body](body)
+            if callable(source.identity):
+                identity = None
+                identity = source.identity({**fields, "body": value})
+            message: Any = foreign.shaped(source, "rabbitmq", fields, "body", value)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, CuesError) as error:
+            message = InvalidArgument(
+                f"A message of {source.queue!r}, routing key {delivery.routing_key!r:.200}, with {len(body):,} bytes,"
+                f" cannot be read as body={source.body!r}, shape={source.shape!r}: {error}.",
+                "correct the publisher; or read it with body='bytes', and decode it in a stream.",
+            )
+        if identity is None:
+            return message, None
+        text = repr(identity).encode("utf-8", "surrogatepass")
+        return message, hashlib.blake2b(text, digest_size=16).digest()
+
+    def _is_new(self, delivery: Any, identity: bytes | None) -> bool:
+        """Number a message, and keep its id; False if it is a repetition of a committed message."""
+        again = delivery.redelivered and identity in self._known
+        if not again:
+            self._number += 1
+            if identity is not None:
+                self._state[self._slot()] = [self._number, identity]
+        with self._guard:
+            self._unacknowledged.append((self._number, delivery.delivery_tag))
+        if again:
+            self.committed(0)
+        return not again
+
+    def _slot(self) -> int:
+        """Return the key of a row: a new one, or that of the oldest message."""
+        slot = None
+        while len(self._slots) >= self._source.in_flight:
+            if slot is not None:  # in_flight= was larger
+                del self._state[slot]
+            slot = self._slots.popleft()
+        if slot is None:
+            slot, self._free = self._free, self._free + 1
+        self._slots.append(slot)
+        return slot
+
+    # --- other threads ---
+
+    def committed(self, number: int) -> None:
+        """Acknowledge the messages up to ``number``, which are committed."""
+        tag = 0
+        with self._guard:
+            self._committed = max(self._committed, number)
+            while self._unacknowledged and self._unacknowledged[0][0] <= self._committed:
+                tag = self._unacknowledged.popleft()[1]
+            if tag:  # under the lock: a tag before one that is acknowledged would be refused
+                self._link.post(lambda channel: channel.basic_ack(tag, multiple=True))
+            done = self._ending and self._committed == self._number
+        if done:
+            self.close()
+
+    def end(self) -> None:
+        """Close the connection when all messages are committed and acknowledged, or after some seconds."""
+        with self._guard:
+            self._ending = True
+            done = self._committed == self._number
+        if done:
+            return self.close()
+        timer = threading.Timer(_CLOSE_S, self.close)
+        timer.daemon = True
+        timer.start()
+
+    def close(self) -> None:
+        """Close the connection. The broker keeps what is not acknowledged."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        self._link.close()
