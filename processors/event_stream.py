@@ -143,10 +143,10 @@ class EventStream:
         timeout = httpx.Timeout(self.timeout_s, read=self.idle_s)
         return (self._make_client or (lambda: httpx.Client(timeout=timeout)))(), headers
 
-    def refused(self, response: Any) -> Exception:
+    def refused(self, response: Any, sent: Mapping[str, str]) -> Exception:
         """Return the error for an answer that is no stream."""
         url = http.shown_url(self.url)
-        if response.status_code in self._retry_on or http.renewed(self._headers, response.status_code):
+        if response.status_code in self._retry_on or http.renewed(self._headers, response.status_code, sent):
             wait_s = min(http.retry_after_s(response.headers), self._retry_after_s_max)
             text = f"{url} answered {response.status_code}."
             return http.failed(http.TryLater, text, "it is asked again later.", None, retry_after_s=wait_s)
@@ -215,7 +215,7 @@ class _Connection:
                 if response.status_code == 204:
                     self.is_over = True
                 elif response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
-                    raise source.refused(response)
+                    raise source.refused(response, headers)
                 else:
                     bounded = _Bounded(response, source)
                     for event in sse.EventSource(bounded).iter_sse():

@@ -306,11 +306,16 @@ class OAuth:
                 self._token = self._fetched()
             return {**self._headers, "Authorization": f"Bearer {self._token[0]}"}
 
-    def renew(self) -> bool:
-        """Forget a token that a server refused; False if it is so new that another one would not help."""
+    def renew(self, refused: Mapping[str, str]) -> bool:
+        """Forget the token of headers that a server refused; False if it is so new that another would not help.
+
+        A token that another thread or task has replaced since is not the one that was refused.
+        """
         with self._guard:
-            old = self._token is None or time.monotonic() - self._token[1] > _TOKEN_NEW_S
-            self._token = None if old else self._token
+            if self._token is None or f"Bearer {self._token[0]}" not in refused.values():
+                return True
+            if old := time.monotonic() - self._token[1] > _TOKEN_NEW_S:
+                self._token = None
             return old
 
     def _fetched(self) -> tuple[str, float, float]:
@@ -332,16 +337,19 @@ class OAuth:
             raise unanswered("POST", self.url, error) from error
         found = {name.lower(): value for name, value in response.headers.items()}
         answer = Answer(response.status_code, self.url, found, response.content)
-        if response.status_code != 200:
+        if not response.is_success:
             raise refused("POST", answer, RETRY_ON, RETRY_AFTER_S_MAX)
-        given = answer.json()
+        try:  # the body may have a token in another form: no error shows it
+            given = jsontext.decode(answer.body)
+        except ValueError:
+            given = None
         if not isinstance(given, dict) or not isinstance(given.get("access_token"), str):
-            text = f"{shown_url(self.url)} answered without an access_token."
+            text = f"{shown_url(self.url)} answered {answer.status} without JSON that has an access_token."
             raise failed(RequestFailed, text, "correct url=.", answer, body="")
         if self._keep is not None and isinstance(given.get("refresh_token"), str):
             _store(self._keep, given["refresh_token"])
         lasts_s = given.get("expires_in")
-        lasts_s = float(lasts_s) if isinstance(lasts_s, (int, float, str)) and str(lasts_s).isdecimal() else 300.0
+        lasts_s = float(lasts_s) if re.fullmatch(r"\d{1,12}(\.\d+)?", str(lasts_s), re.A) else 300.0
         return given["access_token"], now, now + max(lasts_s - _TOKEN_EARLY_S, lasts_s / 2)
 
 
@@ -362,9 +370,9 @@ _TOKEN_NEW_S: Final = 10.0
 """A token that is refused within this time after its receipt is not renewed."""
 
 
-def renewed(headers: Any, status: int | None) -> bool:
-    """Return whether ``headers`` had a token that the server refused, and makes another one at its next call."""
-    return status == 401 and hasattr(headers, "renew") and bool(headers.renew())
+def renewed(headers: Any, status: int | None, sent: Mapping[str, str]) -> bool:
+    """Return whether ``sent`` had a token that the server refused, and ``headers`` makes another at its next call."""
+    return status == 401 and hasattr(headers, "renew") and bool(headers.renew(sent))
 
 
 def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:

@@ -187,7 +187,7 @@ class Requests:
             try:
                 return await http.exchange(client, request, terms, whole=whole)
             except http.RequestFailed as error:
-                if last or not http.renewed(self._headers, error.status):
+                if last or not http.renewed(self._headers, error.status, request.headers):
                     raise
         raise AssertionError
 

@@ -87,8 +87,9 @@ class Poll:
                     ``rel="next"``; another text: its place in the JSON; or a function of the answer. No URL, or that of
                     the page itself: this page is the last one
     ``cursor``      what the next request says: a place in the JSON, or a function of the answer; a text or a number. No
-                    cursor, or the same one: this page is the last one
-    ``params``      the query of a request: a dict, or a function of the cursor
+                    cursor, 0, or the same one: this page is the last one
+    ``params``      names and values for the query of a request, besides those of its URL, which are kept: a dict, or a
+                    function of the cursor
     ``json``        the body of a request, which is a POST then: JSON, or a function of the cursor
     ``interval_s``  seconds between two rounds; None: the source ends after one round
     ``headers``     of each request; a function is called for each. :class:`cues.processors.http.OAuth` is one
@@ -207,7 +208,8 @@ class Poll:
     def _pages(self, position: Position | None, asking: _Asking) -> Iterator[Item]:
         form, first = self._form, self.url if self._form == "pages" else None
         etag, modified, page, count, last = position[2:] if position else ("", "", first, 0, b"")
-        visited: set[Any] = set()
+        visited: dict[Any, bool] = {}
+        """The pages of this round, and whether they had items."""
         while True:
             answer = asking.ask(page, etag, modified)
             following: Any = None
@@ -222,6 +224,13 @@ class Poll:
                     )
                 new = items[count:]
                 following = self._next_of(answer, page)
+                if following is not None and visited.get(following):
+                    raise http.failed(
+                        http.RequestFailed,
+                        f"{self._shown(page)} names a page as its next one whose items were read:"
+                        f" {self._shown(following)}.",
+                        "correct next= or cursor=: the items would be messages again and again.", answer, body="",
+                    )  # fmt: skip
                 for number, item in enumerate(new, 1):
                     count, last = count + 1, _hash(item)
                     if number < len(new):
@@ -231,7 +240,7 @@ class Poll:
                     else:
                         yield [_VERSION, form, *_validators(answer), page, count, last], self._message(item)
                 etag, modified = _validators(answer)
-            visited.add(page)
+            visited[page] = count > 0
             ends = following is None
             if not ends:
                 page, etag, modified, count, last = following, "", "", 0, b""
@@ -248,10 +257,10 @@ class Poll:
         """Return the URL or the cursor of the next page, or None if there is none."""
         if self.cursor is not None:
             cursor: Any = self.cursor(answer) if callable(self.cursor) else _at(answer, self.cursor, None)
-            if cursor in (None, "", False, page):
+            if cursor in (None, "", False):
                 return None
-            if isinstance(cursor, (str, int)) and len(str(cursor)) <= URL_CHARACTERS_MAX:
-                return cursor
+            if type(cursor) in (str, int, float) and _fits(cursor):
+                return None if cursor == page else cursor
             raise http.failed(
                 http.RequestFailed, f"The cursor after {http.shown_url(answer.url)} is {cursor!r:.60}; it is a text or"
                 f" a number of at most {URL_CHARACTERS_MAX} characters.",
@@ -361,7 +370,7 @@ class _Asking:
                 answer = self._answer(url, headers, params, body)
                 break
             except http.RequestFailed as error:
-                if last or not http.renewed(poll._headers, error.status):
+                if last or not http.renewed(poll._headers, error.status, headers):
                     raise
         if answer.status == 304 and not (etag or modified):
             text = f"{http.shown_url(url)} answered 304 to a request without conditions."
@@ -374,7 +383,9 @@ class _Asking:
         A drain does not wait for the answer.
         """
         poll, outcome = self._poll, concurrent.futures.Future[http.Answer]()
-        given: dict[str, Any] = {"headers": headers} | ({} if params is None else {"params": params})
+        given: dict[str, Any] = {"headers": headers}
+        if params is not None:  # httpx takes them in place of a query, such as that of the next page
+            given["params"] = http.package("httpx").QueryParams(params).merge(urlsplit(url).query)
         if body is not None:
             given["headers"] = {"Content-Type": "application/json", **headers}
             given["content"] = jsontext.encode(body, compact=True).encode()
@@ -417,6 +428,11 @@ def _hash(value: Any) -> bytes:
     except CodecError:  # such as an integer of more than 64 bits: a failed message, with a place of its own
         packed = repr(value).encode("utf-8", "replace")
     return hashlib.blake2b(packed, digest_size=8).digest()
+
+
+def _fits(cursor: Any) -> bool:
+    """Return whether the position holds a cursor; JSON has a larger integer as the nearest float."""
+    return len(cursor) <= URL_CHARACTERS_MAX if isinstance(cursor, str) else abs(cursor) < 1 << 63
 
 
 def _validators(answer: http.Answer) -> tuple[str, str]:

@@ -171,7 +171,7 @@ class WebSocket:
                 open_timeout=self._timeout_s, close_timeout=1.0, ping_interval=self._ping_s, ping_timeout=self._ping_s,
             )  # fmt: skip
         except library.exceptions.InvalidStatus as error:
-            raise self._refused(error.response) from None
+            raise self._refused(error.response, headers) from None
         except (OSError, TimeoutError, EOFError, library.exceptions.InvalidMessage) as error:
             raise http.unanswered("GET", shown, error) from error
         except library.exceptions.InvalidHandshake as error:
@@ -180,9 +180,9 @@ class WebSocket:
         with socket:
             yield socket
 
-    def _refused(self, response: Any) -> Exception:
+    def _refused(self, response: Any, sent: Mapping[str, str]) -> Exception:
         status, text = response.status_code, f"{http.shown_url(self.url)} answered {response.status_code}."
-        if status in self._retry_on or http.renewed(self._headers, status):
+        if status in self._retry_on or http.renewed(self._headers, status, sent):
             headers = {name.lower(): value for name, value in response.headers.raw_items()}
             wait_s = min(http.retry_after_s(headers), self._retry_after_s_max)
             return http.failed(

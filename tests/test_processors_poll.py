@@ -192,6 +192,57 @@ def test_a_cursor_in_the_query_or_the_body_grows_at_its_end() -> None:
             assert {seen.method for seen in server.seen} == {"POST" if "json" in way else "GET"}
 
 
+def test_params_are_added_to_the_query_of_a_url_and_of_its_next_page() -> None:
+    def answer(request: Seen) -> Reply:
+        query = parse_qs(urlsplit(request.path).query)
+        assert query["limit"] == ["2"] and query["tag"] == ["a", "b"] and query["v"] == ["1"]
+        at = int(query.get("at", ["0"])[0])
+        following = None if at == 4 else f"?v=1&limit=2&at={at + 2}&tag=a&tag=b"
+        return as_json({"items": [{"n": at}, {"n": at + 1}], "next": following})
+
+    with serving(answer) as server:
+        params = {"limit": 2, "tag": ["a", "b"], "at": 0}
+        poll = Poll(f"{server.url}/x?v=1", "items", next="next", params=params, interval_s=None)
+        assert [message["n"] for message in once(poll)[1]] == list(range(6))
+
+
+@pytest.mark.parametrize("form", ["pages", "cursor"])
+def test_pages_that_name_one_that_was_read_stop_the_source(form: str) -> None:
+    """a -> b -> a: without the error each item would be a message for ever, without a wait."""
+    following: dict[Any, Any] = {"/0": "/1", "/1": "/2", "/2": "/1"}
+
+    def answer(request: Seen) -> Reply:
+        at = request.path if form == "pages" else "/" + parse_qs(urlsplit(request.path).query).get("at", ["0"])[0]
+        return as_json({"items": [{"n": at}] if at != "/2" else [], "next": following[at]})
+
+    with serving(answer) as server:
+        options: dict[str, Any] = {"next": "next"}
+        if form == "cursor":
+            options = {"cursor": lambda answer: answer.json()["next"][1:], "params": lambda at: {"at": at or "0"}}
+        found = Poll(f"{server.url}/0", "items", interval_s=None, **options)(None)
+        assert [next(found)[1]["n"], next(found)[1]["n"]] == ["/0", "/1"]
+        with pytest.raises(http.RequestFailed, match="whose items were read"):
+            next(found)
+
+
+@pytest.mark.parametrize("cursor", [True, {"a": 1}, [1], 1 << 70, "x" * 1_201])
+def test_a_cursor_that_a_position_does_not_hold_stops_the_source(cursor: Any) -> None:
+    with serving(lambda seen: as_json({"items": [{"n": 1}], "next": cursor})) as server:
+        poll = Poll(server.url, "items", cursor="next", params=lambda at: {}, interval_s=None)
+        with pytest.raises(http.RequestFailed, match="a text or a number"):
+            once(poll)
+
+
+def test_a_cursor_may_be_a_number() -> None:
+    def answer(request: Seen) -> Reply:
+        at = float(parse_qs(urlsplit(request.path).query)["at"][0])
+        return as_json({"items": [{"n": at}], "next": at + 0.5 if at < 2 else 0})
+
+    with serving(answer) as server:
+        poll = Poll(server.url, "items", cursor="next", params=lambda at: {"at": at or 0.5}, interval_s=None)
+        assert [message["n"] for message in once(poll)[1]] == [0.5, 1.0, 1.5, 2.0]
+
+
 class Login:
     """A server of tokens: each refresh token is valid once, and tokens can be revoked."""
 
@@ -249,6 +300,46 @@ def test_a_token_is_fetched_when_it_is_needed_and_renewed_when_it_is_refused(
         http.OAuth(url, "app", "secret")()
     with pytest.raises(InvalidArgument, match="keep="):
         http.OAuth(url, "app", "secret", keep=kept)
+
+
+def test_a_refusal_of_a_token_that_was_renewed_since_uses_the_new_one() -> None:
+    """Requests of one time are refused together. The first one renews the token; the others must not fail."""
+    count = 0
+
+    def answer(request: Seen) -> Reply:
+        nonlocal count
+        count += 1
+        return as_json({"access_token": f"t{count}", "expires_in": "3600"})
+
+    with serving(answer) as server:
+        own = http.OAuth(server.url, "app", "secret")
+        first = own()
+        assert not http.renewed(own, 401, first)  # it is new
+        own._token = (own._token[0], own._token[1] - 60, own._token[2])  # type: ignore[index]
+        assert http.renewed(own, 401, first)
+        second = own()
+        assert second != first and http.renewed(own, 401, first) and own() == second and count == 2
+        assert not http.renewed(own, 401, second)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(200, b"access_token=hush&token_type=bearer"), Reply(200, b'{"access_token": "hush"'), Reply(200, b'"hush"')],
+)
+def test_no_error_shows_a_token_in_another_form(reply: Reply) -> None:
+    with serving(lambda seen: reply) as server, pytest.raises(http.RequestFailed, match="access_token") as error:
+        http.OAuth(server.url, "app", "secret")()
+    assert "hush" not in str(error.value) + error.value.body + repr(vars(error.value)) + repr(error.value.__context__)
+
+
+def test_a_token_may_be_answered_with_any_success_and_any_time() -> None:
+    for lasts in (0, None, "3600", -5, 3600.0, 10**400, True, "soon"):
+        with serving(
+            lambda seen, lasts=lasts: as_json({"access_token": "t", "expires_in": lasts})._replace(status=201)
+        ) as s:  # type: ignore[misc]
+            own = http.OAuth(s.url, "app", "secret")
+            assert own() == own() == {"Authorization": "Bearer t"}
+            assert len(s.seen) == (2 if lasts == 0 else 1)
 
 
 def test_the_validators_of_an_answer_are_in_the_position_of_its_last_item() -> None:

@@ -139,7 +139,7 @@ def test_the_handshake_has_headers_and_a_new_token_after_401(server: Server) -> 
         def __call__(self) -> dict[str, str]:
             return {"Authorization": f"t{self.count}"}
 
-        def renew(self) -> bool:
+        def renew(self, refused: Any) -> bool:
             self.count += 1
             server.status = 0
             return True
