@@ -33,7 +33,7 @@ import xxhash
 
 import cues
 from cues import codec
-from cues.arguments import check_number
+from cues.arguments import check_number, text_of
 from cues.errors import InvalidArgument
 from cues.overrides import override
 from cues.processors import FREE, STREAM, takes, vectors
@@ -393,36 +393,40 @@ def enrich(
     Mechanism: a function without state; answers in memory
     """
     of, cache = _of("enrich(key", key), Cache(cues.duration_of(ttl, "ttl"), capacity)
-    _check_field("enrich(into", into)
+    text_of("into", into)
     check_number("capacity", capacity, 1, whole=True)
     if not callable(fetch):
         raise InvalidArgument(f"enrich(fetch={fetch!r:.60}) cannot be called.", "give a function of a key.")
-    running: dict[tuple[Any, Any], Any] = {}
-    """The calls of ``fetch`` that have not returned, by event loop and key."""
+    running: dict[tuple[Any, Any, Any], Any] = {}
+    """The calls of ``fetch`` that have not returned, by event loop, type of the key, and key."""
 
     def enrich(message: Message) -> Message:
         value = of(message)
-        if (known := cache.get(value)) is not None:
+        place = type(value), value  # 1, 1.0 and True are equal, and three keys
+        if (known := cache.get(place)) is not None:
             return {**message, into: known[1]}
-        cache.set(value, found := fetch(value))
+        found = fetch(value)
+        if inspect.isawaitable(found):
+            raise InvalidArgument(f"enrich(fetch) returned an awaitable for {value!r:.60}.", "give an async def.")
+        cache.set(place, found)
         return {**message, into: found}
 
     async def enrich_async(message: Message) -> Message:
         import asyncio
 
         value, loop = of(message), asyncio.get_running_loop()
-        if (known := cache.get(value)) is not None:
+        if (known := cache.get((type(value), value))) is not None:
             return {**message, into: known[1]}
-        place = loop, value
+        place = loop, type(value), value
         if place not in running:  # calls of one key at one time ask once, also if the first one is cancelled
             running[place] = loop.create_task(fetch(value))
             running[place].add_done_callback(lambda task: keep(place, task))
         return {**message, into: await asyncio.shield(running[place])}
 
-    def keep(place: tuple[Any, Any], task: Any) -> None:
+    def keep(place: tuple[Any, Any, Any], task: Any) -> None:
         del running[place]
         if not task.cancelled() and task.exception() is None:
-            cache.set(place[1], task.result())
+            cache.set(place[1:], task.result())
 
     chosen: Any = enrich
     if inspect.iscoroutinefunction(fetch) or inspect.iscoroutinefunction(getattr(fetch, "__call__", None)):  # noqa: B004

@@ -248,6 +248,25 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
 # --- enrich ---------------------------------------------------------------------------------------
 
 
+def test_enrich_knows_keys_of_several_types_apart_and_refuses_what_it_cannot_add() -> None:
+    fn = shape.enrich("k", "v", repr, ttl=10)
+    assert [fn({"k": key})["v"] for key in (1, True, 1.0, "1", 1)] == ["1", "True", "1.0", "'1'", "1"]  # type: ignore[call-arg]
+
+    async def fetch(key: Any) -> str:
+        return repr(key)
+
+    async def both() -> list[Any]:
+        fn: Any = shape.enrich("k", "v", fetch, ttl=10)
+        return [message["v"] for message in await asyncio.gather(*(fn({"k": key}) for key in (1, True, 1.0)))]
+
+    assert asyncio.run(both()) == ["1", "True", "1.0"]
+    pending = fetch(1)
+    with contextlib.closing(pending), pytest.raises(InvalidArgument, match=r"awaitable.*Try: give an async def"):
+        shape.enrich("k", "v", lambda key: pending, ttl=10)({"k": 1})  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="into"):
+        shape.enrich("k", None, repr, ttl=10)  # type: ignore[arg-type]
+
+
 def test_enrich_asks_once_for_a_key_until_its_answer_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = [0.0], []
     monkeypatch.setattr(shape, "monotonic", lambda: clock[0])
