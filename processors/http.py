@@ -348,8 +348,8 @@ class OAuth:
             raise failed(RequestFailed, text, "correct url=.", answer, body="")
         if self._keep is not None and isinstance(given.get("refresh_token"), str):
             _store(self._keep, given["refresh_token"])
-        lasts_s = given.get("expires_in")
-        lasts_s = float(lasts_s) if re.fullmatch(r"\d{1,12}(\.\d+)?", str(lasts_s), re.A) else 300.0
+        told = str(given.get("expires_in"))
+        lasts_s = float(told) if re.fullmatch(r"\d{1,12}(\.\d+)?", told, re.A) else 300.0
         return given["access_token"], now, now + max(lasts_s - _TOKEN_EARLY_S, lasts_s / 2)
 
 
