@@ -302,7 +302,7 @@ def test_a_token_is_fetched_when_it_is_needed_and_renewed_when_it_is_refused(
         http.OAuth(url, "app", "secret", keep=kept)
 
 
-def test_a_refusal_of_a_token_that_was_renewed_since_uses_the_new_one() -> None:
+def test_a_refusal_of_a_token_that_was_renewed_since_uses_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of one time are refused together. The first one renews the token; the others must not fail."""
     count = 0
 
@@ -315,8 +315,9 @@ def test_a_refusal_of_a_token_that_was_renewed_since_uses_the_new_one() -> None:
         own = http.OAuth(server.url, "app", "secret")
         first = own()
         assert not http.renewed(own, 401, first)  # it is new
-        own._token = (own._token[0], own._token[1] - 60, own._token[2])  # type: ignore[index]
+        monkeypatch.setattr(http, "_TOKEN_NEW_S", 0.0)
         assert http.renewed(own, 401, first)
+        monkeypatch.undo()
         second = own()
         assert second != first and http.renewed(own, 401, first) and own() == second and count == 2
         assert not http.renewed(own, 401, second)
