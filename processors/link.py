@@ -421,8 +421,10 @@ class Sender:
         try:
             answer = self._connected().post(self.url, content=body, headers=headers)
         except httpx.RequestError as error:
+            closed = isinstance(error, httpx.RemoteProtocolError)  # a server says no more to a client without TLS
+            maybe = " Perhaps it wants https://, or a certificate (cert=, key=)." if closed else ""
             raise CheckpointError(
-                f"The receiver at {self.where} cannot be reached: {error}",
+                f"The receiver at {self.where} cannot be reached: {error}{maybe}",
                 "start the graph again when it answers; the sink continues at this message."
                 if not _is_refused(error)
                 else "correct ca= or the certificate of the receiver.",

@@ -407,6 +407,9 @@ def test_over_tls_both_sides_know_each_other(tmp_path: Path) -> None:
         testing.run_until_idle(edge(url, **mine), tmp_path / "edge")
         with pytest.raises(CheckpointError) as caught:  # the sender has no certificate
             link.Sender(url, ca=pem["ca.pem"]).ask("")
+        assert "Perhaps it wants https://, or a certificate" in str(caught.value)
+        with pytest.raises(CheckpointError, match="Perhaps it wants https://"):
+            link.Sender(url.replace("https:", "http:")).ask("")
         stranger = str(tmp_path / "stranger.pem")
         with pytest.raises(CheckpointError) as caught:  # the receiver is not known
             link.Sender(url, ca=stranger, cert=pem["client.pem"], key=pem["client.key"]).ask("")
