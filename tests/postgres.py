@@ -60,6 +60,32 @@ class Postgres:
         )
         self._wait()
 
+    @contextmanager
+    def standby(self) -> Iterator[Postgres]:
+        """A server that follows this one, in a directory of its own."""
+        directory = Path(tempfile.mkdtemp(prefix="cues-postgres-", dir="/tmp"))
+        other = Postgres.__new__(Postgres)
+        other._programs, other.settings, other.directory, other._as, other._made = (
+            self._programs, (), directory, self._as, 0,
+        )  # fmt: skip
+        try:
+            if self._as:
+                os.chown(directory, self._as["user"], self._as["group"])
+            self._run(
+                "pg_basebackup", "-h", str(self.directory), "-U", "postgres", "-D", str(directory / "data"), "-R",
+                "--checkpoint=fast", "--no-sync",
+            )  # fmt: skip
+            other._log = open(directory / "log", "ab")  # noqa: SIM115 - closed with the server
+            other.start()
+            yield other
+            other.close()
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._run("pg_ctl", "promote", "-w", "-D", str(self.directory / "data"))
+
     def kill(self) -> None:
         """End the server as a crash of the machine does, but for its disk."""
         self._process.send_signal(signal.SIGQUIT)

@@ -807,3 +807,100 @@ def test_a_table_is_read_on_after_its_database_was_restarted(tmp_path: Path) -> 
             until(lambda: len(running.queues["in"]) == 6000)
             assert [message["n"] for message in running.messages("in")] == list(range(6000))
         assert [over for _, over in heard.outages] == [False, True, False, True]
+
+
+def write(running: cues.Running, start: int, end: int) -> None:
+    """Send numbers."""
+    for n in range(start, end):
+        running.send("in", {"n": n})
+
+
+@pytest.mark.slow
+def test_a_password_that_was_changed_stops_the_run_and_says_so(tmp_path: Path) -> None:
+    """It is no outage: no wait mends it. With the right one the run goes on, and nothing is lost or doubled."""
+    from cues.processors.sql_sink import Table
+
+    psycopg = pytest.importorskip("psycopg")
+    if postgres.programs() is None:
+        pytest.skip("no PostgreSQL")
+    with postgres.running() as server:
+        admin = f"host={server.directory} user=postgres dbname=postgres"
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute("create role app login password 'first'; create schema app authorization app")
+        rules = server.directory / "data" / "pg_hba.conf"
+        rules.write_text("local all postgres trust\nlocal all app scram-sha-256\n")
+        server.stop()
+        server.start()
+
+        def graph(password: str) -> cues.Graph:
+            url = f"postgresql+psycopg://app:{password}@/postgres?host={server.directory}"
+            made = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors")
+            made.add(cues.Source("in"))
+            made.add(Table(url, "app.t", {"n": "integer"}).sink("in"))
+            return made
+
+        stopped = pytest.raises(cues.errors.ProcessorStopped, match="password authentication failed")
+        with stopped as told, graph("first").start() as running:
+            write(running, 0, 100)
+            running.wait_idle(timeout=60)
+            with psycopg.connect(admin, autocommit=True) as connection:
+                connection.execute("alter role app password 'second'")
+                connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
+            write(running, 100, 200)
+            running.wait_idle(timeout=60)
+        assert "second" not in str(told.value) and "first" not in str(told.value)
+        with graph("second").start() as running:
+            running.wait_idle(timeout=60)
+            assert running.messages("errors") == []
+        with psycopg.connect(admin) as connection:
+            rows = connection.execute("select n from app.t order by n").fetchall()
+        assert rows == [(n,) for n in range(200)]
+
+
+@pytest.mark.slow
+def test_a_sink_goes_on_at_the_standby_that_was_promoted(tmp_path: Path) -> None:
+    """The URL names both servers. The standby is synchronous, so what was committed is there."""
+    from cues.processors.sql_sink import Table
+
+    psycopg = pytest.importorskip("psycopg")
+    if postgres.programs() is None:
+        pytest.skip("no PostgreSQL")
+    settings = "wal_level=replica", "synchronous_standby_names=*", "synchronous_commit=local"
+    with postgres.running(*settings) as first, first.standby() as second:
+        hosts = "&".join(f"host={server.directory}" for server in (first, second))
+        url = f"postgresql+psycopg://postgres@/postgres?{hosts}&target_session_attrs=read-write"
+        graph, heard = cues.Graph("g", store=tmp_path / "s", durability="process"), Heard()
+        graph.add(cues.Source("in"))
+        remote = f"{url}&options=-csynchronous_commit%3Don"
+        graph.add(Table(remote, "t", {"n": "integer"}).sink("in", batch_size=20))
+        with graph.start(listeners=(heard,)) as running:
+            write(running, 0, 300)
+            running.wait_idle(timeout=60)
+            write(running, 300, 3000)
+            first.kill()
+            until(lambda: running.counters()["g.save"].away)
+            second.promote()
+            running.wait_idle(timeout=120)
+        assert [over for _, over in heard.outages] == [False, True]
+        with psycopg.connect(f"host={second.directory} user=postgres dbname=postgres") as connection:
+            rows = connection.execute("select n from t order by n").fetchall()
+        assert rows == [(n,) for n in range(3000)]
+        first.start()  # it is ended with the test
+
+
+@pytest.mark.slow
+def test_a_port_that_accepts_and_never_answers_is_away(tmp_path: Path) -> None:
+    """As behind a firewall. The connection is given up after the time that the URL says."""
+    from cues.processors.sql_sink import Table
+
+    pytest.importorskip("psycopg")
+    graph, heard = cues.Graph("g", store=tmp_path / "s", durability="process"), Heard()
+    graph.add(cues.Source("in"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres?connect_timeout=2"
+        graph.add(Table(url, "t", {"n": "integer"}).sink("in"))
+        with pytest.raises(ProcessorStopped, match="timeout expired"), graph.start(listeners=(heard,)) as running:
+            running.send("in", {"n": 1})
+            until(lambda: running.counters()["g.save"].away)
+    assert [over for _, over in heard.outages][:1] == [False]
