@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from cues.errors import CuesError, NotInstalled
+from cues import codec
+from cues.errors import CodecError, CuesError, NotInstalled
 
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -121,8 +122,9 @@ class Values:
 
     def domain(self, oid: int, schema: str, base: str) -> None:
         """Read the values of a type as those of another one: PostgreSQL sends the base type of each domain."""
-        if schema in ("", "pg_catalog") and base in _LOADED:
-            self._domains[oid] = self._types[base].oid
+        name = base.removeprefix("_")  # an array of it
+        if schema in ("", "pg_catalog") and name in _LOADED:
+            self._domains[oid] = self._types[name].oid if name == base else self._types[name].array_oid
             self._known.pop(oid, None)
 
     def reader(self, oid: int) -> Callable[[bytes], Any]:
@@ -139,14 +141,17 @@ class Values:
         load = self._transformer.get_loader(oid, importlib.import_module("psycopg.pq").Format.TEXT).load
         if name in ("bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric", "bytea", "uuid"):
             return load  # type: ignore[no-any-return]
-        errors = (psycopg().DataError, ValueError)
+        errors = (psycopg().DataError, ValueError, RecursionError, CodecError)
 
         def read(text: bytes) -> Any:
             if (kind == "interval" and _MONTHS.search(text)) or (of_array and text.startswith(b"[")):
                 return text.decode()  # months would be 30 days; bounds other than 1 would be lost
             try:
-                return load(text)
-            except errors:  # infinity, 24:00:00, a year outside of Python's
+                value = load(text)
+                if b"\\u" in text:
+                    codec.pack(value)  # JSON may have half of a character, which no message can have
+                return value
+            except errors:  # infinity, 24:00:00, a year outside of Python's, JSON of thousands of levels
                 return text.decode()
 
         return read

@@ -80,9 +80,9 @@ _PAGE_ROWS: Final = 1_000
 _LSN: Final = struct.Struct(">Q")
 _SETTINGS: Final = (
     "set timezone = 'UTC'; set datestyle = 'ISO, MDY'; set intervalstyle = 'postgres'; set extra_float_digits = 1;"
-    " set bytea_output = 'hex'"
+    " set bytea_output = 'hex'; set row_security = off"
 )
-"""Of all connections: a value has one text."""
+"""Of all connections: a value has one text; a policy that would hide rows of a snapshot is an error."""
 _ALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Of all connections: a host that vanishes ends a query."""
 _ENDLESS: Final = ("statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "lock_timeout")
@@ -203,11 +203,12 @@ class Changes:
 
     def failed(self, error: Any) -> CuesError:
         """Return the error for one of psycopg that no wait mends."""
-        text = f"PostgreSQL refused ({self.where}): {str(error).strip().splitlines()[0]}."
+        told = ". ".join(filter(None, [error.diag.message_primary, error.diag.message_detail])) or str(error).strip()
+        text = f"PostgreSQL refused ({self.where}): {told.rstrip('.')}."
         hint = "correct what the server names, then start again."
         if error.sqlstate == "42501":
-            hint = "give the user LOGIN, REPLICATION and SELECT on the tables; an owner of the tables can make the"
-            hint += f" publication: {self.publication_sql()}"
+            hint = "give the user LOGIN, REPLICATION and SELECT on the tables, and BYPASSRLS if they have row-level"
+            hint += f" security; an owner of the tables can make the publication: {self.publication_sql()}"
         elif error.sqlstate == "42704":
             hint = "the publication must be older than the slot: drop the slot, and give the source another id."
         return CuesError(text, hint)
@@ -254,7 +255,7 @@ class Reading:
         with contextlib.closing(session):
             confirmed = self._set_up(session)
             if source.snapshot and (self._position is None or isinstance(self._position[2], list)):
-                yield from self._snapshot(session)
+                yield from self._snapshot(session, confirmed)
                 if self._stopping:
                     return
             if self._position is None or isinstance(self._position[2], list):
@@ -290,7 +291,8 @@ class Reading:
                 f"The server ({source.where}) has wal_level={level}; expected logical.",
                 "run `alter system set wal_level = logical`, and start the server again.",
             )
-        self._tables = [table_of(session, name) for name in source.tables]
+        found = {table.oid: table for table in (table_of(session, name) for name in source.tables)}
+        self._tables = list(found.values())  # one table may have two names: orders, public.orders
         self._check_publication(session)
         with contextlib.closing(source.connect(replication="database")) as replication:
             system, timeline = ask(replication, "IDENTIFY_SYSTEM")[0][:2]
@@ -304,6 +306,11 @@ class Reading:
         source = self._source
         name = source.publication
         if not session.execute("select 1 from pg_publication where pubname = %s", [name]).fetchone():
+            if slot_of(session, source.slot) is not None:  # PostgreSQL 18 would leave out what is between the two
+                raise self._diverged(
+                    f"has the slot {source.slot}, but no publication {name}: it was dropped, or never made; a"
+                    " publication must be older than its slot"
+                )
             try:
                 session.execute(source.publication_sql())
             except pgoutput.psycopg().errors.DuplicateObject:
@@ -326,7 +333,7 @@ class Reading:
                     f" {', '.join(sorted(listed)) or 'none'}.",
                     f"run `alter publication {databases.quoted(name)} add table {quoted(table.name)}`.",
                 )
-            if (found[1] or found[2]) and (table.identity == "n" or (table.identity == "d" and not table.key)):
+            if (found[1] or found[2]) and (table.identity == "n" or (table.identity != "f" and not table.key)):
                 raise CuesError(
                     f"The table {table.name} has no replica identity: PostgreSQL would refuse its updates and deletes.",
                     f"add a primary key; or run `alter table {quoted(table.name)} replica identity full`.",
@@ -372,9 +379,12 @@ class Reading:
                 f" {session.execute('show max_slot_wal_keep_size').fetchone()[0]}"
             )
         confirmed = lsn_of(slot["confirmed"])
-        if position is not None and not isinstance(position[2], list) and confirmed > position[1]:
+        read = confirmed
+        if position is not None:  # a snapshot does not move the slot
+            read = self._state["snapshot"].get("from", confirmed) if isinstance(position[2], list) else position[1]
+        if confirmed > read:
             raise self._diverged(
-                f"has the slot {source.slot} at {slot['confirmed']}, after the position {lsn_text(position[1])}:"
+                f"has the slot {source.slot} at {slot['confirmed']}, after the position {lsn_text(read)}:"
                 " another reader moved it, or the store is an older copy"
             )
         if position is not None and not isinstance(position[2], list):
@@ -404,7 +414,8 @@ class Reading:
                 f"tables= has {', '.join(new)}, which the snapshot of this source did not have.",
                 "give a second source, with a slot of its own, for it; or give this one another id, which begins anew.",
             )
-        in_snapshot = self._position is None or "snapshot" in self._state
+        parts = self._state.get("snapshot", {"segments": []})["segments"]
+        in_snapshot = self._position is None or isinstance(self._position[2], list) or len(parts) > 1
         if in_snapshot and any(table not in known for table in found):
             raise self._diverged("has another primary key since the snapshot began")
         by_name = {table.name: table for table in self._tables}
@@ -437,7 +448,7 @@ class Reading:
 
     # --- the snapshot ---
 
-    def _snapshot(self, session: Any) -> Iterator[tuple[Position, Any]]:
+    def _snapshot(self, session: Any, confirmed: int) -> Iterator[tuple[Position, Any]]:
         """Yield the rows after the position, as they are in one snapshot. What it sees is kept in the state."""
         if not self._wait_for_others(session):
             return
@@ -455,6 +466,7 @@ class Reading:
             self._state["snapshot"] = {
                 "segments": [*segments, [len(self._tables), None, sees]],
                 "until": lsn_of(lsn),
+                "from": confirmed,
             }
             if self._position is None and not there:
                 return
@@ -531,16 +543,15 @@ class Reading:
             " attisdropped order by attnum",
             [table.oid],
         ).fetchall()
-        (generated,) = session.execute(
-            "select coalesce(to_jsonb(p)->>'pubgencols', 'n') from pg_publication p where pubname = %s",
-            [self._source.publication],
-        ).fetchone()
-        listed = found.get("attnames")
-        names = [
-            name
-            for name, is_generated in columns
-            if (listed is None or name in listed) and not (is_generated and generated == "n")
-        ]
+        listed = found.get("attnames")  # PostgreSQL 14 has none
+        names = [name for name, is_generated in columns if (name in listed if listed else not is_generated)]
+        missing = [name for name, _, _ in table.key if name not in names]
+        if missing:
+            raise CuesError(
+                f"The publication {self._source.publication} does not have the columns {', '.join(missing)} of the key"
+                f" of {table.name}, by which a snapshot is read.",
+                "add them to the publication; or give snapshot=False.",
+            )
         return names, found.get("rowfilter")
 
     # --- the changes ---
@@ -700,12 +711,11 @@ class Reading:
             return True
         table = self._tables[place]
         texts = [field.decode() if isinstance(field, bytes) else "" for field in (fields[n] for n in key)]
-        here = comparable(texts, table)
         for segment in self._segments:
             if segment.table < place:
                 continue
             end = segment.key
-            if segment.table > place or end is None or here <= comparable(end, table):
+            if segment.table > place or end is None or comparable(texts, table) <= comparable(end, table):
                 return not segment.sees(begin.transaction)
         return True
 

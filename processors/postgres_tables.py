@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from cues.errors import CuesError
 from cues.processors import databases
 
-_NATIVE: Final = ("int2", "int4", "int8", "uuid")
+_WHOLE: Final = ("int2", "int4", "int8")
+_NATIVE: Final = (*_WHOLE, "uuid")
 """Types whose order in PostgreSQL is that of their values here. All others are ordered as bytes of text."""
 
 Key = tuple[Any, ...]
@@ -17,7 +18,8 @@ Key = tuple[Any, ...]
 class Table(NamedTuple):
     """A table as the catalogue has it now.
 
-    ``key`` has the name and the type of each column, and the name of the type in the catalogue.
+    ``key`` has the name and the type of each column, and the name of the type in the catalogue ("": not a type of
+    PostgreSQL itself).
     """
 
     oid: int
@@ -72,11 +74,14 @@ def table_of(session: Any, name: str) -> Table:
         )
     oid, whole, identity, kind = found
     key = session.execute(
-        "select a.attname, format_type(a.atttypid, -1), t.typname from pg_index i"
+        "select a.attname, format_type(a.atttypid, -1),"
+        " case when t.typnamespace = 'pg_catalog'::regnamespace then t.typname::text else '' end from pg_index i"
         " cross join lateral unnest(i.indkey) with ordinality k(attnum, place)"
         " join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum join pg_type t on t.oid = a.atttypid"
         " where i.indrelid = %s and k.place <= i.indnkeyatts"
-        f" and {'i.indisreplident' if identity == 'i' else 'i.indisprimary'} order by k.place",
+        f" and {'i.indisreplident' if identity == 'i' else 'i.indisprimary'}"
+        # PostgreSQL takes no deferrable key as the replica identity
+        f" and (i.indimmediate or {identity == 'f'}) order by k.place",
         [oid],
     ).fetchall()
     return Table(oid, whole, identity, kind, [(column, type, kind) for column, type, kind in key])
@@ -104,7 +109,7 @@ def bound(text: str, type: str, kind: str) -> str:
 def comparable(key: Sequence[Any], table: Table) -> list[Any]:
     """Return the texts of a key as values that have the order of the snapshot."""
     return [
-        int(text) if kind.startswith("int") else text.rstrip(" ") if kind == "bpchar" else text
+        int(text) if kind in _WHOLE else text.rstrip(" ") if kind == "bpchar" else text
         for text, (_, _, kind) in zip(key, table.key)
     ]
 
