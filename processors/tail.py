@@ -1,11 +1,12 @@
 """One path that is followed through its rotations, as ``tail -F`` does, but with files that are known, and in order.
 
-    state[n] = [device, inode, size, head, end, compressed]      the n-th file that was rotated and read to its end
+    state[n] = [device, inode, size, head, end, compressed, modified]   the n-th rotated file that was read to its end
 
 ``head`` and ``end`` are checksums of the first and last 1,024 bytes as they are stored. A rotated file is known by its
 inode and head; or, after it was copied or restored, by its size, head and end; or, after it was compressed, by those of
 its uncompressed bytes. Files are read in the order of rotation, so the known ones are the oldest that are there, and
-the last rows: a new file that is equal to an old one is not taken for it.
+the last rows: a new file that is equal to an old one is not taken for it. If names are in another order, a file is
+known whose row is the same in all parts, the time of its last write included: nobody has touched it.
 
 The order of rotated files, the oldest first:
 
@@ -69,6 +70,8 @@ class Rotated(NamedTuple):
     head: bytes
     end: bytes
     compressed: bool
+    modified_ns: int = -1
+    """The time of its last write; -1 in rows of an earlier version."""
 
 
 class Tail:
@@ -265,7 +268,9 @@ class Tail:
         self._contents = {
             stored: self._contents[stored] for stored in self._stored.values() if stored in self._contents
         }
-        known = self._aligned([*found])
+        untouched = {row: number for number, row in self._rows.items()}
+        known = {name: untouched[row] for name, row in self._stored.items() if row in untouched}
+        known |= self._aligned([*found])
         for name, number in known.items():
             if self._rows[number] != self._stored[name]:
                 self._put(self._stored[name], number)
@@ -326,7 +331,7 @@ class Tail:
             with self._open(name, stored[:2]) as file:
                 if checksum(file.read(min(row.size, FINGERPRINT_BYTES))) == row.head:
                     return 2
-        if stored[2:] == row[2:]:
+        if stored[2:6] == row[2:6]:
             return 1
         if not (deep and stored.compressed and not row.compressed):
             return 0
@@ -362,7 +367,9 @@ def _stored(file: IO[bytes], compressed: bool) -> Rotated:
     """The row by which an open file of this machine is known again."""
     found = os.fstat(file.fileno())
     head = checksum(os.pread(file.fileno(), FINGERPRINT_BYTES, 0))
-    return Rotated(found.st_dev, found.st_ino, found.st_size, head, opened_file.end_of(file), compressed)
+    return Rotated(
+        found.st_dev, found.st_ino, found.st_size, head, opened_file.end_of(file), compressed, found.st_mtime_ns
+    )
 
 
 def _uncompressed(file: IO[bytes], name: str) -> tuple[int, bytes, bytes] | None:

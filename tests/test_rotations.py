@@ -272,3 +272,22 @@ def test_a_rotation_between_any_two_looks_at_the_files(
         if turning.looks <= at:
             assert reader.lines == lines
             break
+
+
+def test_names_in_another_order_than_the_rotations_repeat_nothing(tmp_path: Path) -> None:
+    """app.log.1 is the oldest here. What nobody has touched is known again, whatever its name says."""
+    log = tmp_path / "app.log"
+    reader = Reader(Files(log, follow=True, idle_exit_s=0, grace_s=0, poll_s=0))
+    chance, lines = random.Random(seeds.new()), []
+    log.write_text("")
+    for number in range(1, 30):
+        with open(log, "a") as file:
+            for _ in range(chance.randint(1, 5)):
+                lines.append(f"{len(lines)}")
+                file.write(lines[-1] + "\n")
+        reader.run(chance.choice([1, 2, None]))
+        if number % 4 == 0:
+            log.rename(f"{log}.{number // 4}")
+            log.write_text("")
+    reader.run(None)
+    assert sorted(reader.lines, key=int) == lines
