@@ -40,6 +40,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
+from urllib.parse import quote
 
 import cues
 from cues.arguments import options_of, path_of, texts_of
@@ -55,6 +56,8 @@ _AWAY: Final = re.compile(
     re.IGNORECASE,
 )
 """Texts of an object store or a disk that cannot be reached now."""
+_NEVER: Final = re.compile("unsupported table feature|append-only", re.IGNORECASE)
+"""Texts of commits that fail at each attempt, and not because of another commit."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
 
@@ -119,6 +122,8 @@ class DeltaTarget:
             raise InvalidArgument(f"evolve={evolve!r:.60}.", "give True or False.")
         if schema is not None:
             _check(schema, [*self.key, *self.partition_by])
+            if nested := _nested(schema, self.key):
+                raise InvalidArgument(f"{nested[0]}.", "use a column of numbers, texts or times.")
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that writes the messages of ``inputs`` as they are; ``options`` are those of ``cues.Sink``."""
@@ -175,6 +180,9 @@ class DeltaTarget:
             if there.field(name).type == places.arrow().binary()
         ]
         wrong += [f"{name} of key= is missing" for name in self.key if name not in there.names]
+        wrong += _nested(there, self.key)
+        if self.key and metadata.configuration.get("delta.appendOnly") == "true":
+            wrong.append("it has delta.appendOnly, so no row changes")
         if self.partition_by and self.partition_by != metadata.partition_columns:
             wrong.append(f"it is divided by {metadata.partition_columns}, not by {self.partition_by}")
         if wrong:
@@ -201,7 +209,8 @@ class DeltaTarget:
             text = " ".join(_ANSI.sub("", str(error)).split())
             if "failed validation check" in text:  # a constraint: the message is the cause
                 raise ValueError(f"The Delta table {self.where} refuses the message: {text}") from None
-            again = isinstance(error, delta.CommitFailedError) or "already exists" in text
+            again = "already exists" in text
+            again |= isinstance(error, delta.CommitFailedError) and _NEVER.search(text) is None
             raise CheckpointError(
                 f"The Delta table {self.where} was not {'changed' if again else 'read or written'}: {text}",
                 "it is tried again; the table says whether it was done."
@@ -255,11 +264,22 @@ class Connection:
             self._parts.append(part)
 
     def _check_partitions(self, part: Any) -> None:
-        """Refuse an empty text in a column that names directories: Delta has null for it."""
+        """Refuse texts that cannot name a directory: Delta has null for two of them, and a disk takes 255 bytes."""
         by = self._target.partition_by if self.raw is None else self.raw.metadata().partition_columns
+        most = 255 if "://" not in self._target.where else 1_000
         for name in by:
-            if name in part.column_names and "" in part.column(name).unique().to_pylist():
-                raise ValueError(f"The message has an empty text in {name!r}, which names a directory of the table.")
+            values = part.column(name).unique().to_pylist() if name in part.column_names else []
+            for value in values:
+                if value in ("", "__HIVE_DEFAULT_PARTITION__"):
+                    shown = f"the text {value!r}" if value else "an empty text"
+                elif isinstance(value, str) and len(quote(f"{name}={value}", safe="")) > most:
+                    shown = f"a text of {len(value)} characters"
+                else:
+                    continue
+                raise ValueError(
+                    f"The message has {shown} in {name!r}, which cannot name a directory of the table. Try: divide the"
+                    " table by another column, or change the text in a stream before the sink."
+                )
 
     def _part(self, rows: Any) -> Any:
         """Return rows as a table with our columns, or for a delete with those of the key."""
@@ -305,7 +325,8 @@ class Connection:
         table = pa.concat_tables(parts) if parts else schema.empty_table()
         if target.key and len(table):
             number = pa.array(range(len(table)), pa.int64())
-            last = table.select(target.key).append_column("q/number", number).group_by(target.key)
+            keys = [_without_sign(table.column(name)) for name in target.key]
+            last = pa.table([*keys, number], [*target.key, "q/number"]).group_by(target.key)
             table = table.take(last.aggregate([("q/number", "max")]).column("q/number_max").sort())
         return table
 
@@ -411,6 +432,25 @@ def _text(number: int) -> str:
     return number.to_bytes(8, "big", signed=True).hex()
 
 
+def _without_sign(column: Any) -> Any:
+    """Return a column of a key with 0.0 for -0.0: Delta finds the rows of both, and a group has only one."""
+    pa = places.arrow()
+    if not pa.types.is_floating(column.type):
+        return column
+    from pyarrow import compute
+
+    return compute.add(column, pa.scalar(0.0, column.type))
+
+
+def _nested(schema: Any, key: Iterable[str]) -> list[str]:
+    """Return what is wrong with a key of lists, dicts or maps: rows are not found by them."""
+    named = [schema.field(name) for name in key if name in schema.names]
+    is_nested = places.arrow().types.is_nested
+    return [
+        f"{field.name} of key= is {field.type}, and has no single value" for field in named if is_nested(field.type)
+    ]
+
+
 def _quoted(name: str) -> str:
     return f"`{name}`"
 
@@ -441,6 +481,9 @@ def _check(schema: Any, names: Iterable[str]) -> None:
         _delta(schema)
     except ValueError as error:
         raise InvalidArgument(f"schema=: {error}", "use another type.") from None
+    small = [name.lower() for name in schema.names]
+    if twice := [name for at, name in enumerate(small) if name in small[:at]]:
+        raise InvalidArgument(f"schema= has the column {twice[0]!r} twice; Delta ignores case.", "rename one of them.")
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise InvalidArgument(f"{missing[0]!r} is no column of schema=: {schema.names}.", "name columns of the schema.")

@@ -453,12 +453,41 @@ def _grouped(batches: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def exactly(column: Any, kind: Any) -> Any:
-    """Return an array as another type with the same values. Raises an error of Arrow for one that does not fit."""
+    """Return an array as another type with the same values. Raises an error of Arrow for one that does not fit.
+
+    Also for a type of another kind, such as texts for integers: what rows do with such a value is up to
+    :func:`cues.processors.columns.fitted`.
+    """
     pa = places.arrow()
+    if not _is_of_kind(column.type, kind):
+        raise pa.ArrowInvalid(f"{column.type} is not of the kind of {kind}")
     cast = column.cast(kind)
     if pa.types.is_floating(column.type) and not cast.cast(column.type).equals(column):
         raise pa.ArrowInvalid(f"a value is not exact as {kind}")
     return cast
+
+
+_KINDS: Final = (
+    "boolean", "integer floating", "decimal", "string large_string", "binary large_binary fixed_size_binary",
+    "timestamp", "date", "time", "duration", "list large_list fixed_size_list", "struct",
+)  # fmt: skip
+"""Types of Arrow, as ``pyarrow.types`` tests them: a cast within one of these lines makes no other value."""
+
+
+def _is_of_kind(old: Any, new: Any) -> bool:
+    types = places.arrow().types
+    if old.equals(new) or types.is_null(old) or (types.is_decimal(new) and _is_number(old)):
+        return True
+    kinds = [[line for line in _KINDS if any(getattr(types, f"is_{name}")(kind) for name in line.split())]
+             for kind in (old, new)]  # fmt: skip
+    if not kinds[0] or kinds[0] != kinds[1]:
+        return False
+    if types.is_timestamp(old):
+        return (old.tz is None) == (new.tz is None)
+    if types.is_struct(old):
+        places_of = [new.get_field_index(field.name) for field in old]
+        return -1 not in places_of and all(_is_of_kind(f.type, new.field(at).type) for f, at in zip(old, places_of))
+    return "list" not in kinds[0][0] or _is_of_kind(old.value_type, new.value_type)
 
 
 def _is_number(kind: Any) -> bool:
