@@ -254,6 +254,8 @@ class Reading:
         self._session = session = source.connect()
         with contextlib.closing(session):
             confirmed = self._set_up(session)
+            if confirmed is None:
+                return
             if source.snapshot and (self._position is None or isinstance(self._position[2], list)):
                 yield from self._snapshot(session, confirmed)
                 if self._stopping:
@@ -270,8 +272,8 @@ class Reading:
 
     # --- set-up ---
 
-    def _set_up(self, session: Any) -> int:
-        """Check the server, make what is missing; return the LSN of the slot."""
+    def _set_up(self, session: Any) -> int | None:
+        """Check the server, make what is missing; return the LSN of the slot, or None if the source ends before."""
         source = self._source
         for name in _ENDLESS:
             session.execute("select set_config(name, '0', false) from pg_settings where name = %s", [name])
@@ -298,7 +300,7 @@ class Reading:
             system, timeline = ask(replication, "IDENTIFY_SYSTEM")[0][:2]
             self._check_system(system, int(timeline), replication)
         confirmed = self._check_slot(session)
-        if source.snapshot:
+        if confirmed is not None and source.snapshot:
             self._check_tables()
         return confirmed
 
@@ -355,13 +357,15 @@ class Reading:
                         )
             self._state["server"] = [system, timeline]
 
-    def _check_slot(self, session: Any) -> int:
-        """Make the slot if this is the first start; return its LSN."""
+    def _check_slot(self, session: Any) -> int | None:
+        """Make the slot if this is the first start; return its LSN, or None if the source ends before."""
         source, position = self._source, self._position
         slot = slot_of(session, source.slot)
         if slot is None:
             if position is not None:
                 raise self._diverged(f"has no slot {source.slot}: it was dropped, or a standby was promoted without it")
+            if not self._wait_for_others(session):  # as the next statement does, without a word
+                return None
             session.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [source.slot])
             slot = slot_of(session, source.slot)
             assert slot is not None
@@ -493,7 +497,7 @@ class Reading:
                 return True
             if time.monotonic() - began > TELL_S:
                 began = time.monotonic()
-                _log.warning("%s: the snapshot waits for the end of transaction %d.", self._source.where, first)
+                _log.warning("%s: the start waits for the end of transaction %d.", self._source.where, first)
             if not waits.wait(self._process, waits.LOOK_S, new=False):
                 return False
 

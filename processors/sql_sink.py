@@ -206,6 +206,7 @@ class Writer(databases.Connection):
         """Delete the rows of the keys whose last message deletes; return the last messages of the others."""
         field, key = str(self._table.delete), self._table.key
         last: dict[tuple[Any, ...], dict[str, Any]] = {}
+        replaced: list[dict[str, Any]] = []
         for run in columns.runs_of(messages, joined=True):
             for message in run if isinstance(run, list) else columns.dicts(run, "a message"):
                 if message.get(field) not in (True, False):
@@ -213,10 +214,21 @@ class Writer(databases.Connection):
                         f"The message has {message.get(field)!r:.60} in the field {field!r} of delete=. Try: a stream"
                         " before the sink that sets it to True or False."
                     )
-                last[tuple(message.get(name) for name in key)] = message
+                of = tuple(message.get(name) for name in key)
+                replaced += [last.pop(of)] if of in last else []
+                last[of] = message
         Writer(deleting, self.raw).write([message for message in last.values() if message[field]])
-        kept = [message for message in last.values() if not message[field]]
-        return [{name: value for name, value in message.items() if name != field} for message in kept]
+        replaced, kept = (
+            [
+                {name: value for name, value in message.items() if name != field}
+                for message in each
+                if not message[field]
+            ]
+            for each in (replaced, last.values())
+        )
+        if replaced:
+            self._rows(replaced)  # one that does not fit fails also if a later one has its key
+        return kept
 
     # --- rows, of messages or of a table, each value as the driver takes it ---
 

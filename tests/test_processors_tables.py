@@ -329,6 +329,16 @@ def test_upserts_and_deletes_in_one_sink_are_in_their_order(batch_size: int, tar
     assert "has None in the field 'gone' of delete=" in errors[0]["err/cause"][0]["message"]
 
 
+@pytest.mark.parametrize("later", [{"k": 1, "gone": True}, {"k": 1, "x": "b", "gone": False}])
+def test_a_misfit_fails_also_if_a_later_message_of_the_step_has_its_key(
+    later: dict[str, Any], tmp_path: Path, store: cues.Store
+) -> None:
+    """So the errors are the same for each size of steps."""
+    table = Table(tmp_path / "t.db", "t", {"k": "integer", "x": "text"}, mode="upsert", key="k", delete="gone")
+    pour(table, store, [{"k": 1, "x": "a", "other": 1, "gone": False}, later], batch_size=2)
+    assert len(testing.messages(store, "errors")) == 1
+
+
 def test_the_field_of_deletes_belongs_to_upserts(tmp_path: Path) -> None:
     for options in ({"mode": "append"}, {"mode": "delete", "key": "k"}, {"mode": "upsert", "key": "k", "delete": "k"}):
         with pytest.raises(InvalidArgument, match=r"delete='.*' does not fit mode="):
