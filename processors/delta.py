@@ -179,6 +179,8 @@ class DeltaTarget:
             for name in metadata.partition_columns
             if there.field(name).type == places.arrow().binary()
         ]
+        if set(there.names) == set(metadata.partition_columns):
+            wrong.append("all its columns divide it into directories, so its files would have none")
         wrong += [f"{name} of key= is missing" for name in self.key if name not in there.names]
         wrong += _nested(there, self.key)
         if self.key and metadata.configuration.get("delta.appendOnly") == "true":
@@ -308,6 +310,13 @@ class Connection:
         pa = places.arrow()
         found = formats.widened(None, set(), rows) if isinstance(rows, list) else rows.schema
         new = [found.field(name) for name in unknown]
+        known = {name.lower(): name for name in self._schema.names}
+        for name in unknown:
+            if (other := known.setdefault(name.lower(), name)) != name:
+                raise ValueError(
+                    f"The message has {name!r}, which differs from the column {other!r} in case only: they are one for"
+                    " Delta. Try: rename the field in a stream before the sink."
+                )
         self._schema = pa.schema([*self._schema, *_delta([each for each in new if not pa.types.is_null(each.type)])])
         empty = {each.name for each in new if pa.types.is_null(each.type)}
         if isinstance(rows, list):

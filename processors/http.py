@@ -328,6 +328,8 @@ class OAuth:
             asked = {"grant_type": "refresh_token", "refresh_token": refresh}
         secret = self._secret() if callable(self._secret) else self._secret
         now = time.monotonic()
+        if self._keep is not None:
+            _writable(self._keep)  # the answer ends the old token, and is the only place of the new one
         try:
             response = httpx.post(
                 self.url, data={**asked, **self._form}, auth=(self._id, secret), timeout=self._timeout_s,
@@ -351,6 +353,12 @@ class OAuth:
         told = str(given.get("expires_in"))
         lasts_s = float(told) if re.fullmatch(r"\d{1,12}(\.\d+)?", told, re.A) else 300.0
         return given["access_token"], now, now + max(lasts_s - _TOKEN_EARLY_S, lasts_s / 2)
+
+
+def _writable(path: Path) -> None:
+    """Raise OSError if no file can be made beside this one."""
+    _store(path.with_name(f"{path.name}.try"), "x" * 4096)
+    path.with_name(f"{path.name}.try").unlink()
 
 
 def _store(path: Path, secret: str) -> None:

@@ -333,6 +333,17 @@ def test_a_table_that_does_not_fit_is_told_before_the_first_message(tmp_path: Pa
         DeltaTarget(path).__cues_prepare__()
 
 
+def test_names_that_differ_in_case_and_a_table_of_directories_only_are_refused(
+    tmp_path: Path, store: cues.Store
+) -> None:
+    target = DeltaTarget(tmp_path / "t", evolve=True)
+    failed = run(target, [{"n": 1}, {"N": 2}, {"m": 3, "M": 4}, {"n": 5}], store, batch_size=1)
+    assert numbers(target) == [1, 5]
+    assert all("in case only" in record["err/cause"][0]["message"] for record in failed) and len(failed) == 2
+    with pytest.raises(CheckpointError, match="all its columns divide it"):
+        DeltaTarget(tmp_path / "u", schema=N, partition_by="n").__cues_prepare__()
+
+
 def test_a_table_that_is_removed_stops_the_sink(tmp_path: Path) -> None:
     target = DeltaTarget(tmp_path / "t", schema=N)
     target.__cues_prepare__()

@@ -296,6 +296,10 @@ def test_a_token_is_fetched_when_it_is_needed_and_renewed_when_it_is_refused(
         with pytest.raises(http.RequestFailed, match=r"400.*invalid_grant") as error:
             http.OAuth(url, "app", "secret", refresh_token="r1")()
         assert "secret" not in str(error.value) and "r1" not in str(error.value)
+    before = len(login.asked)
+    with pytest.raises(OSError):
+        http.OAuth(url, "app", "secret", refresh_token="r1", keep=tmp_path / "none" / "token")()
+    assert len(login.asked) == before  # a token that is valid once is not spent
     with pytest.raises(http.TryLater):
         http.OAuth(url, "app", "secret")()
     with pytest.raises(InvalidArgument, match="keep="):
