@@ -101,7 +101,8 @@ class Changes:
     ``tables``       names of tables; ``schema.table``
     ``slot``         the replication slot, of this source alone. A slot that exists is taken
     ``publication``  the publication; None: named as the slot. It is made if it is missing
-    ``snapshot``     True: the rows that are there come first; False: only changes, from the slot on
+    ``snapshot``     True: the rows that are there come first; False: only changes, from the slot on. A snapshot that
+                     has begun is read to its end
     ``follow``       True: wait for new changes; otherwise the source ends with what the server has at the start
     ``warn_bytes``   the log that the server keeps for the slot, above which a warning is logged
     ``timeout_s``    seconds after which a connection, or a server that is silent, counts as away
@@ -256,7 +257,7 @@ class Reading:
             confirmed = self._set_up(session)
             if confirmed is None:
                 return
-            if source.snapshot and (self._position is None or isinstance(self._position[2], list)):
+            if source.snapshot if self._position is None else isinstance(self._position[2], list):
                 yield from self._snapshot(session, confirmed)
                 if self._stopping:
                     return
@@ -300,7 +301,7 @@ class Reading:
             system, timeline = ask(replication, "IDENTIFY_SYSTEM")[0][:2]
             self._check_system(system, int(timeline), replication)
         confirmed = self._check_slot(session)
-        if confirmed is not None and source.snapshot:
+        if confirmed is not None and (source.snapshot or "snapshot" in self._state):
             self._check_tables()
         return confirmed
 

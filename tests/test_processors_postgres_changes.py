@@ -529,6 +529,17 @@ def test_a_truncate_while_a_snapshot_was_interrupted_stops_the_source(db: Databa
         read(db.source("t", "u"), position, process)
 
 
+def test_a_snapshot_that_has_begun_is_read_to_its_end_also_with_snapshot_false(db: Database) -> None:
+    db.run("create table t (id int primary key)", "insert into t values (1), (2)")
+    process = a_process()
+    items = db.source("t")(None, process)
+    position, _ = next(items)
+    items.close()  # type: ignore[attr-defined]
+    db.run("insert into t values (3)")
+    found = [message["key"]["id"] for message in read(db.source("t", snapshot=False), position, process)]
+    assert sorted(found) == [2, 3]
+
+
 # --- kill -9 ------------------------------------------------------------------------------------
 
 
