@@ -77,7 +77,11 @@ class RabbitMQ:
             "RABBITMQ_ALLOW_INPUT": "1",  # the script then becomes the node, which signals reach
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{own} {arguments}",
         }
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def start(self) -> None:
         """Start it, again on the same port with the data that is on the disk."""

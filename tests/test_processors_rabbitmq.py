@@ -330,11 +330,15 @@ def test_25_random_kills_leave_each_message_once(kind: str, tmp_path: Path, brok
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("queue", "how"), [("in", signal.SIGTERM), ("in", signal.SIGKILL), ("quorum", signal.SIGTERM)])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("queue", ["in", "quorum"])
 def test_a_broker_that_ends_and_starts_again_is_waited_for(
     queue: str, how: signal.Signals, tmp_path: Path, own: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     own.publish(queue, lines(*range(2_000)), ids=True, confirm=True)
+    if queue == "quorum":  # a node that is killed within seconds after it made a quorum queue forgets the queue
+        own.end()
+        own.start()
     sink = RabbitPublisher(own.url, "", "in", shape="value", timeout_s=3)
     out = cues.Graph("o", [cues.Source("out"), sink.sink("out", batch_size=5)], durability="process")
     source = RabbitQueue(own.url, queue, body="json", timeout_s=3)
@@ -350,7 +354,7 @@ def test_a_broker_that_ends_and_starts_again_is_waited_for(
         until(lambda: {"n": 1} in bodies(graph.messages("in")) or queue != "in")
         found = [body for body in bodies(graph.messages("in")) if isinstance(body, int)]
     # A classic queue forgets acknowledgements and the flag of repetitions when its broker is killed.
-    assert set(found) == set(range(2_000)) and (how == signal.SIGKILL or len(found) == 2_000)
+    assert set(found) == set(range(2_000)) and ((queue == "in" and how == signal.SIGKILL) or len(found) == 2_000)
 
 
 @pytest.mark.slow
