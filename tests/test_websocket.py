@@ -58,7 +58,7 @@ class Server:
                 socket.send(message if isinstance(message, (str, bytes)) else json.dumps(message))
                 at, sent = at + 1, sent + 1
                 if sent == self.cut:
-                    socket.socket.close()
+                    socket.socket.shutdown(2)  # close() would wait for the thread that reads
                     return
             if self.ends:
                 return
