@@ -39,7 +39,7 @@ def test_tail_names_a_message_that_json_cannot_hold_and_continues(tmp_path: Path
 @pytest.mark.parametrize("reason", [12, None, "", " ", "a\0b", "a\ud800", "x" * 1001])
 def test_the_page_refuses_a_reason_that_a_command_cannot_take(reason: object) -> None:
     with pytest.raises(InvalidArgument, match="reason"):
-        Changes("store", None).discard("errors", 1, reason=reason)  # type: ignore[arg-type]
+        Changes("store", None).discard(queue="errors", index=1, reason=reason)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("partition", [-1, 1, 99999999999])

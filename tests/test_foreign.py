@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from cues.processors.nats_streams import NatsStream
 from cues.processors.redis_streams import RedisStream
 from cues.processors.sql_source import Rows
 from cues.processors.webhook import Webhook
+from cues.processors.websocket import WebSocket
 
 if TYPE_CHECKING:
     from kafka_broker import Broker
@@ -82,6 +84,14 @@ def of_poll(row: Row, path: Path, reserved: list[str]) -> Any:
         return through(Poll(server.url, interval_s=None, reserved=reserved), path)
 
 
+def of_websocket(row: Row, path: Path, reserved: list[str]) -> Any:
+    server = pytest.importorskip("websockets.sync.server")
+    with server.serve(lambda socket: socket.send(json.dumps(row)), "127.0.0.1", 0) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        url = f"ws://127.0.0.1:{serving.socket.getsockname()[1]}"
+        return through(WebSocket(url, ends=True, reserved=reserved), path)
+
+
 def of_webhook(row: Row, path: Path, reserved: list[str]) -> Any:
     """The answer says whether it is refused; what follows is still read."""
     httpx = pytest.importorskip("httpx")
@@ -128,6 +138,7 @@ SOURCES: dict[str, Callable[[Row, Path, list[str]], Any]] = {
     "read-jsonl": of_function("jsonl", files.read_jsonl),
     "sql-rows": of_rows,
     "http-poll": of_poll,
+    "websocket": of_websocket,
     "webhook": of_webhook,
 }
 NEVER: list[Row] = [{"q/uuid": "0"}, {"q/meta": "0"}, {"q/deliver-at": "0"}, {"q/hash": "0"}, {"q/new": "0"}]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -413,3 +414,15 @@ def test_a_history_stays_when_its_store_is_compacted(tmp_path: Path) -> None:
     assert run(["compact", str(store), "--yes"]) == 0
     assert total(store).taken == 1
     assert run(["check", str(store)]) == 0
+
+
+def test_a_history_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("no room for this number")
+
+    monkeypatch.setattr(history.History, "add", fails)
+    graph = cues.Graph("g", [cues.Source("in")], store=tmp_path / "s", durability="process")
+    with graph.start() as running:
+        running.send("in", {"n": 1})
+        time.sleep(1.1)  # a shorter run has no history
+    assert running.stopped == []

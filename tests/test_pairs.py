@@ -132,7 +132,11 @@ def refused(source: str, sink: str) -> str | None:
     """The words of the refusal of a pair, which are in docs/processors.md; None for a pair that works."""
     if sink == "FileSink text":
         return None if source == "Files text" else "a row of text is"
-    nested = source.startswith(("joins", "shape")) or source in ("Files jsonl", "Files parquet", "Files arrow")
+    nested = (source.startswith(("joins", "shape")) and source != "joins:latest") or source in (
+        "Files jsonl",
+        "Files parquet",
+        "Files arrow",
+    )
     if sink == "FileSink csv" and nested:
         return "expected text, a number, a date or None"
     if source.startswith("Rows") and sink in ("FileSink jsonl", "FileSink csv", "Topic", "Requests"):

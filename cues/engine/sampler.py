@@ -12,6 +12,7 @@ Wall time says in which period a sample is, the monotonic clock how long it took
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,8 @@ from cues.engine.status import processor_of
 if TYPE_CHECKING:
     from cues.engine.history import History, Sample
     from cues.graphs.running import Running
+
+LOG: Final = logging.getLogger("cues")
 
 EVERY_S: Final = 10.0
 """Seconds between two samples, which are made just after the periods of the finest ring end."""
@@ -70,8 +73,9 @@ class Sampler:
             middle = clock.now_ns() / 1e9 - min(seconds, EVERY_S) / 2
             for processor, sample in self._samples(seconds):
                 self._history.add(processor, middle, sample)
-        except (OSError, CuesError):  # a full disk, a store that was removed: a run does not need its history
-            return
+        except Exception as error:  # a full disk, a store that was removed: a run does not need its history
+            if not isinstance(error, (OSError, CuesError)):
+                LOG.warning("the history of %s lacks a sample: %s", self._running.plan.id, error, exc_info=True)
 
     def _samples(self, seconds: float) -> list[tuple[str, Sample]]:
         """The samples of the processors that did something, or that messages wait for."""
@@ -92,8 +96,8 @@ class Sampler:
                 away_s = max(away_s, seconds)
             sample = Sample(
                 counters.taken - before.taken,
-                counters.written - before.written,
-                counters.failed - before.failed,
+                max(0, counters.written - before.written),  # a query of frames that failed takes its rows back
+                max(0, counters.failed - before.failed),
                 lags.get(processor, 0),
                 kept.get("p50"),
                 kept.get("p99"),
