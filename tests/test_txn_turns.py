@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import cues
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint, SQLCheckpoint
 from cues.errors import Fenced, InvalidArgument
 from cues.queues.store import Store
+from cues.storage import locks
 from cues.txn import Checkpoint, Consumer
 from cues.txn.turns import Turn, _process, is_over
 
@@ -202,7 +205,14 @@ def test_a_zombie_is_replaced_when_its_lease_ends_and_then_refused(store: Store,
     queue.appender().write({"n": 0})
     with Child(RUNS, store.path, path, 1) as child:
         assert child.line() == "0"
-        child.signal(signal.SIGSTOP)
+        with contextlib.closing(locks.open_locks(path.with_name(f"{path.name}.lock"))) as lock_file:
+            child.signal(signal.SIGSTOP)
+            child.wait_stopped()
+            while lock_file.holder(0) is not None:  # stopped in the middle of its commit, it would keep the lock
+                child.signal(signal.SIGCONT)
+                time.sleep(0.01)
+                child.signal(signal.SIGSTOP)
+                child.wait_stopped()
         seen: list[tuple[int, int]] = []
         with Consumer(Seen(1, seen), [queue], JSONFileCheckpoint(path), lease_s=1) as successor:
             assert successor.drain()
