@@ -12,20 +12,17 @@ Wall time says in which period a sample is, the monotonic clock how long it took
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from cues.base import clock
+from cues.base import clock, logs
 from cues.base.events import Counters
 from cues.engine.status import processor_of
 
 if TYPE_CHECKING:
     from cues.engine.history import History, Sample
     from cues.graphs.running import Running
-
-LOG: Final = logging.getLogger("cues")
 
 EVERY_S: Final = 10.0
 """Seconds between two samples, which are made just after the periods of the finest ring end."""
@@ -75,7 +72,8 @@ class Sampler:
                 self._history.add(processor, middle, sample)
         except Exception as error:  # a full disk, a store that was removed: a run does not need its history
             if not isinstance(error, (OSError, CuesError)):
-                LOG.warning("the history of %s lacks a sample: %s", self._running.plan.id, error, exc_info=True)
+                log, id = logs.logger("cues"), self._running.plan.id
+                log.warning("the history of %s lacks a sample: %s", id, error, exc_info=True)
 
     def _samples(self, seconds: float) -> list[tuple[str, Sample]]:
         """The samples of the processors that did something, or that messages wait for."""
