@@ -418,6 +418,36 @@ def test_while_something_is_away_no_other_message_is_tried(tmp_path: Path) -> No
     assert all(calls[n] <= 2 for n in range(1, 8)), calls
 
 
+def test_other_units_of_the_same_thread_go_on(tmp_path: Path) -> None:
+    """One thread steps the units of all four partitions, and what one of them needs is away."""
+    options = cues.QueueOptions(partitions=4, key="n")
+    graph = cues.Graph("g", store=tmp_path / "s", durability="process", queues={"in": options})
+    back, done = threading.Event(), []
+
+    @graph.sink("in")
+    def call(message: Any) -> None:
+        if message["n"] == 0 and not back.is_set():
+            raise Away("one is off", retry_after_s=1000)
+        done.append((message["n"], message["part"]))
+
+    graph.add(cues.Source("in", None))
+    with pytest.raises(ProcessorStopped, match="one is off"), graph.start() as running:
+        for part in range(5):  # the others have messages again and again while it waits
+            for n in range(40):
+                running.send({"n": n, "part": part})
+            until(lambda: len([n for n, p in done if p == part]) >= 30)
+        standing = [status.counters.away for status in running.standings()]
+        assert len([text for text in standing if text]) == 1
+        waits = set(range(40)) - {n for n, _ in done}
+        assert 0 in waits and len(waits) < 20
+        assert not running.wait_idle(0.5)
+    back.set()
+    with graph.start() as running:
+        assert running.wait_idle(60)
+    assert sorted(done) == [(n, part) for n in range(40) for part in range(5)]
+    assert [[p for m, p in done if m == n] for n in range(40)] == [list(range(5))] * 40, "in their order"
+
+
 def test_a_redrive_of_a_paused_processor_waits_too(tmp_path: Path) -> None:
     graph = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors")
     away, calls = threading.Event(), [0]

@@ -43,12 +43,21 @@ class OutageWait:
         self._since_s = self._began_s = 0.0
         """The beginning of the outage, and of the tries in a row."""
         self._place = ""
+        self._error: BaseException | None = None
+        self._next_at_s = 0.0
+        """The time of the next try, and the error of the last one."""
 
     def wait(self, stopped: BaseException, over: Callable[[], bool]) -> None:
         """Wait before the next try. ``over`` returns True to end the wait early.
 
         Raises ``stopped`` after the longest wait, and :class:`Interrupted` at the end of the run.
         """
+        self.begin_wait(stopped)
+        while self.waits and not over():
+            self._host.sleep(self.sleep_s)
+
+    def begin_wait(self, stopped: BaseException) -> None:
+        """Set the time of the next try. Raises ``stopped`` after the longest wait."""
         error = stopped
         while isinstance(error, ProcessorStopped) and error.__cause__ is not None:
             error = error.__cause__
@@ -66,13 +75,24 @@ class OutageWait:
                 self._counters.away = ""
                 raise stopped
             wait_s = min(wait_s, left_s)
-        end = time.monotonic() + wait_s
-        while time.monotonic() < end and not over():
-            if self._host.draining or self._host.sleep(_LOOK_S):
-                self._counters.away = ""
-                text = f"ends while {self._place} is away; its messages stay for the next start"
-                self._host.emit(events.Event(self._id, text, logging.WARNING))
-                raise Interrupted from error
+        self._error, self._next_at_s = error, time.monotonic() + wait_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether the time of the next try is to come. Raises :class:`Interrupted` at the end of the run."""
+        if self._next_at_s <= time.monotonic():
+            return False
+        if self._host.draining or self._host.halted:
+            self._counters.away = ""
+            text = f"ends while {self._place} is away; its messages stay for the next start"
+            self._host.emit(events.Event(self._id, text, logging.WARNING))
+            raise Interrupted from self._error
+        return True
+
+    @property
+    def sleep_s(self) -> float:
+        """Seconds to sleep before it is asked again whether it :attr:`waits`."""
+        return min(max(self._next_at_s - time.monotonic(), 0), _LOOK_S)
 
     def _begin(self, error: BaseException) -> None:
         self.under_way, self._failures = True, 0

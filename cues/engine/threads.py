@@ -4,8 +4,8 @@
     ForwarderThread ──▶ Forwarder             outputs of the graph that belong to another store
 
 A thread makes steps while there is something to take, and sleeps on a doorbell while there is nothing.
-A thread knows of its graph only what :class:`cues.engine.engine.Host` names. A unit that an error stops does not
-stop the other units of its thread.
+A thread knows of its graph only what :class:`cues.engine.engine.Host` names. A unit that an error stops, or that waits
+for something that is away, does not hold up the other units of its thread.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Worker:
         self.finished = False
         self._outage: OutageWait | None = None
         """The outage that is under way."""
+        self._away: BaseException | None = None
+        """The error of the last step, while the unit waits before the next one."""
         self._rule = stepper.node.outages
         self._position: Any = None
         """The position of a source at the begin of the outage."""
@@ -75,6 +77,8 @@ class Worker:
         if self.finished:  # its thread looks once more before it leaves it
             return False
         try:
+            if self._away is not None:
+                return self._wait_on(self._away)
             if not (self.running.halted or self._exhausted):
                 return self._turn()
             self.finish()
@@ -140,7 +144,7 @@ class Worker:
         return passes(error) or self._rule.concerns(error)
 
     def _wait_out(self, error: BaseException) -> None:
-        """Wait for what is away, then continue from the row of the processor."""
+        """Begin to wait for what is away. The other units of the thread have their turns meanwhile."""
         from cues.engine.outages import OutageWait  # rarely used
 
         stepper = self.stepper
@@ -148,20 +152,37 @@ class Worker:
             self._outage = OutageWait(self.running, self.id, self._rule.outage, stepper.counters)
             self._position = stepper.position if isinstance(stepper, SourceStepper) else None
             self._was_paused = stepper.pause.row is not None
-        while True:
-            try:
-                self._outage.wait(error, self._is_called_away)
-            except Interrupted:
-                self.left = error
+        self._outage.begin_wait(error)
+        self._away = error
+
+    def _wait_on(self, error: BaseException) -> bool:
+        """Return False while the wait lasts. After it, continue from the row of the processor."""
+        assert self._outage is not None
+        try:
+            if self._outage.waits and not self._is_called_away():
+                return False
+        except Interrupted:
+            self.left = error
+            raise
+        self._away = None
+        try:
+            self._adopt(tell=False)
+            self.stepper.probe()
+        except Exception as again:
+            if not self._is_away(again):
                 raise
-            try:
-                self._adopt(tell=False)
-                stepper.probe()
-                return
-            except Exception as again:
-                if not self._is_away(again):
-                    raise
-                error = again
+            self._wait_out(again)
+        return True
+
+    @property
+    def outage_s(self) -> float | None:
+        """Seconds until it asks again whether the wait for what is away is over; None if it does not wait."""
+        return self._outage.sleep_s if self._away is not None and self._outage is not None else None
+
+    @property
+    def sleep_s(self) -> float | None:
+        """Seconds until it must have its turn without a ring; None if no time is known."""
+        return self.stepper.lingers_s if (sleep_s := self.outage_s) is None else sleep_s
 
     def _look_for_end(self, outcome: Outcome, taken: int) -> None:
         """End the outage after a step that shows that it is over; a new pause ends it unseen.
@@ -340,7 +361,9 @@ class WorkerThread:
         steppers = [worker.stepper for worker in going]
         first = steppers[0]
         if isinstance(first, SourceStepper) and not first.gate.late:  # a source has its thread for itself
-            if first.feed.closed:  # the graph drains, and the generator may still work on its last message
+            if (sleep_s := going[0].outage_s) is not None:
+                self.running.sleep(sleep_s)
+            elif first.feed.closed:  # the graph drains, and the generator may still work on its last message
                 self.running.sleep(wakeup.SAFETY_S)
             else:
                 first.feed.wait(wakeup.SAFETY_S)
@@ -357,7 +380,7 @@ class WorkerThread:
             + [bell for stepper in steppers if stepper.gate.late for bell in stepper.gate.interests],
             over,
             None,
-            lambda: min((left for stepper in steppers if (left := stepper.lingers_s) is not None), default=None),
+            lambda: min((left for worker in going if (left := worker.sleep_s) is not None), default=None),
         )
 
 
