@@ -15,7 +15,9 @@ Run it as a program: it prints its port, and ends when its standard input does. 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import socketserver
 import struct
@@ -206,6 +208,7 @@ class Cluster:
         self.staged: dict[tuple[str, int], dict[tuple[str, int], tuple[int, str | None]]] = defaultdict(dict)
         self.hooks: dict[int, list[int]] = defaultdict(list)
         self.address = ("127.0.0.1", 0)
+        self.away_ms = 0
 
     def log(self, topic: str, partition: int) -> Log | None:
         logs = self.topics.get(topic, (b"", []))[1]
@@ -260,6 +263,8 @@ class Cluster:
                 log.batches = [batch for batch in log.batches if batch[1] <= log.end]
                 log.end = log.batches[-1][1] if log.batches else 0
                 log.epochs.append((log.epochs[-1][0] + 1, log.end))
+        elif api == -2:
+            self.away_ms = error
         else:
             self.hooks[api] = self.hooks[api] + [error] * times if times else []
         return b""
@@ -561,13 +566,38 @@ class Cluster:
 
 class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
-    cluster: Cluster
+
+    def __init__(self, cluster: Cluster, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Connection)
+        self.cluster = cluster
+        self.connections: set[socket.socket] = set()
+        cluster.address = ("127.0.0.1", self.server_address[1])
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def leave(self) -> None:
+        """End all connections and refuse new ones for a time; then another server of the cluster takes the port."""
+        self.shutdown()
+        self.server_close()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        wait_s, self.cluster.away_ms = self.cluster.away_ms / 1000, 0
+        time.sleep(wait_s)
+        Server(self.cluster, self.cluster.address[1])
 
 
 class Connection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         cluster = self.server.cluster  # type: ignore[attr-defined]
+        connections = self.server.connections  # type: ignore[attr-defined]
+        connections.add(self.request)
+        try:
+            self._serve(cluster)
+        finally:
+            connections.discard(self.request)
+
+    def _serve(self, cluster: Cluster) -> None:
         stream = self.request.makefile("rb")
         while len(head := stream.read(4)) == 4:
             r = Reader(stream.read(*struct.unpack(">i", head)))
@@ -588,15 +618,15 @@ class Connection(socketserver.BaseRequestHandler):
                     return
             try:
                 self.request.sendall(pack("i", len(out)) + out)
-            except ConnectionError:  # the client was killed
+            except OSError:  # the client was killed, or the broker leaves
+                return
+            if cluster.away_ms:
+                threading.Thread(target=self.server.leave).start()  # type: ignore[attr-defined]
                 return
 
 
 def main() -> None:
-    server = Server(("127.0.0.1", 0), Connection)
-    server.cluster = Cluster()
-    server.cluster.address = ("127.0.0.1", server.server_address[1])
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Server(Cluster(), 0)
     print(server.server_address[1], flush=True)
     sys.stdin.read()
 
@@ -604,8 +634,9 @@ def main() -> None:
 class Broker:
     """The program, started; its address, and the requests of tests."""
 
-    def __init__(self, servers: str) -> None:
-        self.servers = servers
+    def __init__(self, servers: str, process: subprocess.Popen[str] | None = None) -> None:
+        """``process``: that of the program, unless it is a real broker."""
+        self.servers, self.process = servers, process
         from confluent_kafka.admin import AdminClient
 
         self.admin: Any = AdminClient({"bootstrap.servers": servers, "log_level": 0})
@@ -661,7 +692,8 @@ class Broker:
     def hook(self, api: int, error: int, times: int = 1, topic: str | None = None) -> None:
         """Answer the next requests of a kind with an error (-3: do it, and lose the answer); 0 times: no more.
 
-        With the kind -1: cut ``error`` offsets from the end of each log of a topic.
+        With the kind -1: cut ``error`` offsets from the end of each log of a topic. With -2: refuse all connections for
+        ``error`` milliseconds.
         """
         host, port = self.servers.rsplit(":", 1)
         with socket.create_connection((host, int(port)), 30) as connection:
@@ -669,6 +701,17 @@ class Broker:
             body += b"" if topic is None else string(topic)
             connection.sendall(pack("i", len(body)) + body)
             assert connection.recv(8)
+
+    def leave(self, seconds: float, silent: bool = False) -> None:
+        """Be away for a time: connections end and are refused, or ``silent``: nothing is answered. Returns after it."""
+        if silent:
+            assert self.process is not None
+            self.process.send_signal(signal.SIGSTOP)
+            time.sleep(seconds)
+            self.process.send_signal(signal.SIGCONT)
+        else:
+            self.hook(-2, round(seconds * 1000))
+            time.sleep(seconds + 0.2)
 
 
 @contextmanager
@@ -682,7 +725,7 @@ def running() -> Iterator[Broker]:
     ) as process:
         try:
             assert process.stdout is not None
-            yield Broker(f"127.0.0.1:{int(process.stdout.readline())}")
+            yield Broker(f"127.0.0.1:{int(process.stdout.readline())}", process)
         finally:
             process.kill()
 

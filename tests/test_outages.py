@@ -574,8 +574,10 @@ graph.add(Table(os.environ["DATABASE"], "numbers", columns={"n": "integer"}).sin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["threads", "workers"])
-def test_a_database_is_restarted_under_load(workers: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "workers, away_s", [([], 1), (["--workers", "2"], 5), ([], 60)], ids=["threads", "workers", "a minute"]
+)
+def test_a_database_is_restarted_under_load(workers: list[str], away_s: float, tmp_path: Path) -> None:
     """It is down at the start, and twice in the middle; once the run is killed while it waits."""
     psycopg = pytest.importorskip("psycopg")
     if postgres.programs() is None:
@@ -611,6 +613,8 @@ def test_a_database_is_restarted_under_load(workers: list[str], tmp_path: Path) 
         server.stop()
         (tmp_path / "more").touch()  # however fast the run was, there is something to write
         until_waits(2)
+        time.sleep(away_s)
+        assert run.poll() is None
         run.send_signal(signal.SIGKILL)
         run.wait()
         run = started()
@@ -620,7 +624,7 @@ def test_a_database_is_restarted_under_load(workers: list[str], tmp_path: Path) 
         until(lambda: count() > before)
         if run.poll() is None:
             server.stop()
-            time.sleep(1)
+            time.sleep(away_s)
             server.start()
         assert run.wait(120) == 0, told.read_text()
         assert "is there again" in told.read_text()

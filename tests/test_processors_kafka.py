@@ -31,6 +31,7 @@ from test_processors_sql import Presented
 
 import cues
 from cues import testing
+from cues.base import events
 from cues.errors import CheckpointError, Diverged, InvalidArgument, Unsupported
 from cues.processors import kafka_sink, kafka_source
 from cues.processors.kafka_sink import Topic
@@ -570,6 +571,39 @@ def test_a_mirror_that_is_killed_at_random_has_each_record_once(kafka: Broker, t
     source, target = topics(kafka)
     mirrors.killed(CODE, tmp_path, kafka.servers, source, target, rounds=4)
     assert whole(kafka, target) == whole(kafka, source)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+def test_a_broker_that_is_away_in_the_middle_is_waited_for(silent: bool, kafka: Broker, tmp_path: Path) -> None:
+    """Three outages while a topic is mirrored: each record is there once, in order, and no message failed."""
+    own(kafka)
+    count, source, target = 6_000, kafka.topic(3), kafka.topic(3)
+
+    def produce(start: int) -> None:
+        kafka.produce(source, [str(n) for n in range(start, start + count // 4)])
+
+    records = Records(kafka.servers, source, follow=True, timeout_s=2)
+    sink = Topic(kafka.servers, target, partition="same", timeout_s=2)
+    graph = cues.Graph(
+        "mirror", [cues.Source("records", records)], store=tmp_path / "s", errors="errors", durability="process"
+    )
+    graph.add(cues.Sink(kafka_sink.write, "records", id="save", batch=True, batch_size=50, checkpoint=sink))
+    told: list[events.Event] = []
+    with graph.start(listeners=(told.append,)) as running:
+        for part in range(4):
+            produce(part * count // 4)
+            until(lambda done=part * count // 4 + 50: kafka_count(kafka, target) > done)
+            if part < 3:
+                kafka.leave(3, silent=silent)
+        until(lambda: kafka_count(kafka, target) >= count, 120)
+        assert not running.messages("errors")
+    assert whole(kafka, target) == whole(kafka, source) and kafka_count(kafka, target) == count
+    away = [event.processor for event in told if isinstance(event, events.Away) and not event.over]
+    assert silent or {"mirror.records", "mirror.save"} & set(away), told
+
+
+def kafka_count(broker: Broker, topic: str) -> int:
+    return len(broker.records(topic))
 
 
 def test_an_error_that_lasts_is_told_before_a_position_is_validated(
