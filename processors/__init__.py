@@ -10,7 +10,7 @@ says so, and loads it on first use.
     sql.py           transactions of sinks in SQLite, which take every message exactly once
     sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
     sql_sink.py      tables as targets of sinks: append, upsert, delete
-    delta.py         Delta tables as targets of sinks, exactly once
+    delta.py         Delta tables as targets of sinks, exactly once; delta_source.py has their versions as messages
     kafka_source.py  records of a Kafka topic
     kafka_sink.py    Kafka topics as targets of sinks, exactly once; kafka.py is what both use
     redis_streams.py the entries of a Redis stream, and Redis as the target of sinks, exactly once

@@ -50,7 +50,7 @@ from cues.processors import SINK, columns, formats, places, takes
 
 MODES: Final = ("append", "upsert", "delete")
 
-_AWAY: Final = re.compile(
+AWAY: Final = re.compile(
     r"error sending request|tcp connect|timed? ?out|connection|dns error|slow ?down|\b(429|500|502|503|504)\b"
     r"|no space left|stale file handle",
     re.IGNORECASE,
@@ -69,6 +69,11 @@ def library() -> Any:
     except ImportError as error:
         raise NotInstalled(f"Delta tables need delta-rs: {error}.", "pip install 'cues-streams[delta]'.") from None
     return deltalake
+
+
+def said(error: Exception) -> str:
+    """Return the text of an error of delta-rs, on one line."""
+    return " ".join(_ANSI.sub("", str(error)).split())
 
 
 def write(messages: Any, process: cues.Process) -> None:
@@ -208,7 +213,7 @@ class DeltaTarget:
         except delta.TableNotFoundError:
             raise
         except (OSError, delta.DeltaError) as error:
-            text = " ".join(_ANSI.sub("", str(error)).split())
+            text = said(error)
             if "failed validation check" in text:  # a constraint: the message is the cause
                 raise ValueError(f"The Delta table {self.where} refuses the message: {text}") from None
             again = "already exists" in text
@@ -220,7 +225,7 @@ class DeltaTarget:
                 else "start the graph again when the table can be read and written; the sink continues there.",
                 where=self.where,
                 again=again,
-                away=again or _AWAY.search(text) is not None or None,
+                away=again or AWAY.search(text) is not None or None,
             ) from error
 
 

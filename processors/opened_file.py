@@ -13,7 +13,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, Any, Final, Protocol
 
@@ -439,28 +439,41 @@ def tables(
     ``names``: its columns to be read, None for all. ``size``: the rows of a batch of Parquet.
     """
     pa = places.arrow()
-    before = 0
     chosen = None if names is None else list(names)
     if format == "parquet":
         import pyarrow.parquet as pq
 
         parquet = pq.ParquetFile(file)
         blocks.check_names(parquet.schema_arrow.names, chosen, None, name)
-        groups: list[int] = []
-        for group in range(parquet.num_row_groups):
-            count = parquet.metadata.row_group(group).num_rows
-            if not groups and before + count <= skip:
-                before += count
-                continue
-            groups.append(group)
-        found: Any = parquet.iter_batches(batch_size=size, row_groups=groups, columns=chosen) if groups else ()
-    else:
-        file.seek(0)
-        is_file = file.read(6) == b"ARROW1"
-        file.seek(0)
-        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        blocks.check_names(reader.schema.names, chosen, None, name)
-        found = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
+        yield from parquet_rows(parquet, skip, chosen, size)
+        return
+    file.seek(0)
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+    blocks.check_names(reader.schema.names, chosen, None, name)
+    found = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
+    yield from _after(skip, 0, found, chosen)
+
+
+def parquet_rows(
+    parquet: Any, skip: int, chosen: list[str] | None, size: int, *, use_threads: bool = True
+) -> Iterator[tuple[int, Any]]:
+    """Yield ``(rows before, record batch)`` of a ``pyarrow.parquet.ParquetFile`` after its first ``skip`` rows."""
+    before = 0
+    groups: list[int] = []
+    for group in range(parquet.num_row_groups):
+        count = parquet.metadata.row_group(group).num_rows
+        if not groups and before + count <= skip:
+            before += count
+            continue
+        groups.append(group)
+    if groups:
+        found = parquet.iter_batches(batch_size=size, row_groups=groups, columns=chosen, use_threads=use_threads)
+        yield from _after(skip, before, found, chosen)
+
+
+def _after(skip: int, before: int, found: Iterable[Any], chosen: list[str] | None) -> Iterator[tuple[int, Any]]:
     for batch in found:
         if before + batch.num_rows > skip:
             done = max(skip - before, 0)

@@ -25,6 +25,7 @@ import cues
 from cues import testing
 from cues.graphs.processor import wants_process
 from cues.processors import files
+from cues.processors.delta_source import DeltaSource
 from cues.processors.file_source import Files
 from cues.processors.kafka_source import Records
 from cues.processors.nats_streams import NatsStream
@@ -145,6 +146,20 @@ def _rows(kind: str, **options: Any) -> Callable[[Path], Source]:
         return Rows(target, "data", ["day", "k"], columns=["n", "s"], page_rows=20, **options)
 
     return make
+
+
+def _delta(path: Path) -> Source:
+    """A table whose rows are in a snapshot and in later versions, one of them a compaction; order is that of files."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+
+    table = path / "table"
+    if not (path / "filled").exists():
+        for rows in (ROWS[:20], ROWS[20:33], ROWS[33:]):
+            write_deltalake(table, pa.Table.from_pylist(rows), mode="append")
+            DeltaTable(table).optimize.compact()
+        (path / "filled").touch()
+    return DeltaSource(table, begin=0, batch_rows=6)
 
 
 def _records(path: Path) -> Source:
@@ -284,6 +299,7 @@ SOURCES = {
     "csv": SourceCase(_files("csv")),
     "text": SourceCase(_files("jsonl", format="text"), row=lambda message: json.loads(message["line"])),
     "parquet": SourceCase(_files("parquet"), ("pyarrow",)),
+    "delta": SourceCase(_delta, ("deltalake", "pyarrow")),
     "json": SourceCase(_files("json", format="json")),
     "avro": SourceCase(_files("avro"), ("fastavro",)),
     "arrow": SourceCase(_files("arrow"), ("pyarrow",)),

@@ -19,6 +19,7 @@ import cues
 from cues import processors, testing
 from cues.errors import CuesError, InvalidArgument
 from cues.processors import files, foreign
+from cues.processors.delta_source import DeltaSource
 from cues.processors.event_time import WATERMARK
 from cues.processors.file_source import Files
 from cues.processors.http_source import Poll
@@ -76,6 +77,12 @@ def of_rows(row: Row, path: Path, reserved: list[str]) -> Any:
         marks = ", ".join("?" * len(row))
         connection.execute(f"insert into rows values (1, {marks})", list(row.values()))
     return through(Rows(f"sqlite:///{path}/rows.db", "rows", "id", columns=list(row), reserved=reserved), path)
+
+
+def of_delta(row: Row, path: Path, reserved: list[str]) -> Any:
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(path / "table", pytest.importorskip("pyarrow").Table.from_pylist([row]))
+    return through(DeltaSource(path / "table", reserved=reserved), path)
 
 
 def of_poll(row: Row, path: Path, reserved: list[str]) -> Any:
@@ -137,6 +144,7 @@ SOURCES: dict[str, Callable[[Row, Path, list[str]], Any]] = {
     "read-csv": of_function("csv", files.read_csv),
     "read-jsonl": of_function("jsonl", files.read_jsonl),
     "sql-rows": of_rows,
+    "delta-source": of_delta,
     "http-poll": of_poll,
     "websocket": of_websocket,
     "webhook": of_webhook,

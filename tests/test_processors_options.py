@@ -21,6 +21,7 @@ from cues.base import names
 from cues.errors import CuesError, GraphError
 from cues.graphs.options import OPTION_NAMES
 from cues.processors import event_time, file_sink, joins, shape, sql, sql_sink, windows
+from cues.processors.delta_source import DeltaSource
 from cues.processors.file_source import Files
 from cues.processors.reducers import count
 from cues.processors.sql_source import Rows
@@ -111,6 +112,15 @@ def rows_read(**options: Any) -> Any:
     return cues.Source("out", Rows("rows.db", "r", cursor="i"), **without_id(options))
 
 
+def delta_read(**options: Any) -> Any:
+    if not Path("table").exists():
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        write_deltalake("table", pa.table({"i": range(6), "t": [float(i) for i in range(6)], "k": ["k"] * 6}))
+    return cues.Source("out", DeltaSource("table"), **without_id(options))
+
+
 def files_written(**options: Any) -> Any:
     return file_sink.FileSink("files", "jsonl", roll_bytes=0).sink("a", **options)
 
@@ -154,6 +164,7 @@ KITS: dict[str, Callable[..., Any]] = {
     "shape:merge": stream(shape.merge("t", "l", "r"), cues.AnyOf(l="a", r="b")),
     "file_source:Files": files_read,
     "sql_source:Rows": rows_read,
+    "delta_source:DeltaSource": delta_read,
     "file_sink:FileSink": files_written,
     "sql_sink:Table": rows_written,
 }

@@ -19,6 +19,7 @@ from cues.graphs.options import OPTION_NAMES
 from cues.processors import files, http, joins, reducers, shape, windows
 from cues.processors.databases import DuckDB
 from cues.processors.delta import DeltaTarget
+from cues.processors.delta_source import DeltaSource
 from cues.processors.event_time import KeyOf, watermark
 from cues.processors.file_sink import FileSink
 from cues.processors.file_source import Files
@@ -197,6 +198,11 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         DeltaTarget,
         {"where": "t", "schema": None, "mode": "append", "key": (), "partition_by": (), "evolve": False}
         | {"storage_options": None},
+    ),
+    "DeltaSource": (
+        DeltaSource,
+        {"where": "t", "begin": None, "snapshot": True, "changes": "refuse", "columns": None, "follow": False}
+        | {"poll_s": 5, "batch_rows": 5, "storage_options": None, "reserved": ()},
     ),
     "NatsStream": (
         NatsStream,
