@@ -39,10 +39,11 @@ before it is written (*intent*), and the object is the commit: if it is there, t
 owner writes a row of its own epoch, so an owner that was replaced changes no row of its successor. It can only put the
 same object again: a start takes exactly the range of the delivery that was under way, whose hash is in the name.
 
-Not guaranteed: a file is finished by time only while the process runs, and at the next message after a restart; call
-:meth:`FileSink.finish` after the last run of a job. ``durability="process"`` does not survive a power cut. The
-directory is on a filesystem with renames and locks (not on some network filesystems). Rows of files that are removed
-from ``_cues`` by hand are lost. A function in ``partition_by=`` gives the same values whenever it is called with a row.
+Not guaranteed: a file is finished by time only while the graph runs. One that is overdue at a start is finished when
+the sink begins; call :meth:`FileSink.finish` after the last run of a job. ``durability="process"`` does not survive a
+power cut. The directory is on a filesystem with renames and locks (not on some network filesystems). Rows of files that
+are removed from ``_cues`` by hand are lost. A function in ``partition_by=`` gives the same values whenever it is called
+with a row.
 In an object store, a purge by hand of messages whose step is under way may write some
 of them twice.
 """
@@ -84,6 +85,9 @@ OPEN_FILES_MAX: Final = 100
 
 _VERSION: Final = 2
 """Of rows. In a row of version 1 there is one open file, which has its layout in it."""
+AGAIN_S: Final = 5.0
+"""Seconds before a file is finished again that could not be finished by time, as on a full disk."""
+
 _LOOK_S: Final = 0.005
 _FOLDER: Final = "_cues"
 
@@ -226,20 +230,32 @@ class FileSink:
             timer.cancel()
         self._timers.clear()
 
+    def __cues_continue__(self, unit: str) -> None:
+        """Finish what an earlier process left open and is overdue, and await the rest: messages may not come for long.
+
+        A failure is not raised: the next message meets it too, and its step waits or stops.
+        """
+        if self.roll_s is not None and not places.is_remote(self.path) and self.holds([unit]):
+            self._roll_later(unit, 0.0)
+
     def _roll_later(self, processor: str, since: float) -> None:
         """Finish the open file of a processor when its time is over, whether or not messages come."""
-        if self.roll_s is None or processor in self._timers:
-            return
+        if self.roll_s is not None and processor not in self._timers:
+            self._roll_in(processor, since + self.roll_s - time.time())
+
+    def _roll_in(self, processor: str, wait_s: float) -> None:
         own = weakref.ref(self)
 
         def roll() -> None:
             if (sink := own()) is None:
                 return
             sink._timers.pop(processor, None)
-            with contextlib.suppress(cues.CuesError):  # the next transaction reports it
+            try:
                 _Directory(sink, processor).roll(sink._is_due)
+            except cues.CuesError:  # a full disk; the next transaction reports it, if there is one
+                sink._roll_in(processor, AGAIN_S)
 
-        timer = threading.Timer(max(0.0, since + self.roll_s - time.time()), roll)
+        timer = threading.Timer(max(0.0, wait_s), roll)
         timer.daemon = True
         self._timers[processor] = timer
         timer.start()

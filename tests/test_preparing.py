@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +13,13 @@ from typing import Any
 
 import pytest
 from postgres import Postgres
+from small import until
 
 import cues
 from cues import testing
 from cues.errors import CheckpointError, InvalidArgument
+from cues.processors import file_sink
+from cues.processors.file_sink import FileSink
 from cues.processors.http_sink import Requests
 
 COUNT = 30
@@ -121,6 +126,40 @@ def test_the_target_is_prepared_once_before_the_first_message(store: cues.Store)
     target.__cues_prepare__ = lambda: prepared.append(len(target.rows))  # type: ignore[attr-defined]
     run(cues.Sink(save, "q", id="save", batch=True, batch_size=4, checkpoint=target), store)
     assert prepared == [0] and len(target.rows) == COUNT
+
+
+def test_a_file_of_an_earlier_process_is_finished_in_time_without_a_message(tmp_path: Path) -> None:
+    """Its process was killed before the time had come; the next one gets no message, and readers wait for the file."""
+
+    def graph(roll_s: float) -> tuple[FileSink, cues.Graph]:
+        out = FileSink(tmp_path / "out", roll_s=roll_s)
+        return out, cues.Graph("g", [cues.Source("q", None), out.sink("q")], store=tmp_path / "store")
+
+    killed, first = graph(roll_s=3600)
+    with first.start() as running:
+        running.send("q", {"n": 1})
+        running.wait_idle()
+    assert killed.finished() == []
+    out, again = graph(roll_s=0.01)
+    with again.start():
+        until(out.finished, "the file was not finished")
+    assert [Path(name).read_text() for name in out.finished()] == ['{"n": 1}\n']
+
+
+def test_a_file_that_cannot_be_finished_in_time_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, for example: no message may come when it has space again."""
+    monkeypatch.setattr(file_sink, "AGAIN_S", 0.05)
+    out = FileSink(tmp_path / "out", roll_s=0.01)
+    name = tmp_path / "out" / "g.save-0-00000001.jsonl"
+    (name / "in the way").mkdir(parents=True)
+    with cues.Graph("g", [cues.Source("q", None), out.sink("q")], store=tmp_path / "store").start() as running:
+        running.send("q", {"n": 1})
+        row = tmp_path / "out" / "_cues" / "g.save" / "0.json"
+        until(lambda: row.exists() and json.loads(row.read_text())["finishing"], "its time did not come")
+        shutil.rmtree(name)
+        until(name.is_file, "the file was not finished")
 
 
 @pytest.mark.parametrize("url", ["api.example.com/orders", "ftp://host/x", "http:///x", "http://[", "", 7])

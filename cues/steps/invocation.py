@@ -21,7 +21,7 @@ from cues.graphs.processor import (
     wants_process,
 )
 from cues.queues.tables import Chosen
-from cues.steps.failure import line
+from cues.steps.failure import named
 from cues.steps.process import Process
 from cues.steps.taking import Taken
 
@@ -78,7 +78,7 @@ def _begun(node: Node, target: CheckpointTarget, process: Process, opened: ExitS
         raise
     except Exception as error:
         raise CheckpointError(
-            f"The target of {node.id} cannot begin a transaction: {type(error).__name__}: {line(error)}",
+            f"The target of {node.id} cannot begin a transaction: {named(error)}",
             "correct the options of the target, or install its driver, then start again.",
             where=getattr(target, "where", ""),
         ) from error
@@ -89,12 +89,16 @@ def prepare(node: Node) -> None:
 
     A missing driver, a wrong URL or a wrong option is an error that no message can mend: the processor stops here, and
     no message is charged. The hook is a method ``__cues_prepare__()`` of ``checkpoint=``, or of the function or the
-    object that the function is a method of.
+    object that the function is a method of. A target that leaves something open for a later time, such as a file, has
+    a hook ``__cues_continue__(unit)`` too: a process that was killed cannot do it when the time has come.
     """
     for part in (node.options.checkpoint, getattr(node.fn, "__self__", node.fn)):
         hook = getattr(part, "__cues_prepare__", None)
         if hook is not None:
             hook()
+    resume = getattr(node.options.checkpoint, "__cues_continue__", None)
+    if resume is not None:
+        resume(node.key)
 
 
 def _plainly(node: Node, fn: Function) -> Invocation:
