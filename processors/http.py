@@ -232,7 +232,9 @@ async def exchange(client: Any, request: Any, terms: Terms, *, whole: bool = Tru
         text = f"{method} {shown_url(request.url)} failed: {type(error).__name__}: {error}"
         hint = "correct the request; a failed message can be redriven."
         raise failed(RequestFailed, text, hint, None, url=shown_url(request.url)) from error
-    except (httpx.TransportError, TimeoutError) as error:
+    except TimeoutError as error:
+        raise unanswered(method, request.url, TimeoutError(f"{terms.timeout_s:g} s")) from error
+    except httpx.TransportError as error:
         raise unanswered(method, request.url, error) from error
     headers = {name.lower(): value for name, value in response.headers.items()}
     answer = Answer(response.status_code, str(response.url), headers, bytes(body[: terms.body_bytes_max]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -938,3 +939,46 @@ def test_a_port_that_accepts_and_never_answers_is_away(tmp_path: Path) -> None:
             running.send("in", {"n": 1})
             until(lambda: running.counters()["g.save"].away)
     assert [over for _, over in heard.outages][:1] == [False]
+
+
+class Nameless:
+    """A source, or a target, whose driver says nothing but the class of its error."""
+
+    where = "plant.readings at tcp:7"
+
+    def __call__(self, position: int | None) -> Iterator[Any]:
+        raise ConnectionResetError
+        yield
+
+    @contextmanager
+    def transaction(self, process: cues.Process) -> Iterator[Any]:
+        raise ConnectionResetError
+        yield
+
+
+@pytest.mark.parametrize("part", ["source", "target"])
+def test_a_wait_names_the_place_although_the_driver_does_not(part: str, tmp_path: Path) -> None:
+    graph = cues.Graph("g", [cues.Source("in", Nameless() if part == "source" else None)], store=tmp_path / "s")
+    if part == "target":
+        graph.sink("in", id="save", batch=True, checkpoint=Nameless())(lambda messages, process: None)
+    waits = "g.in" if part == "source" else "g.save"
+    with pytest.raises(ProcessorStopped), graph.start() as running:
+        if part == "target":
+            running.send("in", {"n": 1})
+        text = until(lambda: running.counters()[waits].away)
+    where, _, why = text.partition(" since ")
+    assert where == "plant.readings at tcp:7"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d: (CheckpointError: .*begin a transaction: )?ConnectionResetError", why)
+
+
+def test_a_server_that_is_silent_is_named_with_the_time(tmp_path: Path) -> None:
+    """The error of the time-out has no text, and the advice of an error is not for somebody who reads of a wait."""
+    pytest.importorskip("httpx")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x"
+        graph = cues.Graph("g", [Requests(url, timeout_s=0.1).sink("in", id="send")], store=tmp_path / "s")
+        graph.source("in")
+        with pytest.raises(ProcessorStopped), graph.start() as running:
+            running.send("in", {"n": 1})
+            text = until(lambda: running.counters()["g.send"].away)
+    assert text.endswith(f": TryLater: POST {url} had no whole answer (TimeoutError: 0.1 s).")

@@ -20,7 +20,8 @@ from cues.base import events
 from cues.base.texts import duration
 from cues.engine.engine import Host
 from cues.errors import ProcessorStopped, StoreError
-from cues.graphs.outage import Outage, place_of
+from cues.graphs.outage import Outage, place_beside, place_of
+from cues.graphs.processor import Node
 from cues.steps.calls import Interrupted
 from cues.steps.failure import root_of, short
 
@@ -32,7 +33,8 @@ _STORE_S: Final = 2.0
 class OutageWait:
     """The outage of one unit, if there is one."""
 
-    def __init__(self, host: Host, id: str, outage: Outage, counters: events.Counters) -> None:
+    def __init__(self, host: Host, id: str, outage: Outage, counters: events.Counters, node: Node) -> None:
+        self._node = node
         self._host = host
         self._id = id
         self._outage = outage
@@ -99,7 +101,8 @@ class OutageWait:
         self._began_s = self._since_s = time.monotonic()
         self._taken = self._counters.taken
         cause = root_of(error)
-        self._place = place_of(error) or place_of(cause) or "what it needs"
+        beside = place_beside(self._node.options, self._node.fn)
+        self._place = place_of(error) or place_of(cause) or beside or "what it needs"
         text = f"{self._place} since {datetime.now().astimezone():%H:%M:%S}: {short(cause)}"
         self._counters.away = text
         if self._outage.limit_s != 0:

@@ -149,7 +149,7 @@ class Worker:
 
         stepper = self.stepper
         if self._outage is None:
-            self._outage = OutageWait(self.running, self.id, self._rule.outage, stepper.counters)
+            self._outage = OutageWait(self.running, self.id, self._rule.outage, stepper.counters, stepper.node)
             self._position = stepper.position if isinstance(stepper, SourceStepper) else None
             self._was_paused = stepper.pause.row is not None
         self._outage.begin_wait(error)

@@ -98,6 +98,18 @@ def outage_of(value: Outage | str | float | timedelta) -> Outage:
     return value if isinstance(value, Outage) else Outage(value)
 
 
+def place_beside(options: object, fn: object) -> str:
+    """Return the name of what a processor uses, for an exception that does not say: that of its target or its source.
+
+    A driver tells an address at best: ``where`` has the queue, the table or the slot too. "" if neither has one.
+    """
+    for part in (getattr(options, "checkpoint", None), getattr(fn, "__self__", fn)):
+        found = getattr(part, "where", "")
+        if isinstance(found, str) and found:
+            return found
+    return ""
+
+
 def place_of(error: BaseException) -> str:
     """Return the name of what is away; "" if the exception does not say."""
     if isinstance(error, StoreError):

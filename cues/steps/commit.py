@@ -15,7 +15,7 @@ from cues import faults
 from cues.base import events
 from cues.errors import WriterStuck
 from cues.steps import tries
-from cues.steps.failure import Failure, failed_event, line, stopped_at
+from cues.steps.failure import Failure, failed_event, named, stopped_at
 from cues.steps.meter import Meter
 from cues.steps.results import pauses
 
@@ -252,5 +252,5 @@ class Committer:
         """Emit one event for all messages that failed in a commit."""
         errors = self._ports.errors
         assert errors is not None
-        cause = f"{type(first.error).__name__}: {line(first.error)}"
+        cause = named(first.error)
         self.patience.emit(failed_event(self.node.id, errors.id, count, first.attempts, cause))

@@ -173,7 +173,7 @@ def stopped_at(node: Node, failure: Failure) -> ProcessorStopped:
     more = "" if node.errors is not None else f", or {node.way_to_errors}"
     error = ProcessorStopped(
         f"{node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
-        f" {type(failure.error).__name__}: {line(failure.error)}",
+        f" {named(failure.error)}",
         f"correct the function and start again (it continues {where}){more}."
         if not failure.away
         else "start again when it can be reached; with outage= the processor waits for it.",
@@ -205,7 +205,7 @@ def stopped_by(id: str, error: BaseException) -> ProcessorStopped | Fenced:
     if isinstance(error, (ProcessorStopped, Fenced)):
         return error
     stopped = ProcessorStopped(
-        f"{id} stopped: {type(error).__name__}: {line(error)}",
+        f"{id} stopped: {named(error)}",
         "remove the cause, then start again; it continues at the same position.",
         processor=id,
     )
@@ -283,8 +283,8 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def root_of(error: BaseException) -> BaseException:
-    """Return the exception that says most about an outage: that of the driver below errors of Cues."""
-    while isinstance(error, CuesError) and isinstance(error.__cause__, Exception):
+    """Return the exception that says most about an outage: that of the driver below errors of Cues, if it has words."""
+    while isinstance(error, CuesError) and isinstance(error.__cause__, Exception) and words(error.__cause__).strip():
         error = error.__cause__
     carried = getattr(error, "orig", None)
     return carried if isinstance(carried, Exception) else error
@@ -300,8 +300,7 @@ def words(error: BaseException) -> str:
 
 def line(error: BaseException) -> str:
     """Return the first line of an error text. Drivers add the statement, its parameters and links."""
-    first, *more = words(error).strip().splitlines() or [""]
-    return f"{first} …" if more else first
+    return _first(words(error))
 
 
 def _plain(value: Any) -> Any:
@@ -316,5 +315,17 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
+def _first(text: str) -> str:
+    first, *more = text.strip().splitlines() or [""]
+    return f"{first} …" if more else first
+
+
+def named(error: BaseException) -> str:
+    """Return the class and the first line of an exception; the class alone if it has no text."""
+    return f"{type(error).__name__}: {line(error)}" if words(error).strip() else type(error).__name__
+
+
 def short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {line(error)}"[:200]
+    """Return it as a part of a text about what is done by itself: without the advice of an error of Cues."""
+    text = f"{type(error).__name__}: {_first(error.message)}" if isinstance(error, CuesError) else named(error)
+    return text[:200]

@@ -126,7 +126,7 @@ class _StageThread(_Turns):
         self._stages = stages
         self.counters = stage.counters
         self._rings = 0
-        self._outage = OutageWait(host, self.id, stage.node.options.outages, stage.counters)
+        self._outage = OutageWait(host, self.id, stage.node.options.outages, stage.counters, stage.node)
 
     @override
     def _run(self) -> None:
