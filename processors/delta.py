@@ -38,24 +38,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import quote
 
 import cues
-from cues.arguments import options_of, path_of, texts_of
-from cues.checkpoints import Row, Transaction, held, write_once
+from cues.arguments import options_of, path_of
+from cues.checkpoints import Row
 from cues.errors import CheckpointError, InvalidArgument, NotInstalled
-from cues.processors import SINK, columns, formats, places, takes
+from cues.overrides import override
+from cues.processors import SINK, places, takes
+from cues.processors.lake import AWAY, LakeConnection, LakePositions, LakeTarget
 
-MODES: Final = ("append", "upsert", "delete")
-
-AWAY: Final = re.compile(
-    r"error sending request|tcp connect|timed? ?out|connection|dns error|slow ?down|\b(429|500|502|503|504)\b"
-    r"|no space left|stale file handle",
-    re.IGNORECASE,
-)
-"""Texts of an object store or a disk that cannot be reached now."""
 _NEVER: Final = re.compile("unsupported table feature|append-only", re.IGNORECASE)
 """Texts of commits that fail at each attempt, and not because of another commit."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -82,7 +77,7 @@ def write(messages: Any, process: cues.Process) -> None:
 
 
 @takes(SINK)
-class DeltaTarget:
+class DeltaTarget(LakeTarget):
     """A Delta table as the target of sinks (``checkpoint=``); see the module.
 
     ``where``            a directory, or a URL that delta-rs knows: ``"s3://bucket/table"``, ``az://``, ``gs://``
@@ -99,6 +94,8 @@ class DeltaTarget:
     Mechanism: row of delivery in the application transactions of Delta, in the commit of the rows
     """
 
+    SYSTEM = "Delta"
+
     def __init__(
         self,
         where: Any,
@@ -111,43 +108,16 @@ class DeltaTarget:
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self.where: str = where if isinstance(where, str) and "://" in where else path_of("where", where)
-        self.schema, self.mode, self.evolve = schema, mode, evolve
-        self.key, self.partition_by = texts_of("key", key), texts_of("partition_by", partition_by)
         self.storage_options = options_of("storage_options", storage_options or {})
-        if mode not in MODES:
-            raise InvalidArgument(f"mode={mode!r} is unknown.", f"use one of {', '.join(MODES)}.")
-        if (mode != "append") != bool(self.key):
-            raise InvalidArgument(
-                f"mode={mode!r} with key={self.key} do not fit.",
-                "give key= the columns of the key for 'upsert' and 'delete', and leave it out for 'append'.",
-            )
+        super().__init__(schema, mode, key, partition_by, evolve)
         if any("`" in name for name in self.key):
             raise InvalidArgument(f"key={self.key}: delta-rs takes no ` in the name of a key.", "rename the column.")
-        if type(evolve) is not bool:
-            raise InvalidArgument(f"evolve={evolve!r:.60}.", "give True or False.")
-        if schema is not None:
-            _check(schema, [*self.key, *self.partition_by])
-            if nested := _nested(schema, self.key):
-                raise InvalidArgument(f"{nested[0]}.", "use a column of numbers, texts or times.")
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that writes the messages of ``inputs`` as they are; ``options`` are those of ``cues.Sink``."""
         return cues.Sink(write, inputs, **{"batch": True, "checkpoint": self, "id": "save", **options})
 
-    def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction[Connection]]:
-        """Run the block, whose rows are one commit of the table, with exactly the messages that are new to it.
-
-        ``connection.write(rows)`` takes a message, a list of messages, or a table of Arrow. Raises
-        :class:`cues.Fenced` or :class:`cues.errors.Diverged` before the block runs, and
-        :class:`cues.errors.CheckpointError` when the table cannot be read or written.
-        """
-        return write_once(_Positions(self, process.delivery.end), process, Transaction)
-
-    def holds(self, processors: Iterable[str]) -> list[str]:
-        """Return those of the processors that have a position in the table: it refuses them from another store."""
-        asked = list(processors)
-        return held(_Positions(self, asked=asked), asked)
-
+    @override
     def open(self) -> Any:
         """Return the ``deltalake.DeltaTable`` at its newest version; None if there is no table."""
         delta = library()
@@ -157,52 +127,52 @@ class DeltaTarget:
             except delta.exceptions.TableNotFoundError:
                 return None
 
-    def __cues_prepare__(self) -> None:
-        """Create or check the table, so that no message meets a mistake of the declaration."""
-        library()
-        table = self.open()
-        if table is None and self.schema is not None:
-            with self.failures():
-                table = library().DeltaTable.create(
-                    self.where, _delta(self.schema), mode="ignore", partition_by=self.partition_by,
-                    storage_options=self.storage_options,
-                )  # fmt: skip
-            table = self.open()
-        if table is None and self.evolve and self.mode != "delete":
-            return
-        if table is None:
-            raise self.misfit("is not there", "give schema=, with which the sink makes it; or evolve=True.")
-        there, metadata = _schema_of(table), table.metadata()
-        wrong = []
-        for field in [] if self.schema is None else _delta(self.schema):
-            if field.name not in there.names:
-                wrong += [] if self.evolve else [f"{field.name} is missing"]
-            elif there.field(field.name).type != field.type:
-                wrong.append(f"{field.name} is {there.field(field.name).type}, not {field.type}")
-        wrong += [
+    @override
+    def make(self, schema: Any) -> None:
+        with self.failures():
+            library().DeltaTable.create(
+                self.where, schema, mode="ignore", partition_by=self.partition_by, storage_options=self.storage_options
+            )
+
+    @override
+    def connect(self) -> Connection:
+        return Connection(self)
+
+    @override
+    def positions(self, tailers: Iterable[str], asked: Sequence[str]) -> LakePositions:
+        return _Positions(self, tailers, asked)
+
+    @override
+    def type_of(self, kind: Any) -> Any:
+        pa, types = places.arrow(), places.arrow().types
+        if types.is_timestamp(kind):
+            return pa.timestamp("us", kind.tz and "UTC")
+        if types.is_unsigned_integer(kind):
+            return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0)}[kind.bit_width]
+        known = "signed_integer float32 float64 boolean string binary date32 decimal128"
+        return kind if any(getattr(types, f"is_{each}")(kind) for each in known.split()) else None
+
+    @override
+    def schema_of(self, table: Any) -> Any:
+        return places.arrow().schema(table.schema().to_arrow())
+
+    @override
+    def misfits(self, table: Any, schema: Any) -> list[str]:
+        metadata = table.metadata()
+        wrong = [
             f"{name} is binary, and divides the table into directories, which lose its bytes"
             for name in metadata.partition_columns
-            if there.field(name).type == places.arrow().binary()
+            if schema.field(name).type == places.arrow().binary()
         ]
-        if set(there.names) == set(metadata.partition_columns):
+        if set(schema.names) == set(metadata.partition_columns):
             wrong.append("all its columns divide it into directories, so its files would have none")
-        wrong += [f"{name} of key= is missing" for name in self.key if name not in there.names]
-        wrong += _nested(there, self.key)
         if self.key and metadata.configuration.get("delta.appendOnly") == "true":
             wrong.append("it has delta.appendOnly, so no row changes")
         if self.partition_by and self.partition_by != metadata.partition_columns:
             wrong.append(f"it is divided by {metadata.partition_columns}, not by {self.partition_by}")
-        if wrong:
-            raise self.misfit(f"does not fit: {'; '.join(wrong)}", "change the options of the sink or the table.")
         if _FORGETS in metadata.configuration:
-            raise self.misfit(
-                f"has the property {_FORGETS}, so it forgets up to where it has messages",
-                f"remove it: DeltaTable(…).alter.set_table_properties({{'{_FORGETS}': None}}), or use another table.",
-            )
-
-    def misfit(self, problem: str, hint: str) -> CheckpointError:
-        """Return the error for a table that the sink cannot use."""
-        return CheckpointError(f"The Delta table {self.where} {problem}.", hint, where=self.where, away=False)
+            wrong.append(f"it forgets up to where it has messages, by the property {_FORGETS}")
+        return wrong
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -233,120 +203,43 @@ takes({**SINK, "checkpoint": DeltaTarget})(write)
 write.takes_columns = True  # type: ignore[attr-defined]  # its messages are given as they lie on the queue
 
 
-class Connection:
+class Connection(LakeConnection):
     """The open transaction of a :class:`DeltaTarget`: its rows are written at the end of the block."""
 
+    target: DeltaTarget
+
     def __init__(self, target: DeltaTarget) -> None:
-        self._target = target
-        self.raw = target.open()
-        """The ``deltalake.DeltaTable``, to read from; None if there is no table yet."""
-        self.row: Row | None = None
-        """The row after this delivery."""
+        super().__init__(target)
         self.numbers: dict[str, int] = {}
         """The numbers of applications that the commit sets."""
-        there = [] if self.raw is None else _schema_of(self.raw)
-        given = [] if target.schema is None or (self.raw is not None and not target.evolve) else _delta(target.schema)
-        if self.raw is None and (target.mode == "delete" or not (given or target.evolve)):
-            raise target.misfit("is not there any more", "restore it.")
-        names = [field.name for field in there]
-        self._schema = places.arrow().schema([*there, *(field for field in given if field.name not in names)])
-        self._parts: list[Any] = []
 
-    def write(self, messages: Any) -> None:
-        """Write a message, a list of messages or a table. Raises ValueError for a misfit."""
-        target, pa = self._target, places.arrow()
-        for run in columns.runs_of(messages, joined=False):
-            try:
-                part = self._part(run if isinstance(run, list) else columns.in_files(run))
-            except pa.ArrowException:  # a value that does not fit: the rows say which
-                part = self._part(columns.dicts(run, "a message"))
-            lacking = [name for name in target.key if name not in part.column_names or part.column(name).null_count]
-            if lacking:
-                raise ValueError(
-                    f"The message has no value for {lacking[0]!r}, a column of the key of {target.where!r}."
-                )
-            self._check_partitions(part)
-            if not part.num_columns:
-                raise ValueError(f"The message has no value, and there is no Delta table {target.where!r} yet.")
-            self._parts.append(part)
-
-    def _check_partitions(self, part: Any) -> None:
-        """Refuse texts that cannot name a directory: Delta has null for two of them, and a disk takes 255 bytes."""
-        by = self._target.partition_by if self.raw is None else self.raw.metadata().partition_columns
-        most = 255 if "://" not in self._target.where else 1_000
+    @override
+    def check(self, part: Any) -> None:
+        """Refuse values that cannot name a directory: Delta has null for two of them, and a disk takes 255 bytes."""
+        target = self.target
+        by = target.partition_by if self.raw is None else self.raw.metadata().partition_columns
+        most = 255 if "://" not in target.where else 1_000
         for name in by:
             values = part.column(name).unique().to_pylist() if name in part.column_names else []
             for value in values:
+                text = _directory(value)
                 if value in ("", "__HIVE_DEFAULT_PARTITION__"):
                     shown = f"the text {value!r}" if value else "an empty text"
-                elif isinstance(value, str) and len(quote(f"{name}={value}", safe="")) > most:
-                    shown = f"a text of {len(value)} characters"
+                elif isinstance(value, Decimal) and value < 0 and value % 1:
+                    shown = f"the number {value}, which delta-rs writes wrongly there"
+                elif len(quote(f"{name}={text}", safe="")) > most:
+                    shown = f"a text of {len(text)} characters"
                 else:
                     continue
                 raise ValueError(
                     f"The message has {shown} in {name!r}, which cannot name a directory of the table. Try: divide the"
-                    " table by another column, or change the text in a stream before the sink."
+                    " table by another column, or change the value in a stream before the sink."
                 )
 
-    def _part(self, rows: Any) -> Any:
-        """Return rows as a table with our columns, or for a delete with those of the key."""
-        target, pa = self._target, places.arrow()
-        if target.mode == "delete":
-            wanted = pa.schema([self._schema.field(name) for name in target.key])
-            if isinstance(rows, list):
-                rows = [{name: row.get(name) for name in target.key} for row in rows]
-            else:
-                rows = rows.select([name for name in target.key if name in rows.column_names])
-            return pa.table(formats.arrays_of(wanted, rows), schema=wanted)
-        names = _names(rows)
-        unknown = [name for name in names if name not in self._schema.names]
-        if unknown and not target.evolve:
-            raise ValueError(
-                f"The message has {unknown[0]!r}, which is no column of the Delta table {target.where!r}:"
-                f" {', '.join(self._schema.names)}. Try: a stream before the sink that returns these fields, or"
-                " evolve=True."
-            )
-        if unknown:
-            rows = self._evolve(rows, unknown)
-        return pa.table(formats.arrays_of(self._schema, rows), schema=self._schema)
-
-    def _evolve(self, rows: Any, unknown: list[str]) -> Any:
-        """Add columns for new fields that have a value; return the rows without the others, which are null."""
-        pa = places.arrow()
-        found = formats.widened(None, set(), rows) if isinstance(rows, list) else rows.schema
-        new = [found.field(name) for name in unknown]
-        known = {name.lower(): name for name in self._schema.names}
-        for name in unknown:
-            if (other := known.setdefault(name.lower(), name)) != name:
-                raise ValueError(
-                    f"The message has {name!r}, which differs from the column {other!r} in case only: they are one for"
-                    " Delta. Try: rename the field in a stream before the sink."
-                )
-        self._schema = pa.schema([*self._schema, *_delta([each for each in new if not pa.types.is_null(each.type)])])
-        empty = {each.name for each in new if pa.types.is_null(each.type)}
-        if isinstance(rows, list):
-            return [{name: value for name, value in row.items() if name not in empty} for row in rows]
-        return rows.drop_columns(sorted(empty)) if empty else rows
-
-    @property
-    def rows(self) -> Any:
-        """The rows that are to be written, as one table of Arrow: the last one of each key."""
-        target, pa = self._target, places.arrow()
-        schema = self._schema
-        if target.mode == "delete":
-            schema = pa.schema([schema.field(name) for name in target.key])
-        parts = [_with(part, schema) for part in self._parts]
-        table = pa.concat_tables(parts) if parts else schema.empty_table()
-        if target.key and len(table):
-            number = pa.array(range(len(table)), pa.int64())
-            keys = [_without_sign(table.column(name)) for name in target.key]
-            last = pa.table([*keys, number], [*target.key, "q/number"]).group_by(target.key)
-            table = table.take(last.aggregate([("q/number", "max")]).column("q/number_max").sort())
-        return table
-
+    @override
     def commit(self) -> None:
         """Write the rows and the numbers. Raises :class:`CheckpointError` if another owner has set them."""
-        delta, target, rows = library(), self._target, self.rows
+        delta, target, rows = library(), self.target, self.rows
         numbers = [delta.Transaction(name, number) for name, number in self.numbers.items()]
         properties = delta.CommitProperties(app_transactions=numbers)
         if self.raw is None and not rows.num_columns:
@@ -359,7 +252,7 @@ class Connection:
                 )  # fmt: skip
             elif target.mode == "append" or not len(rows):
                 merge: Any = "merge" if target.evolve else None
-                rows = rows if target.mode != "delete" else _schema_of(self.raw).empty_table()
+                rows = rows if target.mode != "delete" else target.schema_of(self.raw).empty_table()
                 delta.write_deltalake(self.raw, rows, mode="append", schema_mode=merge, commit_properties=properties)
             else:
                 same = " and ".join(f"target.{name} = source.{name}" for name in map(_quoted, target.key))
@@ -372,30 +265,19 @@ class Connection:
                 else:
                     merger.when_matched_update_all().when_not_matched_insert_all().execute()
                 if self.raw.version() == before:  # no row was found, so delta-rs committed nothing
-                    empty = _schema_of(self.raw).empty_table()
+                    empty = target.schema_of(self.raw).empty_table()
                     delta.write_deltalake(self.raw, empty, mode="append", commit_properties=properties)
 
 
-class _Positions:
-    """The rows of a target as a table of positions (:class:`cues.checkpoints.PositionTable`).
+class _Positions(LakePositions):
+    """A row is read for the tailers of one delivery: the numbers of others stay as they are."""
 
-    A row is read for the tailers of one delivery: the numbers of others stay as they are.
-    """
+    def __init__(self, target: DeltaTarget, tailers: Iterable[str], asked: Sequence[str]) -> None:
+        super().__init__(target)
+        self._tailers, self._asked = sorted(tailers), asked
 
-    def __init__(self, target: DeltaTarget, tailers: Iterable[str] = (), asked: Sequence[str] = ()) -> None:
-        self._target, self._tailers, self._asked = target, sorted(tailers), asked
-        self.where = target.where
-
-    @contextmanager
-    def begin(self) -> Iterator[Connection]:
-        connection = Connection(self._target)
-        yield connection
-        if connection.numbers:
-            connection.commit()
-
-    def read(self, connection: Connection, processor: str, *, lock: bool) -> Row | None:
-        if not lock or connection.raw is None:
-            return connection.row
+    @override
+    def stored(self, connection: Connection, processor: str) -> Row | None:
         version = connection.raw.transaction_version
         if (generation := version(f"cues:{processor}:generation")) is None:
             return None
@@ -407,6 +289,7 @@ class _Positions:
                 ends[tailer], seals[tailer] = end, _text(seal) if seal else ""
         return Row(_text(store), generation, epoch, ends, "".join(map(_text, hashes)), seals)
 
+    @override
     def write(self, connection: Connection, processor: str, row: Row, *, insert: bool) -> bool:
         connection.row = row
         numbers = {
@@ -426,9 +309,7 @@ class _Positions:
                 connection.numbers[base] = 1
         return True
 
-    def is_open(self, connection: Connection) -> bool:
-        return True
-
+    @override
     def processors(self, connection: Connection) -> Iterable[str]:
         if connection.raw is None:
             return []
@@ -446,84 +327,12 @@ def _text(number: int) -> str:
     return number.to_bytes(8, "big", signed=True).hex()
 
 
-def _without_sign(column: Any) -> Any:
-    """Return a column of a key with 0.0 for -0.0: Delta finds the rows of both, and a group has only one."""
-    pa = places.arrow()
-    if not pa.types.is_floating(column.type):
-        return column
-    from pyarrow import compute
-
-    return compute.add(column, pa.scalar(0.0, column.type))
-
-
-def _nested(schema: Any, key: Iterable[str]) -> list[str]:
-    """Return what is wrong with a key of lists, dicts or maps: rows are not found by them."""
-    named = [schema.field(name) for name in key if name in schema.names]
-    is_nested = places.arrow().types.is_nested
-    return [
-        f"{field.name} of key= is {field.type}, and has no single value" for field in named if is_nested(field.type)
-    ]
+def _directory(value: Any) -> str:
+    """Return the text of a value in the name of a directory: delta-rs writes numbers without exponents."""
+    if isinstance(value, float):
+        value = Decimal(repr(value))
+    return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
 def _quoted(name: str) -> str:
     return f"`{name}`"
-
-
-def _schema_of(table: Any) -> Any:
-    """Return the columns of a Delta table as a schema of pyarrow."""
-    return places.arrow().schema(table.schema().to_arrow())
-
-
-def _names(rows: Any) -> list[str]:
-    """Return the names of the fields of rows, or of the columns of a table."""
-    return list(dict.fromkeys(key for row in rows for key in row)) if isinstance(rows, list) else rows.column_names
-
-
-def _with(table: Any, schema: Any) -> Any:
-    """Return a table with the columns of a schema; those that it does not have are null."""
-    pa = places.arrow()
-    names = set(table.column_names)
-    columns = [table.column(f.name) if f.name in names else pa.nulls(len(table), f.type) for f in schema]
-    return pa.table(columns, schema=schema)
-
-
-def _check(schema: Any, names: Iterable[str]) -> None:
-    pa = places.arrow()
-    if not isinstance(schema, pa.Schema):
-        raise InvalidArgument(f"schema={schema!r:.60}.", "give a pyarrow.Schema.")
-    try:
-        _delta(schema)
-    except ValueError as error:
-        raise InvalidArgument(f"schema=: {error}", "use another type.") from None
-    small = [name.lower() for name in schema.names]
-    if twice := [name for at, name in enumerate(small) if name in small[:at]]:
-        raise InvalidArgument(f"schema= has the column {twice[0]!r} twice; Delta ignores case.", "rename one of them.")
-    missing = [name for name in names if name not in schema.names]
-    if missing:
-        raise InvalidArgument(f"{missing[0]!r} is no column of schema=: {schema.names}.", "name columns of the schema.")
-
-
-def _delta(fields: Iterable[Any]) -> Any:
-    """Return a schema with the types that a Delta table gives back. Raises ValueError for a type that it lacks."""
-    pa = places.arrow()
-    return pa.schema([field.with_type(_kept(field.type, field.name)) for field in fields])
-
-
-def _kept(kind: Any, name: str) -> Any:
-    pa, types = places.arrow(), places.arrow().types
-    if types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz and "UTC")
-    if types.is_unsigned_integer(kind):
-        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0)}[kind.bit_width]
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.list_(_kept(kind.value_type, name))
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(_kept(field.type, f"{name}.{field.name}")) for field in kind])
-    kind = columns.stored(kind)
-    known = "signed_integer float32 float64 boolean string binary date32 decimal128 map"
-    if not any(getattr(types, f"is_{each}")(kind) for each in known.split()):
-        raise ValueError(
-            f"the column {name!r} is {kind}, and a Delta table has no such type. Try: convert it in a stream before the"
-            " sink."
-        )
-    return kind

@@ -49,6 +49,7 @@ from urllib.parse import unquote
 from cues.arguments import check_number, options_of, path_of, texts_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.processors import SOURCE, blocks, columns, delta, foreign, formats, opened_file, places, takes, waits
+from cues.processors.lake import AWAY
 
 CHANGES: Final = ("refuse", "skip", "feed")
 SNAPSHOT: Final = "snapshot"
@@ -420,7 +421,7 @@ class _Files:
             raise
         except (OSError, delta_error) as error:
             text, where = delta.said(error), self._source.where
-            if delta.AWAY.search(text):
+            if AWAY.search(text):
                 raise Away(
                     f"The Delta table {where} cannot be reached: {text}",
                     "the source continues at its position when the place answers.",
@@ -447,7 +448,7 @@ class _Files:
             try:
                 table.load_as_version(version)
             except library.exceptions.DeltaError as error:
-                if delta.AWAY.search(delta.said(error)):
+                if AWAY.search(delta.said(error)):
                     raise
                 raise self._gone(f"the log does not have version {version} any more") from error
         return table

@@ -193,6 +193,18 @@ def test_a_text_that_cannot_name_a_directory_fails_its_message_alone(tmp_path: P
     assert sorted(map(repr, (row["p"] for row in rows(target)))) == sorted(repr(row["p"]) for row in kept)
 
 
+def test_a_number_that_cannot_name_a_directory_fails_its_message_alone(tmp_path: Path, store: cues.Store) -> None:
+    """delta-rs writes no exponents, so some floats are longer than a name; and -0.5 as 0.-50, which nobody reads."""
+    floats = [0.0, -0.0, 1e22, 0.1, 1e200, float("inf"), None, 1e300, -1e-300, 5e-324]
+    decimals = [Decimal("-1.00"), Decimal("0.50"), None, Decimal("-0.50"), Decimal("-1.05")]
+    for kind, values, bad in ((pa.float64(), floats, 3), (pa.decimal128(5, 2), decimals, 2)):
+        target = DeltaTarget(tmp_path / str(bad), schema=pa.schema({"p": kind, "n": pa.int64()}), partition_by="p")
+        with testing.temporary_store() as own:
+            failed = run(target, [{"p": value, "n": n} for n, value in enumerate(values)], own)
+        assert len(failed) == bad and all("Try: divide" in record["err/cause"][0]["message"] for record in failed)
+        assert rows(target) == sorted(({"p": p, "n": n} for n, p in enumerate(values[:-bad])), key=repr)
+
+
 def test_a_table_that_never_takes_the_commit_is_not_waited_for(tmp_path: Path, store: cues.Store) -> None:
     """Such a commit is no conflict: to repeat it would write its files again and again, for ever."""
     deltalake.DeltaTable.create(tmp_path / "t", N)
