@@ -37,6 +37,7 @@ from cues.processors.event_time import (
     WATERMARK,
     Call,
     Duration,
+    Early,
     EventTime,
     Field,
     Key,
@@ -116,7 +117,8 @@ class _Every(EventTime):
 
     def __init__(self, *given: Any, reduce: Mapping[str, Reducer], every: int) -> None:
         super().__init__(*given)
-        self._reduction = Reduction(reduce, [*self._key.names, "end", "errors"])
+        self._mark_names = ("final",) * self.marked
+        self._reduction = Reduction(reduce, [*self._key.names, "end", *self._mark_names, "errors"])
         self._every = every
 
     @override
@@ -136,9 +138,18 @@ class _Every(EventTime):
         row = b"w" + at(due) + tail
         if row not in call.state:
             call.open(row, True)
+        if self.marked:
+            self.change(call, row)
+
+    @override
+    def write_early(self, call: Call, row: bytes) -> None:
+        if (entry := call.state.get(b"a" + row[9:])) is not None:
+            results = self._reduction.results(entry[1])
+            call.results.append(self._message(entry[0], time_of(row[1:9]), results, False))
 
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
+        self.settle(call, row)
         key, states = call.state[b"a" + row[9:]]
         results = self._reduction.results(states)
         if call.raw:  # a reducer of a user may return its state, which changes before the results are written
@@ -146,15 +157,16 @@ class _Every(EventTime):
         result = key, time_of(row[1:9]), results
         call.results.append(result if call.raw else self._message(*result))
 
-    def _message(self, key: Any, end: int, results: dict[str, Any]) -> dict[str, Any]:
-        return self._key.fields(key) | {"end": moment(end)} | results
+    def _message(self, key: Any, end: int, results: dict[str, Any], final: bool = True) -> dict[str, Any]:
+        return self._key.fields(key) | {"end": moment(end)} | dict.fromkeys(self._mark_names, final) | results
 
     @override
-    def made(self, results: list[Any]) -> Any:
+    def made(self, results: list[Any], tables: bool = True) -> Any:
         if len(results) >= vectors.RESULTS_FEW and not any("errors" in each[2] for each in results):
             keys, ends, found = map(list, zip(*results))
             with contextlib.suppress(Exception):  # of types that a table does not hold exactly
-                values = {name: [each[name] for each in found] for name in found[0]}
+                values = {name: [True] * len(results) for name in self._mark_names}
+                values |= {name: [each[name] for each in found] for name in found[0]}
                 return vectors.table_of(self._key.columns(keys), {"end": ends}, values)
         return [self._message(*each) for each in results]
 
@@ -180,6 +192,7 @@ class _Every(EventTime):
             later = [b"w" + at(int(dues[low])) + tail for tail in changed]
             known = call.state.get_many(later)
             call.open_many({row: True for row, there in zip(later, known) if there is None})
+            self.change_many(call, later)
         return []
 
 
@@ -194,6 +207,7 @@ def aggregate(
     time: Field | Mapping[str, Field] | None = None,
     delay: Duration | Mapping[str, Duration] = 0,
     idle: Duration | None = None,
+    early: Early = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
@@ -209,6 +223,8 @@ def aggregate(
     time     the event time, for ``every``: as for :func:`cues.processors.windows.tumbling`
     delay    how far the results are after the greatest event time
     idle     an input that is silent for so long does not hold event time back; None: it does
+    early    for ``every``, results before ``end``: ``"10s"``, at most so often by the clock, or ``"update"``, at each
+             message. Results then have ``final``: as for :func:`cues.processors.windows.tumbling`
     id       the name of the processor; None: the name of ``output``
     options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …
 
@@ -226,11 +242,11 @@ def aggregate(
     if not isinstance(inputs, (str, cues.AnyOf)):
         raise GraphError(f"The inputs of an aggregate are {inputs!r}.", "give a queue, or cues.AnyOf('a', 'b').")
     if every is None:
-        if time is not None or idle is not None or delay != 0:
-            raise GraphError("time=, delay= and idle= are for every=.", "give every='1m', or leave them out.")
+        if time is not None or idle is not None or delay != 0 or early is not None:
+            raise GraphError("time=, delay=, idle= and early= are for every=.", "give every='1m', or leave them out.")
         return stream(_Each(by, reduce), inputs, {"totals": output}, id, options)
     if time is None:
         raise GraphError("every= needs event time.", "give time= the field of the event time.")
     bindings = [inputs] if isinstance(inputs, str) else list(inputs.bindings)
-    function = _Every(bindings, time, delay, idle, by, reduce=reduce, every=duration(every, "every"))
+    function = _Every(bindings, time, delay, idle, by, early, reduce=reduce, every=duration(every, "every"))
     return stream(function, inputs, {"totals": output}, id, options)

@@ -23,6 +23,7 @@ Everything is in the state of the processor (one row for each item, ordered by t
 
     0                                    watermark, next due time, counts, time of the timer, tops
     kind (1 byte), time (8 bytes), …     open windows or kept messages, ordered by the time at which they end
+    1; e, …                              with early="10s": the time of its timer; open results that have changed
 
 Not guaranteed: that a wrong time in the future does no harm. It moves the watermark, and all messages before it are
 late. So check times where messages come in, if their writers' clocks may be wrong.
@@ -31,6 +32,8 @@ late. So check times where messages come in, if their writers' clocks may be wro
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -46,6 +49,8 @@ Field = str | Callable[[Any], Any]
 """The name of a field, or a function of a message."""
 Key = Field | Sequence[str] | None
 """A field, a function, several fields, or None: one group for all messages."""
+Late = str | Callable[[dict[str, Any]], Any]
+"""The queue of late messages, or a function of a late message."""
 Duration = str | float | timedelta
 """``"90s"``, ``"1m"``, ``"1.5h"``, ``"250ms"``, ``"2d"``; a number of seconds; or a timedelta."""
 
@@ -61,6 +66,15 @@ END_US: Final = 1 << 62
 """After every time: the watermark when all inputs have ended. The top of an ended input is its last top after this."""
 HEAD: Final = 0
 """The field of the processor's own row."""
+TIMER: Final = 1
+"""The field with the time of the timer of early results, in microseconds."""
+UPDATE: Final = "update"
+"""The value of ``early=`` for a result at each update."""
+_EARLY_MOST: Final = 10_000
+"""The most rows whose early results one call of the timer writes, because the results of a call are in memory."""
+
+Early = Duration | None
+"""``"10s"``: at most so often; ``"update"``: at each update; None: no early results."""
 
 
 # --- times ----------------------------------------------------------------------------------------
@@ -246,8 +260,8 @@ class Call:
     """One call of the function: the row of the processor, and the messages that the call writes."""
 
     __slots__ = (
-        "at_rows", "binding", "completed", "due", "late", "lates", "number", "raw", "results", "state", "tops", "wake",
-        "watermark",
+        "at_rows", "binding", "changed", "completed", "due", "late", "lates", "number", "raw", "results", "state",
+        "tops", "wake", "watermark",
     )  # fmt: skip
 
     def __init__(self, state: Any, binding: str | None) -> None:
@@ -258,6 +272,8 @@ class Call:
         self.raw = False
         """True: the results are not messages yet (:meth:`EventTime.made`)."""
         self.late: list[dict[str, Any]] = []
+        self.changed = False
+        """True: an early result waits for its timer."""
         self.completed: list[int] = []
         """For each result that became complete: the watermark that completed it."""
         self.at_rows: list[int] = []
@@ -269,7 +285,7 @@ class Call:
         self.due: int | None
         """Nothing becomes complete before this watermark; None if nothing is open."""
         self.number: int
-        """The number of messages that a join has kept."""
+        """The number of messages that a join has kept, or of counted windows that have begun."""
         self.lates: int
         """The number of late messages."""
         self.wake: int | None
@@ -335,13 +351,28 @@ class EventTime:
     """The output binding of the results."""
     MOVES_FIRST: bool = False
     """True: a message moves the watermark before it is accepted, and is not in what it completes."""
+    on_late: Callable[[dict[str, Any]], Any] | None = None
+    """What makes results of late messages; None: they are written to their own queue."""
     at_end: str = "close"
     """What happens to open windows when all sources have ended: ``"close"`` or ``"keep"``."""
 
-    def __init__(self, bindings: Sequence[str], event_time: Any, delay: Any, idle: Duration | None, key: Key) -> None:
+    def __init__(
+        self,
+        bindings: Sequence[str],
+        event_time: Any,
+        delay: Any,
+        idle: Duration | None,
+        key: Key,
+        early: Early = None,
+    ) -> None:
         self._several = len(bindings) > 1
         self._idle_us = None if idle is None else duration(idle, "idle")
-        if idle is not None:
+        self.updates = early == UPDATE
+        """Whether each update writes an early result."""
+        self._early_us = None if early is None or self.updates else duration(early, "early")
+        self.marked = early is not None
+        """Whether results say if they are final."""
+        if idle is not None or self._early_us is not None:
             self.takes = {**self.takes, "timer": self.tick}
         self._heard: dict[int, dict[str | None, int]] = {}
         """By partition and input: when its last message came. In memory, because after a start all may have waited."""
@@ -378,6 +409,7 @@ class EventTime:
                 self._follow(call, top, silent)
             self.accept(call, message, top)
         self._follow(call, top, silent)
+        self._await_early(call, process)
         return self._end(call)
 
     def _follow(self, call: Call, top: int, silent: Sequence[str | None]) -> None:
@@ -397,9 +429,9 @@ class EventTime:
 
         The watermark after a row is the greatest one so far, so it is computed for all rows at once. What becomes
         complete in the rows is complete in the order of its times, as it would be row by row. A silent input is known
-        by the clock, and text by its reader: these are called with messages.
+        by the clock, and text by its reader: these are called with messages, and so are updates with a result each.
         """
-        plain = self._idle_us is None and self._time_names is not None and self._key.plain
+        plain = self._idle_us is None and not self.updates and self._time_names is not None and self._key.plain
         return self._take_columns if plain and self.has_columns else None
 
     has_columns: bool = False
@@ -416,16 +448,19 @@ class EventTime:
         late = self.accept_columns(call, columns, times, marks)
         call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
         self.reach(call, int(marks[-1]))
+        self._await_early(call, process)
         call.end()
         results = call.results
         offsets = call.at_rows + vectors.first_at(marks[1:], call.completed)
         if call.at_rows and call.completed:  # of one row, first what it made itself
             order = sorted(range(len(offsets)), key=offsets.__getitem__)
             results, offsets = [results[place] for place in order], [offsets[place] for place in order]
+        if call.late and self.on_late is not None:
+            return {self.RESULTS: self._with_late(call, late, self.made(results, tables=False), offsets)}
         return {self.RESULTS: (self.made(results), offsets)} | ({"late": (call.late, late)} if call.late else {})
 
-    def made(self, results: list[Any]) -> Any:
-        """Return raw results as messages, or as a table that has the same."""
+    def made(self, results: list[Any], tables: bool = True) -> Any:
+        """Return raw results as messages; or, with ``tables``, as a table that has the same."""
         return results
 
     def reach(self, call: Call, mark: int) -> None:
@@ -451,9 +486,66 @@ class EventTime:
         """
         raise NotImplementedError
 
+    # --- results before the end ---
+
+    EARLY_BYTES: int = 25
+    """The length of the rows ``e``, and of those that they name: the row of a result, with another first byte."""
+
+    def change(self, call: Call, row: bytes) -> None:
+        """An open result has changed, which a row names: write it now, at the next timer, or not before its end."""
+        if self.updates:
+            self.write_early(call, row)
+        elif self._early_us is not None:
+            self.change_many(call, [row])
+
+    def change_many(self, call: Call, rows: Sequence[bytes]) -> None:
+        """Note that open results have changed, in a call with columns."""
+        if self._early_us is not None:
+            named = [b"e" + row[1:] for row in rows]
+            known = call.state.get_many(named)
+            call.state.set_many({row: True for row, there in zip(named, known) if there is None})
+            call.changed = True
+
+    def settle(self, call: Call, row: bytes) -> None:
+        """A result that a row names is final: it has no early result any more."""
+        if self._early_us is not None:
+            call.state.pop(b"e" + row[1:], None)
+
+    def write_early(self, call: Call, row: bytes) -> None:
+        """Write the present result of a row. It may have ended since the row was noted."""
+        raise NotImplementedError
+
+    def _await_early(self, call: Call, process: cues.Process) -> None:
+        """Set the timer of early results. One that failed for good is gone; one of a wrong clock may be too late."""
+        if call.changed:
+            assert self._early_us is not None
+            at, now = call.state.get(TIMER), microseconds(process.now)
+            if at is None or abs(at - now) > self._early_us:
+                self._set_early(call, process, now + self._early_us)
+
+    def _set_early(self, call: Call, process: cues.Process, time_us: int) -> None:
+        call.state[TIMER] = time_us
+        process.timer("early", moment(time_us))
+
+    def _tick_early(self, process: cues.Process) -> dict[str, Any] | None:
+        call = Call(process.state, None)
+        rest = self.EARLY_BYTES - 1
+        changed = call.state.range(b"e" + bytes(rest), b"f" + bytes(rest), _EARLY_MOST)
+        for row, _ in changed:
+            del call.state[row]
+            self.write_early(call, row)
+        if len(changed) < _EARLY_MOST:
+            call.state.pop(TIMER, None)
+        else:
+            self._set_early(call, process, microseconds(process.now))
+        return self._end(call)
+
     def tick(self, timer: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
-        """Do without the inputs that are silent, and set the next timer: the function of the timers of ``idle``."""
-        assert self._idle_us is not None
+        """The function of timers: write early results; or do without the inputs that are silent, and set the next."""
+        if timer["key"] == "early":
+            return self._tick_early(process) if self._early_us is not None else None
+        if self._idle_us is None:
+            return None
         call = Call(process.state, None)
         now = microseconds(process.now)
         silent = self._silent(call, process, now)
@@ -484,6 +576,8 @@ class EventTime:
         call = Call(process.state, None)
         while (last := self._last_awaited(call)) is not None:  # a row may open others
             self._advance(call, last)
+        if self._early_us is not None and call.state.pop(TIMER, None) is not None:
+            process.timer("early", None)
         return self._end(call)
 
     def _last_awaited(self, call: Call) -> int | None:
@@ -502,9 +596,28 @@ class EventTime:
 
     def _end(self, call: Call) -> dict[str, Any] | None:
         call.end()
+        if self.on_late is not None and call.late:
+            made = [self._of_late(late) for late in call.late]
+            call.results, call.late = [*itertools.chain.from_iterable(made), *call.results], []
         if not (call.results or call.late):
             return None
         return {self.RESULTS: call.results} | ({"late": call.late} if call.late else {})
+
+    def _with_late(self, call: Call, late: list[int], results: list[Any], offsets: list[int]) -> Any:
+        """Return results and their offsets, with what the function of ``late=`` makes: of a row, that is first."""
+        some = [(offset, made) for offset, each in zip(late, call.late) for made in self._of_late(each)]
+        some = sorted([*some, *zip(offsets, results)], key=lambda pair: pair[0])
+        return [made for _, made in some], [offset for offset, _ in some]
+
+    def _of_late(self, late: dict[str, Any]) -> list[Any]:
+        assert self.on_late is not None
+        found = self.on_late(late)
+        found = [] if found is None else found if isinstance(found, list) else [found]
+        if not all(isinstance(each, dict) for each in found):
+            raise InvalidArgument(
+                f"The function of late= returned {found!r:.80}.", "return a message, a list of messages, or None."
+            )
+        return found
 
     def _silent(self, call: Call, process: cues.Process, now: int, *speaking: str | None) -> list[str | None]:
         """Return the inputs that have been silent for ``idle``, and have not ended; ``speaking`` has just sent."""
@@ -595,9 +708,14 @@ def _by_input(bindings: Sequence[str], value: Any, name: str) -> list[Any]:
 
 
 def stream(
-    function: Any, inputs: Any, outputs: Mapping[str, str], id: str | None, options: Mapping[str, Any]
+    function: Any, inputs: Any, outputs: Mapping[str, Any], id: str | None, options: Mapping[str, Any]
 ) -> cues.Stream:
     """Return the stream of a function of this module; its id is the name of its first output if None is given."""
+    if not isinstance(late := outputs.get("late"), str) and callable(late):
+        if inspect.iscoroutinefunction(late):
+            raise GraphError("The function of late= is `async def`, and is called without await.", "use def.")
+        function.on_late = late
+        outputs = {name: queue for name, queue in outputs.items() if name != "late"}
     if isinstance(outputs.get("late"), str) and len(set(map(str, outputs.values()))) < len(outputs):
         raise GraphError(
             f"Results and late messages would both be on the queue {outputs['late']!r}.",

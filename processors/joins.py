@@ -60,6 +60,7 @@ from cues.processors.event_time import (
     Field,
     Key,
     KeyOf,
+    Late,
     at,
     check_message,
     digest,
@@ -314,13 +315,13 @@ class _Join(EventTime):
         raise NotImplementedError
 
     @override
-    def made(self, results: list[Any]) -> Any:
+    def made(self, results: list[Any], tables: bool = True) -> Any:
         """``results``: the pool, and the numbers of the left and the right message."""
         if not results:
             return []
         pool, names = results[0][0], (self._pairs.left, self._pairs.right)
         sides = [vectors.integers([pair[side] for pair in results]) for side in (1, 2)]
-        if len(results) >= vectors.RESULTS_FEW:
+        if tables and len(results) >= vectors.RESULTS_FEW:
             with contextlib.suppress(Exception):  # of messages that have not the same columns
                 return vectors.table_from([pool.structs(numbers) for numbers in sides], names)
         return [dict(zip(names, pair)) for pair in zip(*(pool.messages(numbers) for numbers in sides))]
@@ -782,7 +783,7 @@ def as_of(
     *,
     key: Key | Mapping[str, Key],
     time: Field | Mapping[str, Field],
-    late: str,
+    late: Late,
     how: Literal["inner", "left"] = "inner",
     tolerance: Duration | None = None,
     combine: Combine | None = None,
@@ -798,7 +799,8 @@ def as_of(
     its time, and results are in the order of event time.
 
     time     the event time: a field or a function; unix seconds, datetime or ISO text. A dict by input, if they differ
-    late     the queue of late messages: ``message``, ``input``, ``time``, ``watermark`` and its ``number``
+    late     the queue of late messages: ``message``, ``input``, ``time``, ``watermark`` and its ``number``; or a
+             function of such a message, which returns a message or a list of them for ``output``, or None
     delay    how late messages of an input may be; one value, or a dict by input
     idle     an input that is silent for so long does not hold the watermark back; None: it does
     options  those of :class:`cues.Stream`, and ``at_end="keep"``: messages that wait do so for the next run when all
@@ -825,7 +827,7 @@ def interval(
     *,
     key: Key | Mapping[str, Key],
     time: Field | Mapping[str, Field],
-    late: str,
+    late: Late,
     before: Duration = 0,
     after: Duration = 0,
     how: Literal["inner", "left", "right", "full"] = "inner",

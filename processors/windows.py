@@ -15,7 +15,7 @@ writes messages such as ``{"path": "/", "start": 12:00, "end": 12:01, "n": 7, "m
     tumbling   windows of one size, one after another
     hopping    windows of one size that begin every ``every``; a message is in several of them
     sessions   windows of one key that end when the key is silent for ``gap``
-    counted    windows of one key and a number of messages
+    counted    windows of one key and a number of messages, which may overlap
 
 A window has the messages with start <= time < end. It closes when the watermark reaches its end
 (:mod:`cues.processors.event_time`): the greatest time of all messages so far, less ``delay``. Its message is written by
@@ -46,9 +46,11 @@ from cues.processors.event_time import (
     END_US,
     Call,
     Duration,
+    Early,
     EventTime,
     Field,
     Key,
+    Late,
     at,
     digest,
     duration,
@@ -72,31 +74,75 @@ class _Windows(EventTime):
         idle: Duration | None,
         key: Key,
         reduce: Mapping[str, Reducer],
+        early: Early,
         *,
         merges: bool = False,
+        numbers: bool = False,
     ) -> None:
+        """``merges``: a message can make one window of two; ``numbers``: with ``early`` windows have a number."""
         if not isinstance(inputs, (str, cues.AnyOf)):
             raise GraphError(f"The inputs of a window are {inputs!r}.", "give a queue, or cues.AnyOf('a', 'b').")
-        super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key)
-        self._reduction = Reduction(reduce, [*self._key.names, "start", "end", "errors"], merges)
+        super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key, early)
+        self._merges = merges
+        self._mark_names = ("final",) * self.marked
+        if self.marked:
+            self._mark_names = (*["number"] * numbers, "final", *["withdrawn"] * merges)
+        """The fields by which a result replaces another; none without ``early``."""
+        self._reduction = Reduction(reduce, [*self._key.names, "start", "end", *self._mark_names, "errors"], merges)
 
-    def close(self, call: Call, key: Any, start: int | None, end: int | None, states: dict[str, Any]) -> None:
-        """Write the message of a window."""
-        window = key, start, end, states
+    def close(
+        self,
+        call: Call,
+        key: Any,
+        start: int | None,
+        end: int | None,
+        states: dict[str, Any] | None,
+        number: int | None = None,
+    ) -> None:
+        """Write the message of a window; without states that the early results of this start are withdrawn."""
+        window = key, start, end, states, number
         call.results.append(window if call.raw else self._message(*window))
 
-    def _message(self, key: Any, start: int | None, end: int | None, states: dict[str, Any]) -> dict[str, Any]:
-        times = {} if start is None or end is None else {"start": moment(start), "end": moment(end)}
-        return self._key.fields(key) | times | self._reduction.results(states)
+    def tell(
+        self,
+        call: Call,
+        key: Any,
+        start: int | None,
+        end: int | None,
+        states: dict[str, Any],
+        number: int | None = None,
+    ) -> None:
+        """Write the early result of a window."""
+        call.results.append(self._message(key, start, end, states, number, False))
+
+    def _message(
+        self, key: Any, start: int | None, end: int | None, states: Any, number: int | None, final: bool = True
+    ) -> dict[str, Any]:
+        times = {} if start is None else {"start": moment(start)}
+        if end is not None:
+            times["end"] = moment(end)
+        if states is None:
+            return self._key.fields(key) | times | {"final": False, "withdrawn": True}
+        marks = {name: {"number": number, "final": final, "withdrawn": False}[name] for name in self._mark_names}
+        return self._key.fields(key) | times | marks | self._reduction.results(states)
 
     @override
-    def made(self, results: list[Any]) -> Any:
-        if len(results) >= vectors.RESULTS_FEW:
-            keys, starts, ends, states = map(list, zip(*results))
+    def made(self, results: list[Any], tables: bool = True) -> Any:
+        if tables and len(results) >= vectors.RESULTS_FEW:
+            keys, starts, ends, states, numbers = map(list, zip(*results))
             with contextlib.suppress(Exception):  # of a result; the messages have its reason
                 times = {} if starts[0] is None else {"start": starts, "end": ends}
-                return vectors.table_of(self._key.columns(keys), times, self._reduction.columns(states))
+                marks: dict[str, list[Any]] = {"number": numbers, "final": [True], "withdrawn": [False]}
+                some = {name: marks[name] * (len(results) if name != "number" else 1) for name in self._mark_names}
+                return vectors.table_of(self._key.columns(keys), times, some | self._reduction.columns(states))
         return [self._message(*window) for window in results]
+
+    def _add_pending(self, columns: Any, pending: list[tuple[dict[str, Any], list[int]]]) -> None:
+        """Add rows of columns to the states of windows: to each in the order of the rows."""
+        codes = vectors.repeated([len(rows) for _, rows in pending])
+        if len(codes):
+            rows = vectors.joined([rows for _, rows in pending])
+            self._reduction.add_rows([states for states, _ in pending], columns, rows, codes)
 
 
 class _Fixed(_Windows):
@@ -111,7 +157,7 @@ class _Fixed(_Windows):
         key = self._key(message)
         tail = digest(key)
         start = time_us - (time_us - self._offset) % self._every
-        missed = []
+        missed, changed = [], []
         while start > time_us - self._size:
             end = start + self._size
             if call.passed(end):
@@ -123,7 +169,11 @@ class _Fixed(_Windows):
                     window = [key, {}]
                     call.open(row, window)
                 self._reduction.add(window[1], message)
+                changed.append(row)
             start -= self._every
+        if self.marked:
+            for row in reversed(changed):
+                self.change(call, row)
         if missed:
             call.tell_late(message, time_us, windows=missed[::-1])
 
@@ -155,6 +205,7 @@ class _Fixed(_Windows):
                 windows[place] = opened[fields[place]] = [keys[numbers[place]], {}]
         call.open_many(opened)
         self._reduction.add_rows([window[1] for window in windows], columns, rows, codes)
+        self.change_many(call, fields)
         return late
 
     def _tell_late(self, call: Call, late: list[Any], offsets: list[int], times: Any, marks: Any, missed: Any) -> None:
@@ -169,15 +220,27 @@ class _Fixed(_Windows):
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         end = time_of(row[1:9])
+        self.settle(call, row)
         self.close(call, value[0], end - self._size, end, value[1])
+
+    @override
+    def write_early(self, call: Call, row: bytes) -> None:
+        if (window := call.state.get(b"w" + row[1:])) is not None:
+            end = time_of(row[1:9])
+            self.tell(call, window[0], end - self._size, end, window[1])
 
 
 class _Sessions(_Windows):
     """Rows: ``s``, digest of the key: [key, due, sessions of [start, end, states]]; ``w``, due, digest: True.
 
+    With ``early``, a session has two more: the start with which an early result was written, or None, and whether it
+    has changed since. If a message moves the start, or makes one session of two, that result is withdrawn.
+
     Only the first end of a key has a row ``w``. A message that makes a session longer does not move it: when the
     watermark reaches it, it is put to the new end.
     """
+
+    EARLY_BYTES = 17
 
     def __init__(self, *given: Any, gap: int) -> None:
         super().__init__(*given, merges=True)
@@ -190,9 +253,10 @@ class _Sessions(_Windows):
         _, due, sessions = call.state.get(row) or (key, None, [])
         start, end = time_us, time_us + self._gap
         states: dict[str, Any] = {}
-        apart = []
+        apart, joined = [], []
         for session in sessions:
             if session[0] < end and start < session[1]:
+                joined.append(session)
                 states = self._reduction.merge(session[2], states)
                 start, end = min(start, session[0]), max(end, session[1])
             else:
@@ -201,18 +265,32 @@ class _Sessions(_Windows):
             call.tell_late(message, time_us, windows=[[moment(start), moment(end)]])
             return
         self._reduction.add(states, message)
-        apart.append([start, end, states])
+        session = [start, end, states]
+        apart.append(session)
         apart.sort(key=lambda session: session[0])
+        if self.marked:
+            for told in self._retell(session, _told(joined)):
+                self.close(call, key, told, None, None)
         self._put(call, row, key, due, apart)
+        if self.marked:
+            self.change(call, row)
+
+    def _retell(self, session: list[Any], told: list[int]) -> list[int]:
+        """Note that a session has changed; return the starts of early results that it does not replace."""
+        start = session[0]
+        session[3:] = [start if start in told else None, True]
+        return [each for each in told if each != start]
 
     @override
     def complete(self, call: Call, row: bytes, value: Any) -> None:
         row = b"s" + row[9:]
         key, _, sessions = call.state[row]
-        for start, end, states in sessions:
-            if call.passed(end):
-                self.close(call, key, start, end, states)
+        for session in sessions:
+            if call.passed(session[1]):
+                self.close(call, key, *session[:3])
         open = [session for session in sessions if not call.passed(session[1])]
+        if not any(map(_has_changed, open)):
+            self.settle(call, row)
         if open:
             self._put(call, row, key, None, open)
         else:
@@ -227,6 +305,16 @@ class _Sessions(_Windows):
             call.open(b"w" + at(due) + row[1:], True)
         call.state[row] = [key, due, sessions]
 
+    @override
+    def write_early(self, call: Call, row: bytes) -> None:
+        row = b"s" + row[1:]
+        entry: Any = call.state.get(row) or (None, None, [])
+        key, _, sessions = entry
+        for session in filter(_has_changed, sessions):
+            session[3:] = [session[0], False]
+            self.tell(call, key, *session[:3])
+            call.state[row] = entry
+
     has_columns = True
 
     @override
@@ -239,6 +327,7 @@ class _Sessions(_Windows):
         open = _OpenSessions(call, rows, int(marks[-1]))
         pending: dict[int, tuple[dict[str, Any], list[int]]] = {}
         late: dict[int, tuple[int, int, int]] = {}
+        withdrawn: list[tuple[int, int, int]] = []
         gap, entries, before = self._gap, open.entries, marks.tolist()
         for offset, (start, code, mark) in enumerate(zip(times.tolist(), codes.tolist(), before)):
             time_us, end, row = start, start + gap, rows[code]
@@ -250,6 +339,7 @@ class _Sessions(_Windows):
             if end <= mark:
                 late[offset] = time_us, start, end
             else:
+                told = _told(joined)
                 if len(joined) == 1:
                     session = joined[0]
                     session[0], session[1] = start, end
@@ -263,20 +353,27 @@ class _Sessions(_Windows):
                     apart = [session, *(each for each in sessions if each not in joined)]
                     open.put(row, keys[code], entry and entry[1], sorted(apart, key=lambda each: each[0]))
                 pending.setdefault(id(session[2]), (session[2], []))[1].append(offset)
+                if self.marked:
+                    withdrawn += [(offset, code, each) for each in self._retell(session, told)]
             if before[offset + 1] > mark:
                 self._close_passed(call, open, before[offset + 1])
         self._add_pending(columns, list(pending.values()))
         open.finish()
+        call.results[:0] = [(keys[code], start, None, None, None) for _, code, start in withdrawn]
+        call.at_rows += [offset for offset, _, _ in withdrawn]
+        self._note_early(call, open, len(late) < len(before) - 1)
         for (offset, (time_us, *bounds)), message in zip(late.items(), columns.messages(list(late))):
             call.tell_late(message, time_us, before[offset], windows=[list(map(moment, bounds))])
         return list(late)
 
-    def _add_pending(self, columns: Any, pending: list[tuple[dict[str, Any], list[int]]]) -> None:
-        """Add rows to the states of sessions: to each in the order of the rows."""
-        codes = vectors.repeated([len(rows) for _, rows in pending])
-        if len(codes):
-            rows = vectors.joined([rows for _, rows in pending])
-            self._reduction.add_rows([states for states, _ in pending], columns, rows, codes)
+    def _note_early(self, call: Call, open: _OpenSessions, changes: bool) -> None:
+        for row in open.changed if self.marked else ():
+            entry = open.entries[row]
+            if entry is not None and any(map(_has_changed, entry[2])):
+                self.change_many(call, [row])
+            else:
+                self.settle(call, row)
+        call.changed = self.marked and changes
 
     def _close_passed(self, call: Call, open: _OpenSessions, mark: int) -> None:
         """Close the sessions that the watermark has reached, in the order of :meth:`complete`."""
@@ -285,9 +382,18 @@ class _Sessions(_Windows):
                 key, _, sessions = open.entries[row]
                 ended = [session for session in sessions if session[1] <= mark]
                 for session in ended:
-                    self.close(call, key, *session)
+                    self.close(call, key, *session[:3])
                     call.completed.append(due)
                 open.put(row, key, None, [session for session in sessions if session[1] > mark])
+
+
+def _told(sessions: list[Any]) -> list[int]:
+    """The starts with which early results of sessions were written."""
+    return [session[3] for session in sessions if len(session) > 3 and session[3] is not None]
+
+
+def _has_changed(session: list[Any]) -> bool:
+    return len(session) > 3 and session[4]
 
 
 class _OpenSessions:
@@ -351,10 +457,15 @@ class _OpenSessions:
 
 
 class _Counted(_Windows):
-    """Rows: ``c``, digest of the key: [key, count, first time, last time, due, states]; ``w``, due, digest: True."""
+    """Rows: ``c``, digest of the key: [key, count, first time, last time, due, states]; ``w``, due, digest: True.
+
+    With ``early``, a window has one more: its number.
+    """
+
+    EARLY_BYTES = 17
 
     def __init__(self, *given: Any, count: int, within: int | None, timed: bool) -> None:
-        super().__init__(*given)
+        super().__init__(*given, numbers=True)
         self._count, self._within, self._timed = count, within, timed
 
     @override
@@ -369,13 +480,17 @@ class _Counted(_Windows):
                 due = max(time_us, call.watermark if call.watermark is not None else time_us) + self._within
                 window[4] = min(due, END_US)
                 call.open(b"w" + at(window[4]) + row[1:], True)
+        self._number(call, window)
         window[1] += 1
         window[2], window[3] = min(window[2], time_us), max(window[3], time_us)
         self._reduction.add(window[5], message)
         over = window[4] is not None and call.passed(min(window[4], END_US))  # no time comes after the end
         if window[1] < self._count and not over:
             call.state[row] = window
+            if self.marked:
+                self.change(call, row)
             return
+        self.settle(call, row)
         if row in call.state:
             del call.state[row]
         if window[4] is not None:
@@ -389,11 +504,28 @@ class _Counted(_Windows):
         row = b"c" + row[9:]
         window = call.state[row]
         del call.state[row]
+        self.settle(call, row)
         self._finish(call, window)
 
     def _finish(self, call: Call, window: list[Any]) -> None:
-        key, _, first, last, _, states = window
-        self.close(call, key, first if self._timed else None, last if self._timed else None, states)
+        self._number(call, window)
+        self.close(call, *self._of(window))
+
+    def _of(self, window: list[Any]) -> tuple[Any, int | None, int | None, dict[str, Any], int | None]:
+        """The key, the times, the states and the number of a window."""
+        key, _, first, last, _, states = window[:6]
+        return (key, *((first, last) if self._timed else (None, None)), states, window[6] if self.marked else None)
+
+    def _number(self, call: Call, window: list[Any]) -> None:
+        """Give a window that has begun the next number, if results have one."""
+        if self.marked and len(window) == 6:
+            call.number += 1
+            window.append(call.number)
+
+    @override
+    def write_early(self, call: Call, row: bytes) -> None:
+        if (window := call.state.get(b"c" + row[1:])) is not None:
+            self.tell(call, *self._of(window))
 
     @property
     @override
@@ -416,7 +548,7 @@ class _Counted(_Windows):
         codes, found = vectors.numbered(codes, rooms, self._count, until, firsts)
         lows, highs = vectors.bounds(times, codes, len(found))
         sizes = vectors.counts(codes, len(found))
-        windows, counted, full = list(before), [], []
+        windows, counted, full, begun = list(before), [], [], []
         for (number, first, last, is_full), size, low, high in zip(found, sizes, lows, highs):
             window = windows[number]
             if window is None:
@@ -424,6 +556,8 @@ class _Counted(_Windows):
             window[1] += size
             window[2], window[3] = min(window[2], low), max(window[3], high)
             counted.append(window)
+            begun.append((first, window))
+            call.changed = call.changed or (self.marked and (size > 1 or not is_full))
             if is_full:
                 full.append((last, window))
                 windows[number] = None
@@ -431,6 +565,8 @@ class _Counted(_Windows):
                 over.append((window[4], tails[number], window))
                 windows[number] = None
         self._reduction.add_rows([window[5] for window in counted], columns, None, codes)
+        for _, window in sorted(begun, key=lambda each: each[0]) if self.marked else ():
+            self._number(call, window)
         for row, window in sorted(full):
             self._finish(call, window)
             call.at_rows.append(row)
@@ -438,6 +574,9 @@ class _Counted(_Windows):
             self._finish(call, window)
             call.completed.append(due)
         self._put(call, tails, before, windows)
+        if self.marked:
+            for tail, window in zip(tails, windows):
+                (self.settle if window is None else self.change)(call, b"c" + tail)
         if self._within is not None or call.due is not None:
             call.due = self.due_after(call, mark)
         return []
@@ -457,6 +596,7 @@ class _Counted(_Windows):
             number = numbers.get(tail)
             if number is None or vectors.reached(marks, due) < firsts[number]:
                 over.append((due, tail, call.state[b"c" + tail]))
+                self.settle(call, b"c" + tail)
                 del call.state[row], call.state[b"c" + tail]
                 if number is not None:
                     windows[number] = None
@@ -478,6 +618,111 @@ class _Counted(_Windows):
         call.state.set_many(rows)
 
 
+class _Overlapping(_Windows):
+    """Counted windows that overlap. Rows: ``o``, digest of the key: [key, count since the last one began, due,
+    windows of [due, count, first time, last time, states, number]]; ``w``, due, digest: True, for the first due time.
+    """
+
+    EARLY_BYTES = 17
+
+    def __init__(self, *given: Any, count: int, within: int | None, timed: bool, every: int) -> None:
+        super().__init__(*given, numbers=True)
+        self._count, self._within, self._timed, self._every = count, within, timed, every
+
+    @override
+    def accept(self, call: Call, message: dict[str, Any], time_us: int) -> None:
+        key = self._key(message)
+        row = b"o" + digest(key)
+        entry = call.state.get(row) or [key, 0, None, []]
+        for window in self._add(call, entry, time_us):
+            self._reduction.add(window[4], message)
+        self._end_full(call, row, entry)
+
+    def _add(self, call: Call, entry: list[Any], time_us: int) -> list[list[Any]]:
+        """Count a message of a key in its windows, which are returned."""
+        _, since, _, windows = entry
+        if not windows or since >= self._every:
+            since, due = 0, None
+            if self._within is not None:
+                due = max(time_us, call.watermark if call.watermark is not None else time_us) + self._within
+                due = min(due, END_US)
+            call.number += self.marked
+            windows.append([due, 0, time_us, time_us, {}, call.number])
+        entry[1] = since + 1
+        for window in windows:
+            window[1] += 1
+            window[2], window[3] = min(window[2], time_us), max(window[3], time_us)
+        return list(windows)
+
+    def _end_full(self, call: Call, row: bytes, entry: list[Any]) -> None:
+        full = [w for w in entry[3] if w[1] >= self._count or (w[0] is not None and call.passed(w[0]))]
+        self._end_windows(call, row, entry, full)
+        if self.marked and entry[3]:
+            self.change(call, row)
+
+    def _end_windows(self, call: Call, row: bytes, entry: list[Any], ended: list[list[Any]]) -> None:
+        """Write windows of a key, and set its rows."""
+        for window in ended:
+            self.close(call, *self._of(entry[0], window))
+        over = set(map(id, ended))
+        windows = entry[3] = [window for window in entry[3] if id(window) not in over]
+        before, due = entry[2], min((window[0] for window in windows if window[0] is not None), default=None)
+        entry[2] = due
+        if before is not None and before != due:
+            del call.state[b"w" + at(before) + row[1:]]
+            if call.due == before:
+                call.due = self.due_after(call, before - 1)
+        if due is not None and due != before:
+            call.open(b"w" + at(due) + row[1:], True)
+        if windows:
+            call.state[row] = entry
+        else:
+            call.state.pop(row, None)
+            self.settle(call, row)
+
+    def _of(self, key: Any, window: list[Any]) -> tuple[Any, int | None, int | None, dict[str, Any], int | None]:
+        _, _, first, last, states, number = window
+        return (key, *((first, last) if self._timed else (None, None)), states, number or None)
+
+    @override
+    def complete(self, call: Call, row: bytes, value: Any) -> None:
+        due, row = time_of(row[1:9]), b"o" + row[9:]
+        entry = call.state[row]
+        entry[2] = None  # its row was removed
+        self._end_windows(call, row, entry, [window for window in entry[3] if window[0] == due])
+
+    @override
+    def write_early(self, call: Call, row: bytes) -> None:
+        key, _, _, windows = call.state.get(b"o" + row[1:]) or (None, 0, None, [])
+        for window in windows:
+            self.tell(call, *self._of(key, window))
+
+    has_columns = True
+
+    @override
+    def accept_columns(self, call: Call, columns: Any, times: Any, marks: Any) -> list[int]:
+        """The windows of each row are found one after another, without its message; reducers get all rows at once."""
+        if self._within is not None and (self._within > vectors.BEYOND or int(marks[-1]) >= END_US // 2):
+            raise vectors.RowByRow
+        codes, keys = self._key.groups(columns)
+        rows = [b"o" + digest(key) for key in keys]
+        call.state.get_many(rows)  # reads them at once
+        pending: dict[int, tuple[dict[str, Any], list[int]]] = {}
+        before = marks.tolist()
+        for offset, (time_us, code) in enumerate(zip(times.tolist(), codes.tolist())):
+            row = rows[code]
+            entry = call.state.get(row) or [keys[code], 0, None, []]
+            for window in self._add(call, entry, time_us):
+                pending.setdefault(id(window[4]), (window[4], []))[1].append(offset)
+            self._end_full(call, row, entry)
+            if before[offset + 1] > before[offset]:
+                self.reach(call, before[offset + 1])
+            call.at_rows += [offset] * (len(call.results) - len(call.at_rows))
+            call.completed.clear()
+        self._add_pending(columns, list(pending.values()))
+        return []
+
+
 @takes(STREAM)
 def tumbling(
     inputs: Inputs,
@@ -486,10 +731,11 @@ def tumbling(
     *,
     time: Field | Mapping[str, Field],
     reduce: Mapping[str, Reducer],
-    late: str,
+    late: Late,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
     idle: Duration | None = None,
+    early: Early = None,
     offset: Duration = 0,
     id: str | None = None,
     **options: Any,
@@ -503,11 +749,15 @@ def tumbling(
              UTC). A time that cannot be read sends the message to the error queue. A dict by input, if they differ
     reduce   the results by name (:mod:`cues.processors.reducers`)
     late     the queue of late messages: ``message``, ``time``, ``watermark``, ``windows`` that it missed, and its
-             ``number``; with several inputs ``input``
+             ``number``; with several inputs ``input``. Or a function of such a message, which returns a message or a
+             list of them for ``output``, or None; if it raises, the late message is written to the error queue
     key      a field, a function, or a list of fields; None: one window for all messages
     delay    how late messages may be: a window closes when a message of this much after its end has arrived
     idle     an input that is silent for so long does not hold the watermark back; if all are, event time follows the
              clock; None: it holds it, and windows stay open while no message comes
+    early    results of windows that are still open: ``"10s"``, seconds or a timedelta: by the clock, at most so often,
+             of each window that has changed; ``"update"``: at each message of a window. Results then have ``final``:
+             False in early ones, True in the last one of a window, which replaces them; None: none
     id       the name of the processor; None: the name of ``output``
     options  those of :class:`cues.Stream`: ``errors``, ``where``, ``types``, …; and ``at_end="keep"``: windows stay
              open for the next run when all sources have ended; else they are closed
@@ -520,7 +770,7 @@ def tumbling(
     Mechanism: a row of state for each open window, ordered by its end, committed with the results
     """
     size_us = duration(size, "size")
-    return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, idle, offset, id, options)
+    return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, idle, early, offset, id, options)
 
 
 @takes(STREAM)
@@ -532,10 +782,11 @@ def hopping(
     *,
     time: Field | Mapping[str, Field],
     reduce: Mapping[str, Reducer],
-    late: str,
+    late: Late,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
     idle: Duration | None = None,
+    early: Early = None,
     offset: Duration = 0,
     id: str | None = None,
     **options: Any,
@@ -557,7 +808,7 @@ def hopping(
             f"every={every!r} is more than size={size!r}: messages between two windows would be in none.",
             "give every= at most the size.",
         )
-    return _fixed(inputs, output, size_us, every_us, time, reduce, late, key, delay, idle, offset, id, options)
+    return _fixed(inputs, output, size_us, every_us, time, reduce, late, key, delay, idle, early, offset, id, options)
 
 
 def _fixed(
@@ -567,16 +818,17 @@ def _fixed(
     every: int,
     time: Any,
     reduce: Mapping[str, Reducer],
-    late: str,
+    late: Late,
     key: Key,
     delay: Any,
     idle: Duration | None,
+    early: Early,
     offset: Duration,
     id: str | None,
     options: Mapping[str, Any],
 ) -> cues.Stream:
     offset_us = duration(offset, "offset", 0)
-    function = _Fixed(inputs, time, delay, idle, key, reduce, size=size, every=every, offset=offset_us)
+    function = _Fixed(inputs, time, delay, idle, key, reduce, early, size=size, every=every, offset=offset_us)
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
@@ -588,10 +840,11 @@ def sessions(
     *,
     time: Field | Mapping[str, Field],
     reduce: Mapping[str, Reducer],
-    late: str,
+    late: Late,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
     idle: Duration | None = None,
+    early: Early = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
@@ -601,12 +854,16 @@ def sessions(
     message, which is ``end`` of the result. A message joins two sessions that are open; one that could only join closed
     ones is late. All open sessions of a key are one row. The other arguments are those of :func:`tumbling`.
 
+    With ``early``, key and ``start`` name a session. A message that moves the start of a session, or makes one of two,
+    withdraws the early results of the other starts: it writes a message with the key, that ``start``, and ``withdrawn``
+    True, which is False in all others.
+
     Kind: stream
     Needs: nothing; extra `windows` for `quantiles` and `distinct`
     Guarantee: exactly once: each session closes once, each message is in a session or on the late queue
     Mechanism: a row of state for each key with open sessions, and one for its first end, committed with the results
     """
-    function = _Sessions(inputs, time, delay, idle, key, reduce, gap=duration(gap, "gap"))
+    function = _Sessions(inputs, time, delay, idle, key, reduce, early, gap=duration(gap, "gap"))
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
@@ -618,35 +875,46 @@ def counted(
     *,
     reduce: Mapping[str, Reducer],
     time: Field | Mapping[str, Field] | None = None,
+    every: int | None = None,
     within: Duration | None = None,
     key: Key = None,
     delay: Duration | Mapping[str, Duration] = 0,
     idle: Duration | None = None,
+    early: Early = None,
     id: str | None = None,
     **options: Any,
 ) -> cues.Stream:
     """Return a stream that reduces every ``count`` messages of a key, in the order of their arrival.
 
+    With ``every=n``, a window begins with the first message of a key, and with each nth message after it, so that
+    windows overlap and a message is in about count / n of them. A message that would be in no window, because the last
+    one has ended by time, begins one.
+
     With ``time``, ``start`` and ``end`` of the result are the smallest and the greatest event time. With ``within``, a
     window closes with fewer messages when the watermark has passed its first message by so much, and at once when all
-    inputs have ended. No message is late.
-    The other arguments are those of :func:`tumbling`.
+    inputs have ended. No message is late. With ``early``, results also have ``number``: windows are numbered as they
+    begin, in each partition from 1. The other arguments are those of :func:`tumbling`.
 
-    State: a row for each key whose window is not full. Without ``within`` such a row stays, so the bound is the
+    State: a row for each key whose windows are not full. Without ``within`` such a row stays, so the bound is the
     number of keys.
 
     Kind: stream
     Needs: nothing; extra `windows` for `quantiles` and `distinct`
-    Guarantee: exactly once: each message is in one window
+    Guarantee: exactly once: each message is in one window, or with `every` in its windows
     Mechanism: a row of state for each key, committed with the results
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise GraphError(f"count={count!r} is not a number of messages.", "give a count from 1.")
+    if every is not None and not (type(every) is int and 1 <= every <= count):
+        raise GraphError(
+            f"every={every!r} is not a number of messages from 1 to count={count}.",
+            "give the number of messages after which the next window begins.",
+        )
     if within is not None and time is None:
         raise GraphError("within= needs event time.", "give time= the field of the event time.")
     timeout = None if within is None else duration(within, "within")
     event_time = no_time if time is None else time
-    function = _Counted(
-        inputs, event_time, delay, idle, key, reduce, count=count, within=timeout, timed=time is not None
-    )
+    sizes: dict[str, Any] = {"count": count, "within": timeout, "timed": time is not None}
+    given = inputs, event_time, delay, idle, key, reduce, early
+    function = _Counted(*given, **sizes) if every is None else _Overlapping(*given, **sizes, every=every)
     return stream(function, inputs, {"windows": output}, id, options)

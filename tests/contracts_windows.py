@@ -112,8 +112,8 @@ class Tops:
         self.times.setdefault(binding, []).append(time)
 
 
-def fixed(size: float, every: float, inputs: int = 1) -> Model:
-    """Windows of one size: each message is in those that contain its time."""
+def fixed(size: float, every: float, inputs: int = 1, early: bool = False) -> Model:
+    """Windows of one size: each message is in those that contain its time. ``early``: with a result at each update."""
 
     def model(taken: Taken) -> tuple[list[Any], list[Any]]:
         tops = Tops(inputs)
@@ -131,25 +131,37 @@ def fixed(size: float, every: float, inputs: int = 1) -> Model:
                     open.setdefault((end, message["k"]), []).append(message)
             if missed:
                 late.append((message, [moments((end - size, end)) for end in missed]))
+            for end in ends if early else ():
+                if end not in missed:
+                    window = open[end, message["k"]]
+                    results.append(_window(message["k"], end - size, end, window, final=False))
             tops.add(binding, time)
-            results += _closed(open, tops.watermark, lambda end: (end - size, end))
+            results += _closed(
+                open, tops.watermark, lambda end: (end - size, end), **({"final": True} if early else {})
+            )
         return results, late
 
     return model
 
 
-def _closed(open: dict[Any, list[Message]], mark: float | None, times: Callable[[float], Any]) -> list[Any]:
+def _closed(
+    open: dict[Any, list[Message]], mark: float | None, times: Callable[[float], Any], **marks: Any
+) -> list[Any]:
     done = sorted(window for window in open if mark is not None and window[0] <= mark)
-    return [_window(key, *times(end), open.pop((end, key))) for end, key in done]
+    return [_window(key, *times(end), open.pop((end, key)), **marks) for end, key in done]
 
 
-def _window(key: Any, start: float, end: float, messages: list[Message]) -> Message:
+def _window(key: Any, start: float, end: float, messages: list[Message], **marks: Any) -> Message:
     start, end = moments((start, end))
-    return {"k": key, "start": start, "end": end, **reduced(messages)}
+    return {"k": key, "start": start, "end": end, **marks, **reduced(messages)}
 
 
-def session_model(gap: float) -> Model:
-    """Sessions: the open messages of a key, grouped again for each message."""
+def session_model(gap: float, early: bool = False) -> Model:
+    """Sessions: the open messages of a key, grouped again for each message.
+
+    ``early``: with a result at each update. A start that had one and is in the middle of a session is withdrawn.
+    """
+    marks: Callable[[bool], Any] = lambda final: {"final": final, "withdrawn": False} if early else {}  # noqa: E731
 
     def groups(messages: list[Message]) -> list[list[Message]]:
         found: list[list[Message]] = []
@@ -163,6 +175,7 @@ def session_model(gap: float) -> Model:
     def model(taken: Taken) -> tuple[list[Any], list[Any]]:
         tops = Tops(1)
         open: dict[Any, list[Message]] = {}
+        told: set[tuple[Any, float]] = set()
         results: list[Any] = []
         late: list[Any] = []
         for binding, message in taken:
@@ -173,6 +186,17 @@ def session_model(gap: float) -> Model:
                 late.append((message, [moments((mine[0]["t"], mine[-1]["t"] + gap))]))
             else:
                 own.append(message)
+                if early:
+                    first, last = mine[0]["t"], mine[-1]["t"]
+                    mine = [m for m in own if m in mine]
+                    gone = sorted(t for k, t in told if k == message["k"] and first < t <= last)
+                    told.difference_update((message["k"], t) for t in gone)
+                    told.add((message["k"], first))
+                    results += [
+                        {"k": message["k"], "start": moments((t, t))[0], "final": False, "withdrawn": True}
+                        for t in gone
+                    ]
+                    results.append(_window(message["k"], first, last + gap, mine, **marks(False)))
             tops.add(binding, message["t"])
             mark = tops.watermark
             done = []
@@ -180,7 +204,7 @@ def session_model(gap: float) -> Model:
                 for group in groups(own):
                     if mark is not None and group[-1]["t"] + gap <= mark:
                         arrived = [m for m in own if m in group]
-                        done.append(_window(key, group[0]["t"], group[-1]["t"] + gap, arrived))
+                        done.append(_window(key, group[0]["t"], group[-1]["t"] + gap, arrived, **marks(True)))
                         own[:] = [m for m in own if m not in group]
             results += sorted(done, key=lambda window: (window["end"], window["k"]))
         return results, late
@@ -199,6 +223,47 @@ def counted_model(size: int) -> Model:
                 times = [m["t"] for m in own]
                 results.append(_window(message["k"], sorted(times)[0], sorted(times)[-1], own))
                 del open[message["k"]]
+        return results, []
+
+    return model
+
+
+def overlapping_model(size: int, every: int, within: float | None, early: bool = False) -> Model:
+    """Counted windows: each is the list of its messages. A message that would be in none begins one."""
+
+    def model(taken: Taken) -> tuple[list[Any], list[Any]]:
+        tops = Tops(1)
+        open: list[tuple[str, float | None, int, list[Message]]] = []
+        since: dict[str, int] = {}
+        results: list[Any] = []
+        begun = 0
+
+        def end(window: Any, final: bool = True) -> None:
+            key, _, number, own = window
+            times = sorted(m["t"] for m in own)
+            marks = {"number": number, "final": final} if early else {}
+            results.append(_window(key, times[0], times[-1], own, **marks))
+            if final:
+                open.remove(window)
+
+        for binding, message in taken:
+            key, mark = message["k"], tops.watermark
+            if not any(window[0] == key for window in open) or since[key] == every:
+                since[key], begun = 0, begun + 1
+                first = message["t"] if mark is None else sorted((message["t"], mark))[-1]
+                open.append((key, None if within is None else first + within, begun, []))
+            since[key] += 1
+            for window in [window for window in open if window[0] == key]:
+                window[3].append(message)
+            for window in [window for window in open if len(window[3]) == size]:
+                end(window)
+            for window in [window for window in open if window[0] == key] if early else ():
+                end(window, final=False)
+            tops.add(binding, message["t"])
+            mark = tops.watermark
+            over = [window for window in open if None not in (mark, window[1]) and window[1] <= mark]  # type: ignore[operator]
+            for window in sorted(over, key=lambda window: window[1] or 0):
+                end(window)
         return results, []
 
     return model
@@ -227,7 +292,7 @@ def within_model(size: int, within: float) -> Model:
     return model
 
 
-def totals_model(every: float | None, inputs: int = 1) -> Model:
+def totals_model(every: float | None, inputs: int = 1, early: bool = False) -> Model:
     """All messages of a key so far: after each, or when the watermark has passed a multiple of ``every``."""
 
     def model(taken: Taken) -> tuple[list[Any], list[Any]]:
@@ -242,12 +307,18 @@ def totals_model(every: float | None, inputs: int = 1) -> Model:
                 if mark is not None and pair[0] <= mark:
                     waits.remove(pair)
                     end = moment(round(pair[0] * 1_000_000))
-                    results.append({"k": pair[1], "end": end, **reduced(keys[pair[1]])})
+                    results.append(
+                        {"k": pair[1], "end": end, **({"final": True} if early else {}), **reduced(keys[pair[1]])}
+                    )
             keys.setdefault(message["k"], []).append(message)
             if every is None:
                 results.append({"k": message["k"], **reduced(keys[message["k"]])})
             else:
-                waits.add((((message["t"] if mark is None else mark) // every + 1) * every, message["k"]))
+                due = ((message["t"] if mark is None else mark) // every + 1) * every
+                waits.add((due, message["k"]))
+                if early:
+                    end = moment(round(due * 1_000_000))
+                    results.append({"k": message["k"], "end": end, "final": False, **reduced(keys[message["k"]])})
         return results, []
 
     return model
@@ -379,6 +450,64 @@ WINDOWS = {
         lambda: windows.counted("m", "out", 3, time="t", key="k", reduce=REDUCE, within=8, delay=DELAY_S),
         within_model(3, 8),
         ordered=False,
+    ),
+    "counted-every": WindowCase(
+        lambda: windows.counted("m", "out", 5, every=2, time="t", key="k", reduce=REDUCE),
+        overlapping_model(5, 2, None),
+        stays=(b"o",),
+    ),
+    "counted-every-within": WindowCase(
+        lambda: windows.counted("m", "out", 4, every=3, time="t", key="k", reduce=REDUCE, within=8, delay=DELAY_S),
+        overlapping_model(4, 3, 8),
+        ordered=False,
+    ),
+    "tumbling-early": WindowCase(
+        lambda: windows.tumbling("m", "out", 10, reduce=REDUCE, early="update", **TIMED),
+        fixed(10, 10, early=True),
+        ordered=False,
+    ),
+    "hopping-early": WindowCase(
+        lambda: windows.hopping("m", "out", 10, 4, reduce=REDUCE, early="update", **TIMED),
+        fixed(10, 4, early=True),
+        ordered=False,
+    ),
+    "tumbling-of-two-early": WindowCase(
+        lambda: windows.tumbling(cues.AnyOf(**TWO), "out", 10, reduce=REDUCE, early="update", **TIMED),
+        fixed(10, 10, 2, early=True),
+        ("left", "right"),
+        False,
+    ),
+    "sessions-early": WindowCase(
+        lambda: windows.sessions("m", "out", 6, reduce=REDUCE, early="update", **TIMED),
+        session_model(6, early=True),
+        ordered=False,
+    ),
+    "counted-early": WindowCase(
+        lambda: windows.counted("m", "out", 3, time="t", key="k", reduce=REDUCE, early="update"),
+        overlapping_model(3, 3, None, early=True),
+        stays=(b"c",),
+    ),
+    "counted-within-early": WindowCase(
+        lambda: windows.counted(
+            "m", "out", 3, time="t", key="k", reduce=REDUCE, within=8, delay=DELAY_S, early="update"
+        ),
+        overlapping_model(3, 3, 8, early=True),
+        ordered=False,
+    ),
+    "counted-every-early": WindowCase(
+        lambda: windows.counted(
+            "m", "out", 4, every=3, time="t", key="k", reduce=REDUCE, within=8, delay=DELAY_S, early="update"
+        ),
+        overlapping_model(4, 3, 8, early=True),
+        ordered=False,
+    ),
+    "aggregate-every-early": WindowCase(
+        lambda: aggregates.aggregate(
+            "m", "out", by="k", reduce=REDUCE, every=7, time="t", delay=DELAY_S, early="update"
+        ),
+        totals_model(7, early=True),
+        ordered=False,
+        stays=(b"a",),
     ),
     "aggregate": WindowCase(
         lambda: aggregates.aggregate("m", "out", by="k", reduce=REDUCE), totals_model(None), stays=(b"a",)

@@ -38,7 +38,8 @@ from cues.processors.reducers import (
 from cues.queues import tables
 
 COLUMNS = {
-    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "counted-within", "aggregate-every",
+    "tumbling", "hopping", "tumbling-of-two", "sessions", "counted", "counted-within", "counted-every",
+    "counted-every-within", "aggregate-every",
     "aggregate-every-of-two", "lookup-left", "as-of", "as-of-tolerance", "interval-inner", "interval-left",
     "interval-right", "interval-full",
 }  # fmt: skip
