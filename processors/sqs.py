@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import itertools
 import logging
 import os
@@ -48,9 +47,9 @@ from urllib.parse import urlsplit
 import cues
 from cues import jsontext
 from cues.arguments import check_number, text_of
-from cues.errors import Away, CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
+from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, SOURCE, foreign, kafka, takes, waits
+from cues.processors import SINK, SOURCE, aws, foreign, kafka, takes, waits
 
 AT_ONCE: Final = 10
 """Messages of a request, which SQS fixes."""
@@ -65,9 +64,6 @@ _CLOSE_S: Final = 5.0
 _RETRY_S: Final = 1.0
 _LOOK_S: Final = 0.05
 _BODIES: Final = ("text", "json")
-_AWAY: Final = re.compile(
-    r"Throttl|TooManyRequests|RequestLimit|ServiceUnavailable|InternalError|InternalFailure|Timeout"
-)
 
 _log = logging.getLogger("cues.processors")
 
@@ -82,47 +78,14 @@ def _checked(url: str, client: Any) -> None:
         raise InvalidArgument(
             "url= is not the URL of a queue.", "give 'https://sqs.<region>.amazonaws.com/<account>/<queue>'."
         )
-    if client is not None and not callable(client):
-        raise InvalidArgument("client= is not a function.", "give a function that returns boto3.client('sqs', …).")
-    try:
-        importlib.import_module("boto3")
-    except ImportError as error:
-        raise NotInstalled(f"SQS needs boto3 ({error}).", "pip install 'cues-streams[sqs]'.") from None
+    aws.check_library("sqs", client)
 
 
 def _client(url: str, make: Callable[[], Any] | None) -> Any:
-    if make is not None:
-        return make()
     parts = urlsplit(url)
     named = re.match(r"sqs\.([a-z0-9-]+)\.", str(parts.hostname))
-    region = {"region_name": named[1]} if named else {}
-    return importlib.import_module("boto3").client("sqs", endpoint_url=f"{parts.scheme}://{parts.netloc}", **region)
-
-
-def _failed(url: str, error: Exception) -> CuesError:
-    """Return the error for one of botocore: SQS is away, or a fault."""
-    exceptions = importlib.import_module("botocore.exceptions")
-    text = f"The queue {url} cannot be used: {type(error).__name__}: {error}"
-    answer = getattr(error, "response", None) or {}  # that of a timeout is None
-    code = str(answer.get("Error", {}).get("Code", ""))
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if (
-        isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError))
-        or status >= 500
-        or _AWAY.search(code)
-    ):
-        return Away(text, "start the graph again when SQS answers.", what=url)
-    return CuesError(text, "correct the URL, the credentials or the permissions.")
-
-
-@contextlib.contextmanager
-def _said(url: str) -> Iterator[None]:
-    """Raise the errors of botocore as those of Cues."""
-    exceptions = importlib.import_module("botocore.exceptions")
-    try:
-        yield
-    except (exceptions.BotoCoreError, exceptions.ClientError) as error:
-        raise _failed(url, error) from error
+    endpoint = f"{parts.scheme}://{parts.netloc}"
+    return aws.client_of("sqs", make, endpoint_url=endpoint, region_name=named and named[1])
 
 
 # --- the source -----------------------------------------------------------------------------------
@@ -200,7 +163,7 @@ class Sqs:
             self._reading.end()
         self._reading = reading = Reading(self, position, process)
         try:
-            with _said(self.url):
+            with aws.said(f"The queue {self.url}"):
                 yield from reading.messages()
         finally:
             reading.end()
@@ -224,7 +187,7 @@ class Reading:
         """The ids of messages whose deletion SQS has confirmed."""
         self._changed = threading.Condition()
         self._end_at: float | None = None
-        with _said(source.url):
+        with aws.said(f"The queue {source.url}"):
             self._client = _client(source.url, source.client)
         threading.Thread(target=self._keep, name="cues sqs", daemon=True).start()
 
@@ -436,16 +399,11 @@ class Sender:
         messages = [messages] if isinstance(messages, dict) else list(messages)
         places = identities(process, len(messages))
         entries = [self._entry(message, place, process) for message, place in zip(messages, places, strict=True)]
-        try:
-            with _said(self.url):
-                if self._made[0] != os.getpid():
-                    self._made = os.getpid(), _client(self.url, self.client)
-                for some in _requests(entries):
-                    self._sent(self._made[1], some)
-        except (InvalidArgument, Away):
-            raise
-        except CuesError as error:
-            raise CheckpointError(error.message, error.hint, where=self.url, away=False) from error
+        with aws.sending(f"The queue {self.url}", self.url):
+            if self._made[0] != os.getpid():
+                self._made = os.getpid(), _client(self.url, self.client)
+            for some in _requests(entries):
+                self._sent(self._made[1], some)
 
     def _entry(self, message: Message, place: str, process: cues.Process) -> dict[str, Any]:
         value = message if self.shape == "value" else message.get("body")
