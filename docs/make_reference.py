@@ -55,6 +55,7 @@ MODULES = {
     "cues.processors.rabbitmq": "messages of a queue of RabbitMQ as a source, and a publisher",
     "cues.processors.nats_streams": "NATS streams as a source, and a subject as the target of sinks",
     "cues.processors.sqs": "messages of Amazon SQS as a source, and a sender",
+    "cues.processors.kinesis": "records of an Amazon Kinesis stream as a source, and a sender",
     "cues.processors.databases": "SQLite, PostgreSQL and DuckDB in one form",
     "cues.processors.http": "answers, failures, rates and signatures of the HTTP processors",
     "cues.processors.http_sink": "a request for each message",

@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases, Delta, Kafka, Redis, NATS, MQTT, RabbitMQ, SQS; windows and joins.
+"""Ready-made sources and sinks for files, databases, Delta, Kafka, Redis, NATS, MQTT, RabbitMQ, SQS, Kinesis; joins.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -22,6 +22,8 @@ says so, and loads it on first use.
     nats_streams.py  the messages of a NATS stream, and a subject as the target of sinks, exactly once: names of
                      nats_source.py, nats_sink.py and nats_client.py
     sqs.py           the messages of an Amazon SQS queue, deleted after the commit, and a sender
+    kinesis.py       the records of an Amazon Kinesis stream, exactly once, and a sender: names of kinesis_source.py and
+                     kinesis_sink.py; kpl.py has aggregated records, aws.py what it shares with sqs.py
     http_sink.py     a request for each message; http.py has answers, failures, rates and signatures
     http_source.py   the items of a resource that is asked again and again
     event_stream.py  the events that a server sends (Server-Sent Events)

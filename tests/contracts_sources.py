@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from contracts_sinks import NATS, REDIS, database, kafka_topic, nats_stream, redis_stream
 from http_servers import Reply, Seen
+from kinesis_server import KinesisServer
 from small import until
 
 import cues
@@ -205,6 +206,25 @@ def _nats_messages(path: Path) -> Source:
     return NatsStream(*nats_stream(path), data="json", shape="value")
 
 
+KINESIS: list[KinesisServer] = []
+"""The server of the tests (tests/kinesis_server.py), if a case needs it."""
+
+
+def _shards(path: Path) -> Source:
+    """A stream of one key, whose shard was split and merged between its records."""
+    from cues.processors.kinesis import KinesisStream
+
+    place = path / "stream"
+    if not place.exists():
+        server, stream = KINESIS[0], KINESIS[0].stream(1)
+        for number, rows in enumerate(_parts()):
+            server.put(stream, *(("key", json.dumps(row).encode()) for row in rows))
+            server.split(stream) if number % 2 == 0 else server.merge(stream)
+        place.write_text(f"{server.url} {stream}")
+    url, stream = place.read_text().split()
+    return KinesisStream(stream, endpoint_url=url, data="json", shape="value", poll_s=0.2)
+
+
 def _postgres(snapshot: bool) -> Callable[[Path], Source]:
     """A table that is there, in the order of its key; or the same rows as changes, in several transactions."""
 
@@ -308,6 +328,7 @@ SOURCES = {
     "kafka": SourceCase(_records, ("confluent_kafka",), _without_metadata),
     "redis": SourceCase(_entries, ("redis",), _without_metadata),
     "nats": SourceCase(_nats_messages, ("nats",), _without_metadata),
+    "kinesis": SourceCase(_shards, ("boto3", "moto"), _without_metadata),
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),

@@ -14,7 +14,7 @@ import pytest
 import seeds
 from children import Child
 from contracts_sinks import KAFKA, NATS, POSTGRES, REDIS
-from contracts_sources import HTTP, ROWS, SOURCES, SourceCase, begun, graph_over, http_answer
+from contracts_sources import HTTP, KINESIS, ROWS, SOURCES, SourceCase, begun, graph_over, http_answer
 from http_servers import serving
 from sets import slow_except
 
@@ -23,7 +23,7 @@ from cues import codec, testing
 
 FAST = ("jsonl", "tail", "rows-sqlite")
 SERVERS = (
-    "rows-duckdb", "rows-postgres", "kafka", "redis", "nats", "http-list", "http-pages", "http-cursor",
+    "rows-duckdb", "rows-postgres", "kafka", "redis", "nats", "kinesis", "http-list", "http-pages", "http-cursor",
     "postgres-snapshot", "postgres-changes",
 )  # fmt: skip
 
@@ -46,6 +46,8 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         REDIS[:] = [request.getfixturevalue("redis")]
     if request.param == "nats":
         NATS[:] = [request.getfixturevalue("nats")]
+    if request.param == "kinesis":
+        KINESIS[:] = [request.getfixturevalue("kinesis")]
     if "http" in request.param:
         HTTP[:] = [request.getfixturevalue("http_rows")]
     return SOURCES[request.param]
@@ -111,7 +113,8 @@ def test_the_control_with_the_position_after_the_next_record_loses(case: SourceC
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka", "redis", "nats"]
+    "name",
+    ["read-csv", "jsonl", "jsonl-gzip", "tail", "rows-sqlite", "rows-duckdb", "kafka", "redis", "nats", "kinesis"],
 )
 def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     chance = random.Random(seeds.new())
@@ -124,6 +127,9 @@ def test_random_kills_leave_each_record_once(name: str, tmp_path: Path, request:
         SOURCES[name].make(tmp_path / "data")
     if name == "nats":
         NATS[:] = [request.getfixturevalue("nats")]
+        SOURCES[name].make(tmp_path / "data")
+    if name == "kinesis":
+        KINESIS[:] = [request.getfixturevalue("kinesis")]
         SOURCES[name].make(tmp_path / "data")
     code = "import sys; from contracts_sources import run_child; run_child(sys.argv[1], sys.argv[2])"
     for _ in range(4):

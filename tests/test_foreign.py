@@ -168,6 +168,7 @@ def test_every_ready_made_source_is_in_the_table() -> None:
         "mqtt",
         "rabbitmq",  # test_processors_rabbitmq.py
         "sqs",
+        "kinesis-stream",  # test_processors_kinesis.py
         "event-stream",  # test_event_stream.py
         "postgres-changes",  # a row is a field of the message, so its columns set no key of the message
         "link-receiver",  # test_link.py: what is reserved there is less

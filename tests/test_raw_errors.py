@@ -27,6 +27,7 @@ from cues.processors.http_sink import Requests
 from cues.processors.http_source import Poll
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
+from cues.processors.kinesis import KinesisSender, KinesisStream
 from cues.processors.mqtt import Mqtt, Publisher
 from cues.processors.nats_streams import NatsStream, NatsSubject
 from cues.processors.postgres_changes import Changes
@@ -184,6 +185,16 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         | {"idle_exit_s": 5, "reserved": ()},
     ),
     "Sender": (Sender, {"url": "https://h/q.fifo", "shape": "value", "group": "g"}),
+    "KinesisStream": (
+        KinesisStream,
+        {"stream": "s", "data": "json", "shape": "value", "follow": True, "start": "latest", "on_gap": "fail"}
+        | {"poll_s": 5, "timeout_s": 5, "endpoint_url": "http://h", "region": "r", "reserved": ()},
+    ),
+    "KinesisSender": (
+        KinesisSender,
+        {"stream": "s", "shape": "value", "key": "k", "id": "id", "order": "key", "timeout_s": 5}
+        | {"endpoint_url": "http://h", "region": "r"},
+    ),
     "RedisStream": (
         RedisStream,
         {"url": "redis://h", "stream": "s", "fields": "text", "field": None, "follow": False, "start": "oldest"}
