@@ -256,6 +256,17 @@ def test_a_port_that_is_in_use_ends_the_run_before_it_begins(graph: Path) -> Non
     assert wrong.code == 1 and "'here' is not an address" in wrong.err
 
 
+@pytest.mark.parametrize("workers", [(), ("--workers", 2)], ids=["one process", "workers"])
+def test_a_second_run_with_the_port_of_the_first_says_that_the_graph_runs(graph: Path, workers: Any) -> None:
+    """A unit of systemd with --metrics starts a run again that ended with 1, and none that ended with 7."""
+    with Command("run", graph, "--metrics", 0, *workers) as first:
+        port = re.search(r"metrics: http://[^:]+:(\d+)", first.until(r"metrics: http://\S+/metrics\n"))[1]  # type: ignore[index]
+        second = command("run", graph, "--metrics", port, *workers)
+        assert second.code == 7 and f"process {first.pid}" in second.err and "Try: wait until it ends" in second.err
+        first.signal(signal.SIGTERM)
+        first.wait()
+
+
 def test_without_the_package_the_error_says_what_to_install(graph: Path) -> None:
     code = "import sys; sys.modules['prometheus_client'] = None; from cues.cli import main; main()"
     for arguments in (["run", str(graph), "--metrics", "0"], ["metrics", str(graph.parent / "data" / "g")]):

@@ -734,7 +734,7 @@ def test_a_driver_on_the_same_store_that_answers_is_not_replaced_and_keeps_its_l
         told = terminal.cues(*command, tmp_path / "graph.py", PYTHONPATH=str(Path(__file__).parent))
         assert json.loads(lease.read_text())["owner"] == owner
         assert running.wait_done()
-    assert f"stop that process first (kill {os.getpid()}): it answers" in told.err
+    assert f"wait until it ends, or stop it (kill {os.getpid()}): it answers" in told.err
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from cues.cli.printing import is_terminal
 from cues.cli.progress import Progress, progress_for
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine import record
-from cues.errors import CuesError, DiskLow, Fenced, ProcessorStopped
+from cues.errors import CuesError, DiskLow, Fenced, InvalidArgument, ProcessorStopped
 from cues.graphs import graphfile
 from cues.graphs.graph import ENGINES
 from cues.graphs.graphfile import shown
@@ -43,7 +43,10 @@ from cues.queues.options import size_of
 from cues.queues.store import Store
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cues.cli.reload import Watcher
+    from cues.graphs.plan import Plan
     from cues.tools.exporter import MetricsServer
 
 ABORT_WAIT_S: Final = 2.0
@@ -233,10 +236,10 @@ def run(
 
         draw_plan(file.graph.plan(), request.places(file.graph.plan()), "text", output)
         return 0
-    server = _metrics_server(metrics)  # before --fresh deletes anything: the port may be in use
     chosen = store if options.given("store") else None
     path = store_of(file, chosen)
     plan = file.graph.plan()
+    server = _metrics_server(metrics, path, plan)  # before --fresh deletes anything: the port may be in use
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
     if fresh:
         from cues.operate import fresh as fresh_start
@@ -342,13 +345,21 @@ def _notify(state: str) -> None:
         service.notify(state)
 
 
-def _metrics_server(address: str | None) -> MetricsServer | None:
+def _metrics_server(address: str | None, path: Path, plan: Plan) -> MetricsServer | None:
     """The server of ``--metrics``, bound but without a source; None without the option."""
     if address is None:
         return None
     from cues.tools.exporter import MetricsServer
 
-    return MetricsServer(address)
+    try:
+        return MetricsServer(address)
+    except InvalidArgument:
+        # A second run of a service: the first one has its port. A unit starts a run that failed again and again, and
+        # not one of a graph that runs already.
+        from cues.operate.processors import refuse_running
+
+        refuse_running(path, plan)
+        raise
 
 
 class _Session:

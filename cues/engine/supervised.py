@@ -123,7 +123,7 @@ class SupervisedEngine:
             where = "in workers of this process" if here else f"by process {pid} and its workers"
             raise AlreadyRunning(
                 f"The graph {graph} is already run {where}, on the store {self.store.path}.",
-                "stop that one first" + ("." if here else f" (kill {pid})."),
+                "wait until it ends, or stop it" + ("." if here else f" (kill {pid})."),
                 pid=pid,
             )
         self._await_orphans()

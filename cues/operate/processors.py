@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from cues.base import names
@@ -22,7 +23,7 @@ from cues.base.texts import quoted
 from cues.engine import identities, standing
 from cues.engine.standing import TailerMetrics
 from cues.engine.status import processor_of
-from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
+from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreError, StoreNotFound
 from cues.forwarding import low_water, marks, other_stores
 from cues.graphs import processor_rows
 from cues.graphs.graph import Graph
@@ -247,6 +248,12 @@ def plan_forget(store: Store, processor: str, graph: Graph | None = None) -> For
     sizes = [_state_size(store, unit) for unit in units]
     unread = sum(tailer.lag or 0 for unit in units for tailer in standing.tailers(store, unit))
     return ForgetPlan(processor, tuple(units), unread, sum(n for n, _ in sizes), sum(size for _, size in sizes))
+
+
+def refuse_running(path: Path, plan: Plan) -> None:
+    """Raise :class:`AlreadyRunning` if a process runs a processor of a graph with its store at ``path``."""
+    with contextlib.suppress(StoreError), Store(path, readonly=True) as store:
+        ownership.require_replaceable(store, [node.id for node in plan.running], take_over=False)
 
 
 def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPlan:

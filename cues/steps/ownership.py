@@ -56,12 +56,15 @@ def supervisor_lock(graph: str) -> int:
 # --- claiming -----------------------------------------------------------------------------------
 
 
-def require_replaceable(store: Store, processors: Iterable[ProcessorId]) -> None:
-    """Raise :class:`AlreadyRunning` if a process that answers, or was alive shortly ago, owns one of the processors."""
+def require_replaceable(store: Store, processors: Iterable[ProcessorId], take_over: bool = True) -> None:
+    """Raise :class:`AlreadyRunning` if a process that answers, or was alive shortly ago, owns one of the processors.
+
+    Without ``take_over``, any process that runs one of them is an error.
+    """
     for processor in processors:
         offset = locks.offset_of(processor)
         held = store.core.locks.mine(offset) or store.core.locks.holder(offset) is not None
-        refused = _refusal(store, processor, True) if held else None
+        refused = _refusal(store, processor, take_over) if held else None
         if refused is not None:
             raise refused
 
@@ -89,7 +92,7 @@ def _refusal(store: Store, processor: ProcessorId, take_over: bool) -> AlreadyRu
         more = ": it answers, and only one that does not can be replaced" if take_over else _OR_TAKE_OVER
         return AlreadyRunning(
             f"{processor} is already run {where}, on the store {store.path}.",
-            "stop that process first" + ("." if here else f" (kill {pid}){more}."),
+            "wait until it ends, or stop it" + ("." if here else f" (kill {pid}){more}."),
             pid=pid,
         )
     if left > 0:
