@@ -271,6 +271,31 @@ def test_a_crontab_for_a_graph_that_does_not_end_says_so(tmp_path: Path) -> None
     assert ran.returncode == 0
 
 
+READS = FINITE.replace("import cues", "import os\nimport cues\nSIZE = int(os.environ['READS_SIZE'])", 1).replace(
+    "import cues", "import cues\nNAME, PLACE = os.environ.get('READS_NAME'), os.getenv('READS_PLACE', 'here')", 1
+)
+
+
+def test_variables_that_a_graph_reads_come_from_a_file(tmp_path: Path) -> None:
+    """A service has no variable of a shell: a graph that ran by hand would not start."""
+    path, file = graph(tmp_path, READS), "/etc/squares.env"
+    printed = {kind: cues("deploy", kind, path, READS_SIZE="7").out for kind in units.KINDS}
+    for each in printed.values():
+        assert f"# The graph reads READS_NAME, READS_PLACE, READS_SIZE: {file} has a line NAME=value for each." in each
+    assert unit(printed["systemd"])["EnvironmentFile"] == file
+    assert f"--env-file {file} squares" in printed["docker"]
+    (service,) = parsed(printed["compose"])
+    assert service["services"]["squares"]["env_file"] == file
+    pods, *_ = parsed(printed["kubernetes"])
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "squares-env"}}]
+    (run,) = re.findall(r"\((set .*)\) 2>&1", printed["cron"])
+    (tmp_path / "env").write_text("READS_SIZE=7\n")
+    here = run.replace(file, str(tmp_path / "env"))
+    assert subprocess.run(["/bin/sh", "-c", here], env=environment(), timeout=60).returncode == 0
+    assert "EnvironmentFile" not in text("systemd", graph(tmp_path / "none", FINITE))
+
+
 def for_ever():  # type: ignore[no-untyped-def]
     while True:
         yield {}

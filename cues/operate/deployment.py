@@ -42,6 +42,8 @@ _EXTRAS: Final = {
 }  # fmt: skip
 """The extra that brings a package, for packages that a graph file imports."""
 
+_READS: Final = ("os.environ.get", "environ.get", "os.getenv", "getenv")
+
 
 @dataclass(frozen=True)
 class Hook:
@@ -72,6 +74,8 @@ class Deployment:
     """The queues that are written from outside."""
     drain_s: int
     extras: tuple[str, ...]
+    variables: tuple[str, ...]
+    """The variables of the environment that the graph file reads by name; other files are not looked at."""
     user: str
     python: str
     workers: str | None
@@ -110,6 +114,7 @@ class Deployment:
             fed=plan.fed,
             drain_s=drain_of(plan),
             extras=_extras(plan, file.path, ui is not None, metrics is not None),
+            variables=_variables(file.path),
             user=user or _user(),
             python=python or sys.executable,
             workers=workers,
@@ -123,6 +128,11 @@ class Deployment:
     def name(self) -> str:
         """The name of the service: small letters, digits and dashes."""
         return re.sub(r"[^a-z0-9]+", "-", self.id.lower()).strip("-") or "graph"
+
+    @property
+    def environment(self) -> str:
+        """The file with the variables of the graph, lines ``NAME=value``."""
+        return f"/etc/{self.name}.env"
 
     @property
     def finite(self) -> bool:
@@ -232,6 +242,19 @@ def _extras(plan: Plan, path: Path, ui: bool, metrics: bool) -> tuple[str, ...]:
         found |= {_EXTRAS[root] for module in modules if (root := module.partition(".")[0]) in _EXTRAS}
     for node in plan.running:
         found |= set(re.findall(r"^ *Needs: extra `(\w+)`", inspect.getdoc(type(node.fn)) or "", re.M))
+    return tuple(sorted(found))
+
+
+def _variables(path: Path) -> tuple[str, ...]:
+    """The names in ``os.environ["NAME"]``, ``os.environ.get("NAME")`` and ``os.getenv("NAME")`` of a file."""
+    found = set()
+    for part in ast.walk(ast.parse(path.read_bytes())):
+        names: list[ast.expr] = []
+        if isinstance(part, ast.Subscript) and ast.unparse(part.value) in ("os.environ", "environ"):
+            names = [part.slice]
+        elif isinstance(part, ast.Call) and ast.unparse(part.func) in _READS:
+            names = part.args[:1]
+        found |= {name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)}
     return tuple(sorted(found))
 
 

@@ -60,8 +60,12 @@ def systemd(facts: Deployment, schedule: str) -> str:
     ]
     if facts.workers is not None:
         lines += ["# A worker that uses too much memory is started again; the others go on.", "OOMPolicy=continue"]
-    if facts.ui is not None and facts.ui[0] not in ("127.0.0.1", "::1", "localhost"):
-        lines += ["# CUES_UI_TOKEN=… of the page, which other machines reach.", f"EnvironmentFile=/etc/{name}.env"]
+    lines += _reads(facts)
+    is_reached = facts.ui is not None and facts.ui[0] not in ("127.0.0.1", "::1", "localhost")
+    if is_reached:
+        lines.append("# CUES_UI_TOKEN=… of the page, which other machines reach.")
+    if is_reached or facts.variables:
+        lines.append(f"EnvironmentFile={facts.environment}")
     lines += ["NoNewPrivileges=yes", "ProtectSystem=full", "", "[Install]", "WantedBy=multi-user.target"]
     return _text(lines)
 
@@ -70,11 +74,14 @@ def cron(facts: Deployment, schedule: str) -> str:
     """A file for /etc/cron.d that starts a run again and again."""
     name = facts.name
     run = f"cd {shlex.quote(str(facts.path.parent))} && {shlex.join(facts.scheduled())}"
+    if facts.variables:
+        run = f"set -a && . {facts.environment} && {run}"
     lines = [
         f"# /etc/cron.d/{name}: a run each time; each takes what is new. Logs: journalctl -t {name}",
         "# A run that is still busy is not disturbed: the next one ends with exit code 7.",
         *_choice(facts, "a schedule", endless=False),
         *_network(facts),
+        *_reads(facts),
         "SHELL=/bin/sh",
         f"{schedule} {facts.user} ({_cron_percent(run)}) 2>&1 | logger -t {name}",
     ]
@@ -86,9 +93,11 @@ def docker(facts: Deployment, schedule: str) -> str:
     extras = f"[{','.join(facts.extras)}]" if facts.extras else ""
     lines = [
         f"# Dockerfile: docker build -t {facts.name} .",
-        f"#   docker run --init --stop-timeout {facts.stop_s} -v {facts.name}:{VOLUME} {_published(facts)}{facts.name}",
+        f"#   docker run --init --stop-timeout {facts.stop_s} -v {facts.name}:{VOLUME}"
+        f" {_published(facts)}{_env_file(facts)}{facts.name}",
         "# --init reaps processes that functions leave behind. Two containers with one volume: the second ends with"
         " exit code 7.",
+        *_reads(facts),
         *_remarks(facts),
         f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim",
         f"RUN useradd --uid {_UID} --create-home cues && install -d -o cues {VOLUME}",
@@ -140,6 +149,8 @@ def compose(facts: Deployment, schedule: str) -> str:
         "    volumes:",
         f"      - {name}:{VOLUME}",
     ]
+    if facts.variables:
+        lines += [f"    {line}" for line in _reads(facts)] + [f"    env_file: {facts.environment}"]
     if facts.ports:
         lines.append("    ports:")
         for port, what in facts.ports.items():
@@ -202,6 +213,10 @@ def kubernetes(facts: Deployment, schedule: str) -> str:
             f"            - {{name: {_port_name(what)}, containerPort: {at}}}" for at, what in facts.ports.items()
         ]
     lines += _kubernetes_probe(facts)
+    if facts.variables:
+        made = f"kubectl create secret generic {name}-env --from-env-file={facts.environment}"
+        lines += [f"          {line}" for line in (*_reads(facts), f"# {made}")]
+        lines += ["          envFrom:", f"            - secretRef: {{name: {name}-env}}"]
     if facts.ui is not None:
         secret = {"secretKeyRef": {"name": name, "key": "ui-token"}}
         lines += [
@@ -244,6 +259,17 @@ def _choice(facts: Deployment, what: str, *, endless: bool) -> list[str]:
         goes_on = f"{', '.join(facts.endless)} {'does' if len(facts.endless) == 1 else 'do'} not end"
         return [f"# {goes_on}, and {what} is made for graphs that do: see {other}."]
     return [f"# {', '.join(facts.fed)}: fed by cues send, so each run ends when it was idle for 5 s."]
+
+
+def _reads(facts: Deployment) -> list[str]:
+    """A comment on the variables that the graph reads: no service has those of your shell."""
+    if not facts.variables:
+        return []
+    return [f"# The graph reads {', '.join(facts.variables)}: {facts.environment} has a line NAME=value for each."]
+
+
+def _env_file(facts: Deployment) -> str:
+    return f"--env-file {facts.environment} " if facts.variables else ""
 
 
 def _network(facts: Deployment) -> list[str]:
