@@ -254,7 +254,7 @@ class HostRun(DriverRun):
         super().__init__(files, graph, cores, size)
 
     def _open_queues(self, graph: Graph) -> None:
-        engine = ClusterEngine(graph, "", None, None, store=self._store, accept_topology=False, take_over=False)
+        engine = ClusterEngine(graph, "", None, None, {}, store=self._store, accept_topology=False, take_over=False)
         engine.driver = self.driver
         here = source_graph(graph, engine.plan)
         self.assembly = assemble(here, self._store, before_claim=engine._open_queues)

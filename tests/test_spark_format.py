@@ -25,7 +25,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from cues.spark import staging
 from cues.spark.options import READ_STREAM, ReadOptions
-from cues.spark.session import in_short
+from cues.spark.failures import in_short
 from cues.txn import Publisher
 
 if TYPE_CHECKING:

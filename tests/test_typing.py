@@ -118,7 +118,7 @@ def test_the_types_of_queue_options_have_the_names_of_the_dataclass() -> None:
 def test_the_types_of_a_start_have_the_names_that_the_engines_take() -> None:
     taken = keywords(local.start) | keywords(supervised.start)
     own = keywords(cues.Graph.start)
-    spark = {"spark", "master", "queues", "backfill"}
+    spark = {"spark", "master", "queues", "backfill", "conf"}
     assert set(options.EngineOptions.__annotations__) == (taken - own) | spark
     assert set(options.StartOptions.__annotations__) == own | set(options.EngineOptions.__annotations__)
     assert set(options.START_TEXTS) == set(options.StartOptions.__annotations__)

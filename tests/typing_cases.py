@@ -104,7 +104,7 @@ cues.Graph.from_dict(graph.to_dict(), strategy="never")  # E: arg-type
 
 running: cues.Running = graph.start(store=Path("data"), take_over=True)
 graph.start(workers="auto", target="graph.py:make(3)", listeners=(print,))
-graph.start(engine="spark", master="local[2]", queues="/shared", backfill=False)
+graph.start(engine="spark", master="local[2]", queues="/shared", backfill=False, conf={"spark.cores.max": "2"})
 graph.run(workers=4, accept_topology=True)
 with graph.start() as inside:
     inside.wait_done()

@@ -86,6 +86,7 @@ ABORT_WAIT_S: Final = 2.0
     help="The number of processes that run the processors; one that dies is started again.",
 )
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
+@option("--conf", metavar="NAME=VALUE", multiple=True, help="A setting of Spark; can be repeated.")
 @option(
     "--backfill",
     is_flag=True,
@@ -163,6 +164,7 @@ def run(
     engine: str,
     workers: str | None,
     master: str | None,
+    conf: tuple[str, ...],
     backfill: bool,
     queues: str | None,
     fail_on_errors: bool,
@@ -201,6 +203,7 @@ def run(
       cues run graph.py --reload           while you write it: each save starts the new code
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
+      cues run graph.py --engine spark --conf spark.executor.memory=2g --conf spark.cores.max=8
       cues run graph.py --engine spark --queues s3://bucket/flights    queues and positions are in this directory
       cues run graph.py --engine spark --dry-run    which functions run on executors, and which in the driver
 
@@ -214,7 +217,7 @@ def run(
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
-    request = RunRequest(engine, master, queues, backfill, workers, fresh, idle_exit, replicate, reload, dry_run)
+    request = RunRequest(engine, master, queues, backfill, workers, fresh, idle_exit, replicate, reload, dry_run, conf)
     if ui is not None:
         page.need()
     least = size_of(min_free)
@@ -234,7 +237,7 @@ def run(
     if dry_run:
         from cues.cli.show import draw_plan
 
-        draw_plan(file.graph.plan(), request.places(file.graph.plan()), "text", output)
+        draw_plan(file.graph.plan(), request.places(file.graph.plan()), "text", output, request.shown_settings())
         return 0
     chosen = store if options.given("store") else None
     path = store_of(file, chosen)

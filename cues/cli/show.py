@@ -58,12 +58,15 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
     draw_plan(plan, RunRequest(engine, queues=queues).places(plan), format, output)
 
 
-def draw_plan(plan: Plan, places: Mapping[str, str], format: str, output: CommandOutput) -> None:
-    """Print a plan, and the ``places`` where processors are called."""
+def draw_plan(
+    plan: Plan, places: Mapping[str, str], format: str, output: CommandOutput, conf: Mapping[str, str] | None = None
+) -> None:
+    """Print a plan, the ``places`` where processors are called, and the settings of Spark that were given."""
     if output.form == "json":
         rows = draw.describe(plan)
         for row in rows:
             row |= {"place": places[row["processor"]]} if row["processor"] in places else {}
+            row |= {"conf": conf} if conf else {}
         output.rows(rows, ())
     else:
         # A picture is printed as text, also in a pipe.
@@ -72,3 +75,7 @@ def draw_plan(plan: Plan, places: Mapping[str, str], format: str, output: Comman
             out("\nOn Spark:")
             for processor, where in places.items():
                 out(f"  {processor.partition('.')[2]}: {where}")
+        if conf:
+            out("\nSettings of Spark:")
+            for name, value in conf.items():
+                out(f"  {name} = {value}")

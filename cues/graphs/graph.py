@@ -70,6 +70,8 @@ else:
 _MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised", "spark": "cues.spark.engine"}
 """The module that starts a graph."""
 ENGINES = ("embedded", "spark")
+_OF_SPARK = ("spark", "master", "queues", "backfill", "conf")
+"""Options of a start that only Spark has."""
 
 importing_for_worker = False
 """A worker process is importing a graph file. A start there would run the graph again in every worker."""
@@ -449,6 +451,12 @@ class Graph(Shown):
             )
         least = size_of(min_free)
         module, given = _MODULES[engine], dict[str, Any](options)
+        foreign = next((name for name in _OF_SPARK if given.get(name)), None)
+        if foreign is not None and engine != "spark":
+            raise InvalidArgument(
+                f"{foreign}= is an option of Spark, and the engine is {engine!r}.",
+                f"add engine='spark', or leave {foreign}= out.",
+            )
         if workers is not None:
             if engine != "embedded":
                 raise InvalidArgument(

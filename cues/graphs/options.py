@@ -694,6 +694,7 @@ class EngineOptions(TypedDict, total=False):
     master: str | None
     queues: str | os.PathLike[str] | None
     backfill: bool
+    conf: Mapping[str, str]
     sources: bool
 
 
@@ -760,6 +761,11 @@ START_TEXTS: Final = {
     ),
     "backfill": OptionText(
         False, "With Spark: True processes all messages of the queues in large steps, runs no source, and ends."
+    ),
+    "conf": OptionText(
+        None,
+        'With Spark: its settings, as `{"spark.executor.memory": "2g"}`. A setting that Cues must set itself, or that'
+        " your running session cannot change, is refused by name.",
     ),
     "sources": OptionText(True, "In this process: False runs no source; what is on the queues is processed."),
 }

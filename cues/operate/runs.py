@@ -16,6 +16,7 @@ from cues.base.events import Counters
 from cues.base.names import ProcessorId
 from cues.engine import record, standing
 from cues.engine.status import processor_of
+from cues.errors import InvalidArgument
 from cues.graphs.graphfile import shown
 from cues.graphs.plan import Plan
 from cues.graphs.running import QueueProgress, Running, Shared, UnitStatus
@@ -43,9 +44,12 @@ class RunRequest:
     replicate: str | None = None
     reload: bool = False
     dry_run: bool = False
+    conf: tuple[str, ...] = ()
+    """Settings of Spark, as ``NAME=VALUE``."""
 
     def __post_init__(self) -> None:
         sparks = {"--master": self.master, "--queues": self.queues, "--backfill": "" if self.backfill else None}
+        sparks |= {"--conf": next(iter(self.conf), None)}
         given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
         is_spark, is_shared = self.engine == "spark", self.queues is not None
         backfills = "--backfill processes the messages that are on the queues"
@@ -71,6 +75,7 @@ class RunRequest:
         ):
             if refused:
                 raise Refused(message, hint)
+        self.settings()
 
     def require(self) -> None:
         """Check what the engine needs, before anything is changed. A directory for the queues need not exist yet."""
@@ -82,6 +87,25 @@ class RunRequest:
             from cues.spark.cluster.files import open_files
 
             open_files(self.queues, make=False)
+
+    def settings(self) -> dict[str, str]:
+        """The settings of Spark by name. Raises :class:`Refused` for one that cannot be given."""
+        if not self.conf:
+            return {}
+        from cues.spark.conf import parsed
+
+        try:
+            return parsed(self.conf)
+        except InvalidArgument as error:
+            raise Refused(error.message, error.hint) from None
+
+    def shown_settings(self) -> dict[str, str]:
+        """The settings of Spark for people, without secrets."""
+        if not self.conf:
+            return {}
+        from cues.spark.conf import shown as readable
+
+        return readable(self.settings())
 
     def places(self, plan: Plan) -> dict[str, str]:
         """For each processor the place where Spark would call its function; empty for the embedded engine.
@@ -112,7 +136,7 @@ class RunRequest:
         """The arguments of :meth:`Graph.start` that choose the engine; ``target`` is what workers import."""
         chosen: dict[str, Any] = {"engine": self.engine}
         if self.engine == "spark":
-            chosen |= {"master": self.master, "backfill": self.backfill}
+            chosen |= {"master": self.master, "backfill": self.backfill, "conf": self.settings() or None}
         if self.queues is not None:
             chosen["queues"] = self.queues
         if self.workers is not None:

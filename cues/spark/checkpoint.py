@@ -68,6 +68,8 @@ class OffsetRecord(NamedTuple):
     offsets: tuple[str, ...]
     """One JSON text for each source; ``"-"`` for a source without an offset."""
     checksum: bytes
+    conf: dict[str, str]
+    """The settings of Spark under which the state was begun."""
 
 
 def range_of(checkpoint: str, batch: int) -> SourceRange:
@@ -106,7 +108,8 @@ def record_of(checkpoint: str, raw: bytes) -> OffsetRecord:
             f"The checkpoint {checkpoint} has offset records of format {lines[0]!r}; this version reads {_VERSION!r}.",
             "install a newer Cues, or a pyspark between 4.2 and 4.3.",
         )
-    return OffsetRecord(tuple(lines[2:]), xxhash.xxh3_64_digest(raw))
+    conf = json.loads(lines[1]).get("conf") or {}
+    return OffsetRecord(tuple(lines[2:]), xxhash.xxh3_64_digest(raw), conf)
 
 
 def _parsed(text: str) -> Offset | None:

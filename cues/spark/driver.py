@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cues.base import events
@@ -34,9 +35,16 @@ if TYPE_CHECKING:
 class SparkEngine(EmbeddedEngine):
     """Threads of this process, whose functions executors call. An :class:`Engine`."""
 
-    def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        spark: SparkSession | None,
+        master: str | None,
+        conf: Mapping[str, str],
+        **options: Any,
+    ) -> None:
         super().__init__(graph, stepper_type=StretchStepper, **options)
-        self._given, self._master = spark, master
+        self._given, self._master, self._conf = spark, master, conf
         self._session = contextlib.ExitStack()
 
     @override
@@ -46,7 +54,8 @@ class SparkEngine(EmbeddedEngine):
         check(plan)
         try:
             remote = [node for node in plan.running if why_local(node) is None]
-            self.spark = open_session(self._session, graph, plan, self._given, self._master, remote, host.emit)
+            given = self._given, self._master, remote, host.emit, self._conf
+            self.spark = open_session(self._session, graph, plan, *given)
             require_steps(queries_of(self.spark, plan))
             self._options["runner"] = functools.partial(SparkRunner, self.spark)
             super().start(host)

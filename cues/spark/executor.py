@@ -22,7 +22,7 @@ import xxhash
 from cues.base.data import dataclass
 from cues.errors import CuesError, GraphError, ProcessorStopped
 from cues.graphs.processor import Node
-from cues.spark.session import in_short
+from cues.spark.failures import in_short
 from cues.steps.calls import Interrupted
 from cues.steps.failure import Failure, words
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cues.errors import GraphError
 from cues.graphs.processor import Node, wants_process
 from cues.spark.columns import frame_encoder
-from cues.spark.session import in_short
+from cues.spark.failures import in_short
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
 from cues.steps.process import Delivery, Process

@@ -18,9 +18,9 @@ from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.spark.executor import JobGroup, is_of_spark
+from cues.spark.failures import in_short
 from cues.spark.pages import look
 from cues.spark.place import Site
-from cues.spark.session import in_short
 from cues.steps.process import Process
 from cues.steps.runner import Runner, StepAborted
 from cues.steps.taking import Taken

@@ -30,7 +30,9 @@ from urllib.parse import urlsplit
 
 from cues.base.logs import logger
 from cues.errors import NotInstalled, Unsupported
+from cues.spark import conf as settings_of
 from cues.spark import java
+from cues.spark.failures import in_short
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,10 +85,12 @@ def session(
     """A session as a context manager, with the format ``cues`` registered.
 
     ``spark`` is used if it is given, else the process's active session. Else a session is made, for ``master``
-    (default: that of ``spark-submit``, else ``local[*]``), and stopped at the end. ``conf`` adds settings
-    to a session that is made here. Before Spark is used, raises :class:`NotInstalled` if pyspark, and
-    :class:`JavaNotFound` if Java is missing or too old. Raises :class:`Unsupported` if the workers of the session have
-    another Python or no Cues.
+    (default: that of ``spark-submit``, else ``local[*]``), and stopped at the end. ``conf`` has settings of Spark by
+    name. With them, a session that runs already is copied: the copy has the settings, and the session keeps its own.
+    Before Spark is used, raises :class:`NotInstalled` if pyspark, and :class:`JavaNotFound` if Java is missing or too
+    old, and :class:`InvalidArgument` for a setting that Cues must set itself, or a value that Spark refuses. Raises
+    :class:`Unsupported` if the workers of the session have another Python or no Cues, and for a setting that a session
+    that runs cannot change.
     """
     with opened_session(master, name, spark, conf) as used:
         require_workers(used)
@@ -99,11 +103,16 @@ def opened_session(
 ) -> Iterator[SparkSession]:
     """The session of :func:`session`, before its workers are looked at."""
     mine = None
+    given = settings_of.checked(conf)
     with _opening:
         used = spark or active()
         if used is None:
-            used = mine = start(master, name, conf)
+            used = mine = start(master, name, given)
+        elif given:
+            used = settings_of.copy_with(used, given)
     try:
+        if mine is not None:
+            settings_of.set_in(mine, given)
         from cues.spark.datasource import source_for
 
         used.dataSource.register(source_for(used))
@@ -208,6 +217,8 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
     from pyspark.sql import SparkSession
 
     submitted = _submitted()
+    if submitted:
+        settings_of.require_before_java(conf or {})
     if master is None and not submitted:
         master = "local[*]"
     if master is not None and master.startswith(CONNECT):
@@ -235,9 +246,12 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             why = in_short(error)
             if "stopped SparkContext" in why:
                 why = "no master answers there, or it refused"
+            guilty = [name for name, value in (conf or {}).items() if name in why or value in why]
             raise Unsupported(
                 f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
-                "use the address that the master's log and web page show, spark://host:7077.",
+                f"check the setting {' and '.join(guilty)}, and the master."
+                if guilty
+                else "use the address that the master's log and web page show, spark://host:7077.",
             ) from None
 
 
@@ -265,25 +279,6 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def in_short(error: Exception) -> str:
-    """The one line that explains a failure inside Spark, without a full stop at its end.
-
-    It is taken from Python's traceback if there is one, else from an error of Cues without one, else from Java's.
-    """
-    text = str(error)
-    _, python, trace = text.rpartition("Traceback (most recent call last):\n")
-    own = re.search(r"\bcues\.errors\.\w+: .*", text)
-    if own and not python:
-        line = own[0]
-    elif python:
-        line = next((line for line in trace.splitlines() if line and not line[0].isspace()), "")
-    else:
-        cause = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
-        line = cause[1] if cause else text.partition("\n")[0]
-        line = re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).partition(". Consider setting ")[0]
-    return line.strip().rstrip(".") or type(error).__name__
-
-
 def is_local(master: str) -> bool:
     """Return True if executors of this master are threads of the driver's process."""
     return master.startswith("local") and not master.startswith("local-cluster")
@@ -308,11 +303,18 @@ def settings(master: str) -> dict[str, str]:
     if is_local(master):
         chosen |= {
             "spark.ui.port": "0",  # a free port: with 4040 a second session would warn that it is taken
-            # Spark's 200 are for a cluster. Each costs a task, even with few rows. The value is
-            # written into a stream's checkpoint at its first start.
-            "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+            # The value is written into a stream's checkpoint at its first start.
+            settings_of.SHUFFLES: settings_of.shuffles(_cores(master)),
         }
     return chosen
+
+
+def _cores(master: str) -> int:
+    """The cores of a local master: ``local``, ``local[4]``, ``local[*]``, ``local[4,2]``."""
+    count = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", master)
+    if count is None or count[1] is None:
+        return 1
+    return int(count[1]) if count[1] != "*" else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -42,6 +42,7 @@ def open_session(
     master: str | None,
     remote: Iterable[Node],
     emit: Callable[[events.Event], None],
+    conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Open the session of a graph, whose executors call the functions of the ``remote`` processors.
 
@@ -54,7 +55,7 @@ def open_session(
             "use a master such as local[*] or spark://host:7077; or read and write queues through Spark Connect, with"
             " the format cues.",
         )
-    session = opened.enter_context(opened_session(master, f"cues {graph.id}", spark))
+    session = opened.enter_context(opened_session(master, f"cues {graph.id}", spark, conf))
     ship(session, graph, plan)
     require_workers(session, lambda text: emit(events.Event("", text, logging.WARNING)))
     called = [node for node in remote if node.kind != "frame"]

@@ -82,6 +82,11 @@ class Batches:
         name = f"{self.folder}/plan.json"
         return parsed(self._files, name, self._files.ensure(name, sealed_json(plan)))
 
+    def change(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Write the lineage down with other settings, and return it."""
+        self._files.write(f"{self.folder}/plan.json", sealed_json(plan))
+        return plan
+
     def read(self, number: int) -> Batch | None:
         """A batch; None if it is not written down."""
         if number < 0:

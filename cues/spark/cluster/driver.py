@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cues import faults
@@ -56,6 +56,8 @@ class Driver:
         own = files.read(id_of_graph(graph))
         self.store_id = str((parsed(files, id_of_graph(graph), own) if own else parsed(files, ID, made))["id"])
         self.queues: dict[str, QueueDirectory] = {}
+        self.conf: Mapping[str, str] = {}
+        """The settings of Spark that the user gave for this start."""
         self.closed = False
         self.bell = threading.Condition()
         """Rung for each change: messages on a queue, or a processor that is idle now or has stopped."""

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
@@ -56,8 +56,8 @@ from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
 from cues.spark.cluster.metrics import SparkMetrics
 from cues.spark.cluster.queries import FrameQuery, require_checkpoints
 from cues.spark.cluster.step import Stage
+from cues.spark.failures import in_short
 from cues.spark.plans import queries_of
-from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
 from cues.steps.calls import Interrupted
@@ -288,6 +288,7 @@ class ClusterEngine:
         queues: str | os.PathLike[str],
         spark: SparkSession | None,
         master: str | None,
+        conf: Mapping[str, str],
         *,
         store: str | os.PathLike[str] | Store | None,
         accept_topology: bool,
@@ -295,7 +296,7 @@ class ClusterEngine:
     ) -> None:
         self._graph = graph
         self._place = queues
-        self._given, self._master = spark, master
+        self._given, self._master, self._conf = spark, master, conf
         self.plan = graph.plan()
         self._options: dict[str, Any] = {"store": store, "accept_topology": accept_topology, "take_over": take_over}
         self._stages: list[_StageThread] = []
@@ -326,7 +327,8 @@ class ClusterEngine:
             if exists:  # Spark takes seconds to start, and another driver may run the graph
                 self._hold(files, owner)
             remote = [node for node in plan.running if node.kind != "source"]
-            self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote, host.emit)
+            given = self._given, self._master, remote, host.emit, self._conf
+            self.spark = open_session(self._opened, graph, plan, *given)
             _refuse_speculation(self.spark, plan)
             self._frames = queries_of(self.spark, plan)
             files = open_files(place)
@@ -337,6 +339,7 @@ class ClusterEngine:
                 files = open_files(place)
                 self._hold(files, owner)
             self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.sleep, owner)
+            self.driver.conf = self._conf
             self.sources.start(host)
         except BaseException:
             self._opened.close()

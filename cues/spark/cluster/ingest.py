@@ -27,7 +27,7 @@ from cues.spark.cluster.frames import Encoding
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.columns import Encoder
-from cues.spark.session import in_short
+from cues.spark.failures import in_short
 from cues.spark.source import Source
 from cues.steps.hashes import Hasher
 

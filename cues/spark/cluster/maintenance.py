@@ -32,6 +32,7 @@ from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLo
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.state_files import folder_of_state, record_of
 from cues.spark.cluster.typed import NONE, TypedColumns
+from cues.spark.conf import MERGE_FILES as MERGE_SETTING
 
 if TYPE_CHECKING:
     from cues.queues.options import Retention
@@ -57,7 +58,7 @@ class Maintenance:
     def __init__(self, driver: Driver, stages: Sequence[Stage]) -> None:
         self.driver = driver
         self.stages = stages
-        self.merge_files = int(driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES)) or 0)
+        self.merge_files = int(driver.session.conf.get(MERGE_SETTING, str(MERGE_FILES)) or 0)
         self._note = f"_cues/{folder_of(driver.graph)}.vacuum.json"
         self._vacuumed_ns = self._noted()
         self._checkpoints: dict[str, int] = {}

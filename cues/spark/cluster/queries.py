@@ -13,6 +13,9 @@ the newest checkpoint is used if it is after a batch that is committed, and its 
 are written down. Then it may be as old as it likes. Else the query begins with an empty checkpoint, in a folder of its
 own, and the batches make the state again. That needs all messages: if retention has removed some, the start is refused.
 
+Settings of Spark that decide the rows are those of the first start. The number of partitions and the format of the
+state may change: then the state is made again too, because Spark cannot use a checkpoint with others.
+
 Two drivers may use one checkpoint at the same time, for a moment: both compute the same batches, and the next record
 fences one of them.
 
@@ -37,7 +40,7 @@ from cues.errors import Diverged, MessagesPurged, TopologyChanged, Unsupported
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.records.provenance import Provenance, merge
-from cues.spark.checkpoint import record_of
+from cues.spark.checkpoint import OffsetRecord, record_of
 from cues.spark.cluster.batches import Batch, Batches, offset_of
 from cues.spark.cluster.data import read_rows
 from cues.spark.cluster.files import folder_of
@@ -48,10 +51,11 @@ from cues.spark.cluster.publish import publish
 from cues.spark.cluster.rows import RowSlice
 from cues.spark.cluster.step import Stage
 from cues.spark.columns import frame_encoder
+from cues.spark.conf import SHUFFLES, copy_of, said, shuffles
 from cues.spark.datasource import source_for
+from cues.spark.failures import in_short
 from cues.spark.options import FrameSource
 from cues.spark.plans import QueryPlan, call, fields_of, process_of
-from cues.spark.session import in_short
 from cues.steps.calls import Interrupted
 
 if TYPE_CHECKING:
@@ -60,18 +64,16 @@ if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
     from cues.spark.cluster.files import Files
 
-_KEPT: Final = (
-    "spark.sql.session.timeZone",
-    "spark.sql.shuffle.partitions",
-    "spark.sql.streaming.multipleWatermarkPolicy",
-    "spark.sql.streaming.stateStore.providerClass",
-)
-"""Settings of the first start, which later starts use again: with others the same batches may give other rows."""
+_OF_ROWS: Final = ("spark.sql.session.timeZone", "spark.sql.streaming.multipleWatermarkPolicy")
+"""Settings of the first start, which later starts use again: with others the same batches give other rows."""
+_OF_STATE: Final = (SHUFFLES, "spark.sql.streaming.stateStore.providerClass")
+"""Settings of a checkpoint. With others the state is made again, so later starts use them too, unless a start says
+otherwise."""
 _SETTINGS: Final = {
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "100ms",  # of an object store, each look costs a request
     "spark.sql.streaming.stopTimeout": "30s",
 }
+_MUST: Final = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 
 
 def require_checkpoints(session: Any, files: Files, frames: Collection[str]) -> None:
@@ -119,6 +121,7 @@ class FrameQuery(BatchCommits, Stage):
                 processor=self.node.id,
             )
         positions = super()._positions(False, last)
+        self._refuse_settings()
         kept = last.batch if last is not None else None
         if kept is None:
             if last is not None and any(next > 1 for _, next in positions.values()):
@@ -150,6 +153,29 @@ class FrameQuery(BatchCommits, Stage):
         self._again = self.batches.read(first) if first <= self.committed else self._last
         return positions
 
+    def _refuse_settings(self) -> None:
+        """Refuse settings with which the batches that are made again would give other rows."""
+        begun = self._settings()
+        for name in _OF_ROWS:
+            asked = self.driver.conf.get(name)
+            if asked is not None and begun.get(name, asked) != asked:
+                raise TopologyChanged(
+                    f"{self.node.id} has begun with {name}={begun[name]}, and this start asks for {asked}: its rows"
+                    " would be of two kinds.",
+                    f"leave {name} out; or start over with --fresh or another --queues DIR.",
+                    processor=self.node.id,
+                )
+
+    def _settings(self) -> dict[str, str]:
+        """The settings of the first start, if there was one."""
+        plan = self.batches.plan() or {}
+        return {name: str(value) for name, value in plan.get("settings", {}).items()}
+
+    def _asked(self) -> dict[str, str]:
+        """The settings of the state that this start wants: those of earlier starts, and those that the user gave."""
+        wanted = {**self._settings(), **self.driver.conf}
+        return {name: wanted[name] for name in _OF_STATE if name in wanted}
+
     @property
     def committed(self) -> int:
         """The number of the last batch that is committed; -1 before the first."""
@@ -170,29 +196,44 @@ class FrameQuery(BatchCommits, Stage):
                 and last - 1 <= done
                 and done <= self.committed  # it is not ahead: the rows of these batches would be lost
                 and all(self._planned(folder, number) == self.batches.read(number) for number in ends)
+                and not self._differing(folder, last)
             ):
                 return folder, done + 1
         return None, 0
 
     def _planned(self, folder: str, number: int) -> Batch | None:
         """The batch whose offsets a checkpoint has under this number; None if they are others."""
-        raw, batch = self.driver.files.read(f"{folder}/offsets/{number}"), self.batches.read(number)
-        offsets = {offset_of(text) for text in record_of(folder, raw).offsets} if raw else set()
+        batch, record = self.batches.read(number), self._record(folder, number)
+        offsets = {offset_of(text) for text in record.offsets} if record else set()
         return batch if batch is not None and offsets == {(number, batch.chain)} else None
+
+    def _differing(self, folder: str, number: int) -> dict[str, str]:
+        """The settings of a checkpoint that are not those which this start wants."""
+        record, asked = self._record(folder, number), self._asked()
+        conf = record.conf if record else {}
+        return {name: conf[name] for name, value in asked.items() if conf.get(name, value) != value}
+
+    def _record(self, folder: str, number: int) -> OffsetRecord | None:
+        raw = self.driver.files.read(f"{folder}/offsets/{number}")
+        return record_of(folder, raw) if raw else None
 
     def _require_messages(self, folder: str | None, first: int) -> None:
         """Raise :class:`MessagesPurged` if messages are gone that a start from this checkpoint reads again."""
+        begun = self._settings()
+        changes = [name for name, value in self._asked().items() if begun.get(name, value) != value]
         for number in range(first, self.committed + 1):
             for queue, (low, high) in self.batches.need(number).ranges.items():
                 start = self.driver.queues[queue].log(0).first
                 if low < min(start, high):
                     why = "is an older copy" if folder else "is missing, or does not belong to its last record"
+                    hint = "put the newest copy of the checkpoint back;"
+                    if changes:
+                        why, hint = f"has another value of {changes[0]}", f"leave {changes[0]} out;"
                     raise MessagesPurged(
                         f"{self.node.id} cannot make its state again: the checkpoint of its query in"
                         f" {self.driver.files.url}/{self._checkpoints} {why}, and messages {low} to"
                         f" {min(start, high) - 1} of {queue!r} were purged.",
-                        "put the newest copy of the checkpoint back; or start over with --fresh or another --queues"
-                        " DIR, and set a longer retention.",
+                        f"{hint} or start over with --fresh or another --queues DIR, and set a longer retention.",
                         queue=queue,
                         first=low,
                         last=min(start, high) - 1,
@@ -202,6 +243,8 @@ class FrameQuery(BatchCommits, Stage):
         """Choose the checkpoint. Return the settings of the first start: ``settings``, if this is the first."""
         files = self.driver.files
         plan: dict[str, Any] = self.batches.begin({"id": secrets.token_hex(8), "settings": settings})
+        if plan["settings"] != (wanted := plan["settings"] | self._asked()):
+            plan = self.batches.change(plan | {"settings": wanted})
         folder, first = self._usable()
         if folder is None:
             for old in files.names(self._checkpoints):
@@ -216,15 +259,14 @@ class FrameQuery(BatchCommits, Stage):
 
     def _begin(self) -> None:
         """Start the query."""
-        from pyspark.sql import SparkSession
-
         driver, node = self.driver, self.node
-        session = SparkSession(driver.context, driver.session._jsparkSession.cloneSession())
+        session = copy_of(driver.session)
         session.dataSource.register(source_for(session))
-        for listener in driver.session._jsparkSession.streams().listListeners():
-            session._jsparkSession.streams().addListener(listener)
-        settings = self.prepare({name: str(session.conf.get(name)) for name in _KEPT})
-        for name, value in {**settings, **_SETTINGS}.items():
+        first = {name: str(session.conf.get(name)) for name in (*_OF_ROWS, *_OF_STATE)}
+        if not said(session, SHUFFLES):
+            first[SHUFFLES] = shuffles(int(driver.context.defaultParallelism))
+        settings = self.prepare(first)
+        for name, value in {**_SETTINGS, **settings, **_MUST}.items():
             session.conf.set(name, value)
         streams = {}
         for binding in self._queues:

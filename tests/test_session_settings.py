@@ -1,0 +1,179 @@
+"""Settings of Spark: those refused before it starts, those that a running session changes, those that a state keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from terminal import cues as command
+
+import cues
+from cues import Graph
+from cues.cli.purge import purge
+from cues.errors import CuesError, InvalidArgument, MessagesPurged, TopologyChanged, Unsupported
+from cues.spark import conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GRAPH = """
+import cues
+graph = cues.Graph("g", durability="process")
+
+@graph.source("numbers", resume="skip")
+def numbers():
+    yield {"n": 1}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.py").write_text(GRAPH)
+    return tmp_path / "graph.py"
+
+
+@pytest.mark.parametrize("name", conf.MINE)
+def test_a_setting_that_cues_must_set_is_refused_by_name_with_the_reason(name: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        Graph("g", [cues.Source("in")]).start(engine="spark", conf={name: "x"})
+    assert raised.value.message.startswith(f"{name} is not a setting that can be given here: ")
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("2g", "conf= is str"),
+        ({"executor.memory": "2g"}, "begin with 'spark.'"),
+        ({"spark.executor.memory": None}, "spark.executor.memory is NoneType"),
+        ({"spark.cues.mergeFiles": "many"}, "a number of files is expected"),
+        ({"spark.cues.mergefiles": "3"}, "use spark.cues.mergeFiles"),
+        ({7: "3"}, "7 is not a name"),
+    ],
+)
+def test_what_cannot_be_a_setting_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        conf.checked(given)
+    assert said in str(raised.value)
+
+
+def test_values_of_python_become_text_and_secrets_are_not_shown() -> None:
+    given = conf.checked({"spark.a": True, "spark.b": 3, "spark.hadoop.fs.s3a.secret.key": "s3cr3t"})
+    assert given == {"spark.a": "true", "spark.b": "3", "spark.hadoop.fs.s3a.secret.key": "s3cr3t"}
+    assert conf.shown(given)["spark.hadoop.fs.s3a.secret.key"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--conf", "spark.a=1"], "--conf spark.a=1 is an option of Spark.\nTry: add --engine spark."),
+        (["--workers", "2", "--conf", "spark.a=1"], "--conf spark.a=1 is an option of Spark."),
+        (["--engine", "spark", "--conf", "spark.a"], "--conf spark.a is not a setting of Spark."),
+        (["--engine", "spark", "--conf", "spark.a=1", "--conf", "spark.a=2"], "--conf gives spark.a twice"),
+        (["--engine", "spark", "--conf", "spark.master=local"], "spark.master is not a setting that can be given here"),
+        (["--engine", "spark", "--conf", "a=1"], "'a' is not a name of a setting of Spark"),
+    ],
+)
+def test_a_command_with_a_wrong_setting_ends_before_anything_is_made(
+    arguments: list[str], said: str, file: Path
+) -> None:
+    done = command("run", file, *arguments)
+    assert done.code == 2, done
+    assert said in done.err
+    assert "Try: " in done.err
+    assert not (file.parent / "data").exists()
+
+
+def test_the_embedded_engine_refuses_options_of_spark_in_python() -> None:
+    given: Any
+    for given in ({"conf": {"spark.a": "1"}}, {"conf": {"spark.a": "1"}, "workers": 2}, {"master": "local"}):
+        with pytest.raises(InvalidArgument, match=r"is an option of Spark.*\n?.*add engine='spark'") as raised:
+            Graph("g", [cues.Source("in")]).start(**given)
+        assert next(iter(given)) + "= is" in raised.value.message
+
+
+def test_a_dry_run_shows_the_settings_without_secrets(file: Path) -> None:
+    given = ["--conf", "spark.executor.memory=2g", "--conf", "spark.hadoop.fs.s3a.secret.key=s3cr3t=="]
+    text = command("run", file, "--engine", "spark", "--dry-run", *given).out
+    assert "Settings of Spark:\n  spark.executor.memory = 2g\n  spark.hadoop.fs.s3a.secret.key = ***\n" in text
+    shown = command("run", file, "--engine", "spark", "--dry-run", "--json", *given).out
+    (row,) = map(json.loads, shown.splitlines())
+    assert row["conf"] == {"spark.executor.memory": "2g", "spark.hadoop.fs.s3a.secret.key": "***"}
+
+
+def test_settings_of_a_file_are_a_list(file: Path) -> None:
+    (file.parent / "cues.toml").write_text('[run]\nengine = "spark"\nconf = ["spark.cores.max=3", "spark.b=1=2"]\n')
+    text = command("run", file, "--dry-run").out
+    assert "  spark.cores.max = 3\n  spark.b = 1=2\n" in text
+
+
+# --- with Spark ---------------------------------------------------------------------------------
+
+
+def test_a_session_that_runs_changes_only_what_it_can(spark: SparkSession) -> None:
+    import cues.spark
+
+    before = dict(spark.conf.getAll)
+    with cues.spark.session(spark=spark, conf={"spark.sql.shuffle.partitions": 7, "spark.cues.mergeFiles": "9"}) as own:
+        assert (own.conf.get("spark.sql.shuffle.partitions"), own.conf.get("spark.cues.mergeFiles")) == ("7", "9")
+        assert own.sparkContext is spark.sparkContext
+        assert dict(spark.conf.getAll) == before  # the session of the user keeps its own
+    assert spark.range(3).count() == 3
+    with cues.spark.session(spark=spark, conf={"spark.driver.memory": "1g"}):
+        pass  # it has this value already
+    for name in ("spark.executor.memory", "spark.sql.warehouse.dir", "spark.hadoop.fs.s3a.endpoint"):
+        with (
+            pytest.raises(Unsupported, match=f"{name}=x cannot be set: Spark reads it only when a session starts"),
+            cues.spark.session(spark=spark, conf={name: "x"}),
+        ):
+            raise AssertionError
+    for value in ("abc", "-3"):
+        with (
+            pytest.raises(InvalidArgument, match=f"Spark refuses spark.sql.shuffle.partitions={value}: "),
+            cues.spark.session(spark=spark, conf={"spark.sql.shuffle.partitions": value}),
+        ):
+            raise AssertionError
+
+
+def partitions(place: Path) -> str:
+    """The number of partitions in the newest checkpoint."""
+    folder = place / "queues" / "_cues" / "checkpoints" / "g.windows"
+    (epoch,) = folder.iterdir()
+    newest = max((epoch / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    return str(json.loads(newest.read_text().splitlines()[1])["conf"]["spark.sql.shuffle.partitions"])
+
+
+@pytest.mark.timeout(900)
+def test_the_partitions_of_a_state_fit_the_cores_and_may_change_later(spark: SparkSession, tmp_path: Path) -> None:
+    """Two for each core, unless somebody said otherwise. A later start with another number makes the state again."""
+    from test_spark_frames import expect_windows, graph, play
+
+    expect_windows(play(spark, tmp_path, graph(), range(250)), 250)
+    assert partitions(tmp_path) == "4"
+    other = {"spark.sql.shuffle.partitions": "3"}
+    expect_windows(play(spark, tmp_path, graph(), range(250, 400), conf=other), 400)
+    assert partitions(tmp_path) == "3"
+    expect_windows(play(spark, tmp_path, graph(), range(400, 500)), 500)
+    assert partitions(tmp_path) == "3"  # it stays
+    with pytest.raises(TopologyChanged, match=r"has begun with spark.sql.session.timeZone=UTC"):
+        play(spark, tmp_path, graph(), conf={"spark.sql.session.timeZone": "Europe/Berlin"})
+    with pytest.raises(CuesError, match=r"Spark refuses spark.sql.shuffle.partitions=none"):
+        play(spark, tmp_path, graph(), conf={"spark.sql.shuffle.partitions": "none"})
+    expect_windows(play(spark, tmp_path, graph(), range(500, 550)), 550)
+
+
+@pytest.mark.timeout(900)
+def test_a_state_that_cannot_be_made_again_keeps_its_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    from test_spark_frames import expect_windows, graph, play
+
+    expect_windows(play(spark, tmp_path, graph(), range(250)), 250)
+    done = CliRunner().invoke(purge, [f"{tmp_path / 'queues'}#in", "--before", "100", "--yes"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(MessagesPurged, match=r"has another value of spark.sql.shuffle.partitions") as raised:
+        play(spark, tmp_path, graph(), conf={"spark.sql.shuffle.partitions": "8"})
+    assert "leave spark.sql.shuffle.partitions out" in str(raised.value)
+    expect_windows(play(spark, tmp_path, graph(), range(250, 400)), 400)
