@@ -238,6 +238,8 @@ SPARK_POINTS: dict[str, str] = {
     "spark.recorded": "the step is committed, its files in no log",
     "spark.forwarded": "a file of the step in the log of its queue, others perhaps not",
     "spark.claimed": "the processors are claimed, no old file deleted",
+    "spark.merged": "a large file is written by cues optimize, in no log",
+    "spark.vacuumed": "a file that nobody needs is deleted by cues vacuum, others not",
     "spark.replaced": "small files replaced by a large one in the log, and still on the disk",
 }
 """Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""

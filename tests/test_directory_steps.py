@@ -16,7 +16,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -479,7 +478,7 @@ def test_vacuum_keeps_what_somebody_may_need(files: FaultyFiles) -> None:
     older(files, (f"q/{name}" for name in stored(directory)), 30)
     older(files, ["q/_cues/queue.json", "q/_cues/writer.json"], 30)
     small = directory.live[:4]
-    assert directory.replace(small, [replace(maintenance.merged(files, "q", "g.keeper", 1, small), first=1)])
+    assert directory.replace(small, [maintenance.merged(files, "q", "g", small)])
     files.interrupt = failing("put", "q/_delta_log", eio)
     with pytest.raises(OSError, match="EIO"):
         append(x, directory)
@@ -669,7 +668,7 @@ def test_provenance_in_files_is_that_of_the_engine(tmp_path: Path, examples: int
         sent = pa.ipc.open_stream(sink.getvalue()).read_all()
         moved = Rows(range(sent.num_rows), sent)
         assert metadata(moved.provenance) == list(itertools.compress(expected[low:high], chosen))
-        merged = maintenance.merged(files, "q", "p", 2, [file, file])
+        merged = maintenance.merged(files, "q", "p", [file, file])
         assert metadata(read_rows(files, [Piece("q", merged, 0, merged.count)]).provenance) == expected * 2
 
     check()
@@ -788,7 +787,7 @@ def test_two_writers_and_two_keepers_of_a_queue_make_one_list(files: FaultyFiles
             queue.read_on()
             small, _ = maintenance.run_of_small(queue.live, 4)
             if small:
-                one = [replace(maintenance.merged(files, queue.folder, "g.keeper", 1, small), first=small[0].first)]
+                one = [maintenance.merged(files, queue.folder, "g", small)]
                 with queue.lock:
                     while {file.name for file in small} <= {file.name for file in queue.live}:
                         if queue.replace(small, one):

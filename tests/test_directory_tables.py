@@ -241,7 +241,7 @@ def test_files_of_an_earlier_version_merged_and_cut_files(tmp_path: Path) -> Non
     run = HostRun(files, made, tmp_path / "store", 1, lambda: 300).claim()
     directory = run.queues["in"]
     small = directory.live[1:5]
-    one = merged(files, directory.folder, "g.sources.feed", small[-1].record, small, directory.columns)
+    one = merged(files, directory.folder, "g", small, directory.columns)
     directory.exchange(small, [replace(one, first=small[0].first)])
     assert is_whole(run, "in") == [False, True, True, True]
     run.run()

@@ -83,6 +83,8 @@ COMMANDS = {
     "grow": "grow {shop}#orders 1 --yes",
     "purge": "purge {shop}#orders --before 1 --yes",
     "compact": "compact {shop} --yes",
+    "optimize": "optimize {shop} --yes",
+    "vacuum": "vacuum {shop} --yes",
     "backup": "backup {shop} {folder}/backup",
     "restore": "restore {folder}/backup {folder}/restored{n} --yes",
     "follow": "follow {shop} {folder}/copy --once",

@@ -24,8 +24,8 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 from pyspark.errors import AnalysisException, PySparkException
 
 from cues.spark import staging
-from cues.spark.options import READ_STREAM, ReadOptions
 from cues.spark.failures import in_short
+from cues.spark.options import READ_STREAM, ReadOptions
 from cues.txn import Publisher
 
 if TYPE_CHECKING:

@@ -28,7 +28,9 @@ from cues.operate.shape import ProcessorShape, Shape, merged
 from cues.operate.target import Target, queue_of
 from cues.queues import tables
 from cues.queues.committed import Isolation
-from cues.spark.cluster import inspection, lease, operations
+from cues.spark.cluster import cleaning, inspection, lease, operations
+from cues.spark.cluster.cleaning import PlannedMerge, Tell
+from cues.spark.cluster.cleaning import PlannedVacuum as PlannedVacuum
 from cues.spark.cluster.directory import PartitionLog
 from cues.spark.cluster.files import Files, open_files
 from cues.spark.cluster.inspection import ProcessorRecord
@@ -81,6 +83,10 @@ class DirectoryPlace:
     def only_stores(self, what: str, hint: str) -> NoReturn:
         """Refuse: it is a directory. ``what`` is a subject and its verb, such as ``cues redrive is``."""
         raise Refused(f"{what} for stores, and {self.location} is a directory of cues run --queues.", hint)
+
+    def only_directories(self, what: str, hint: str) -> DirectoryPlace:
+        """This place: it is a directory. A store refuses."""
+        return self
 
     # --- measure ---
 
@@ -355,6 +361,32 @@ class DirectoryPlace:
         refuse_partition(self.target, queue)
         directory = operations.growing(self.files, queue)
         yield Growth(queue, directory.options.partitions, directory.options.key, directory.grow)
+
+    def vacuums(self) -> list[PlannedVacuum]:
+        """The files that nobody needs any more, of each queue or of the one that the target names."""
+        return [cleaning.plan_vacuum(self.files, queue) for queue in self._whole_queues()]
+
+    def vacuum(self, plan: PlannedVacuum, tell: Tell) -> PlannedVacuum:
+        """Delete the files of a plan. Return what was deleted."""
+        return cleaning.vacuum(self.files, plan, tell)
+
+    def merges(self) -> list[PlannedMerge]:
+        """The small files that can become large ones, of each queue or of the one that the target names."""
+        return [cleaning.plan_merge(self.files, queue) for queue in self._whole_queues()]
+
+    def merge(self, plan: PlannedMerge, tell: Tell) -> PlannedMerge:
+        """Merge the files of a plan. Return what was merged."""
+        return cleaning.merge(self.files, plan, tell)
+
+    def _whole_queues(self) -> list[str]:
+        if not self.target.name:
+            return inspection.queues_of(self.location)
+        queue = self.queue_of()
+        name, slash, _ = queue.partition("/")
+        if slash:
+            message = f"{queue} is a partition, and the files of a queue are in one folder."
+            raise Refused(message, self.target.again(name))
+        return [name]
 
     # --- check ---
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from cues.base import clock
 from cues.base.names import ProcessorId
@@ -124,6 +124,11 @@ class StorePlace:
     def only_stores(self, what: str, hint: str) -> StorePlace:
         """This place: it is a store. A directory refuses."""
         return self
+
+    def only_directories(self, what: str, hint: str) -> NoReturn:
+        """Refuse: it is a store. ``what`` is a subject and its verb, such as ``cues vacuum is``."""
+        self.target.require()
+        raise Refused(f"{what} for directories of cues run --queues, and {self.target.path} is a store.", hint)
 
     # --- measure ---
 

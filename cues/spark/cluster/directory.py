@@ -499,13 +499,21 @@ class QueueDirectory:
         """
         with self.lock:
             self.settle()
+        for file in self.left():
+            if not self.held[file.name] and not under_way(file.writer, file.record):
+                self.files.delete(f"{self.folder}/{file.name}")
+
+    def left(self) -> list[DataFile]:
+        """The files of ours that left the log a day ago, or that were written a day ago and are not in it.
+
+        Only the names of these files are known.
+        """
         table, _ = read_table(self.files, self.folder)
+        if table is None:
+            return []
         gone = table.vacuum(KEEP_FILES_H, dry_run=True, enforce_retention_duration=False, full=True)
-        for path in gone:
-            name = unquote(path.rpartition("/")[2])
-            ours = _FILE_NAME.fullmatch(name)
-            if ours and not self.held[name] and not under_way(name_of(ours[1]), int(ours[2])):
-                self.files.delete(f"{self.folder}/{name}")
+        names = (unquote(path.rpartition("/")[2]) for path in gone)
+        return [DataFile(name, 0, 0, 0, 0) for name in names if _FILE_NAME.fullmatch(name)]
 
     # --- files ---
 

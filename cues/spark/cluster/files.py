@@ -86,6 +86,10 @@ class Files(ABC):
         """The size of a file in bytes; None if it does not exist."""
 
     @abstractmethod
+    def listed(self, folder: str) -> dict[str, tuple[int, float]]:
+        """By name: the size in bytes of each file in a folder, and when it was written, in seconds since 1970."""
+
+    @abstractmethod
     def read(self, name: str) -> bytes | None:
         """The content of a file; None if it does not exist."""
 
@@ -165,6 +169,16 @@ class LocalFiles(Files):
             return os.stat(self.path(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    @override
+    def listed(self, folder: str) -> dict[str, tuple[int, float]]:
+        found = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path(folder)) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another process deletes files
+                    if entry.name[0] != "." and entry.is_file():
+                        found[entry.name] = entry.stat().st_size, entry.stat().st_mtime
+        return found
 
     @override
     def read(self, name: str) -> bytes | None:
@@ -279,6 +293,12 @@ class ObjectFiles(Files):
             return int(self.obstore.head(self.store, name)["size"])
         except FileNotFoundError:
             return None
+
+    @override
+    def listed(self, folder: str) -> dict[str, tuple[int, float]]:
+        prefix = f"{folder}/"
+        objects = self.obstore.list_with_delimiter(self.store, prefix)["objects"]
+        return {o["path"].removeprefix(prefix): (o["size"], o["last_modified"].timestamp()) for o in objects}
 
     @override
     def read(self, name: str) -> bytes | None:

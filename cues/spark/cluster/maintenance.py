@@ -18,7 +18,7 @@ import json
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -137,24 +137,16 @@ class Maintenance:
         live = log.live[bisect_left(log.live, self._merged.get(log.id, 0), key=lambda file: file.first) :]
         if not self.merge_files:
             return
-        policy = directory.options.retention
-        limit = MERGE_BYTES
-        if policy is not None and policy.bytes is not None:
-            limit = min(limit, int(policy.bytes) // _RETENTION_PARTS)
-        files, self._merged[log.id] = run_of_small(live, self.merge_files, _windows(policy), limit)
+        files, self._merged[log.id] = run_of_small(live, self.merge_files, *bounds(directory.options.retention))
         if not files:
             return
         driver = self.driver
         directory.hold(files)
         try:
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {log.id}", True)
-            writers = {file.writer for file in files}
-            writer = writers.pop() if len(writers) == 1 else f"{driver.graph}.keeper"
-            last, columns = files[-1].record, directory.columns
-            work = functools.partial(merged, driver.files, directory.folder, writer, last, columns=columns)
+            work = functools.partial(merged, driver.files, directory.folder, driver.graph, columns=directory.columns)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
-            modified_ms = max(file.modified_ms for file in files)
-            directory.exchange(files, [replace(file, first=files[0].first, modified_ms=modified_ms)])
+            directory.exchange(files, [file])
         finally:
             directory.release(files)
 
@@ -182,16 +174,19 @@ class Maintenance:
             self.driver.emit(events.Event(stage.node.id, text, logging.WARNING))
 
 
-def merged(
-    files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile], columns: TypedColumns = NONE
-) -> DataFile:
-    """Write the messages of several files into one, in an executor."""
-    target = Writer(files, folder, writer, number, 0, columns, small[0].partition)
+def merged(files: Files, folder: str, graph: str, small: Sequence[DataFile], columns: TypedColumns = NONE) -> DataFile:
+    """Write the messages of several files into one, which may replace them in the log of the queue.
+
+    Its writer is that of the files, or the keeper of the graph; its record and its time are those of the last messages.
+    """
+    writers = {file.writer for file in small}
+    writer = writers.pop() if len(writers) == 1 else f"{graph}.keeper"
+    target = Writer(files, folder, writer, small[-1].record, 0, columns, small[0].partition)
     for file in small:
         target.append(read(files, Piece(folder, file, 0, file.count), [*COLUMNS.names, *columns.schema.names]))
     one = target.close()
     assert one is not None
-    return one
+    return replace(one, first=small[0].first, modified_ms=max(file.modified_ms for file in small))
 
 
 def keepers_group(driver: Driver) -> str:
@@ -233,6 +228,16 @@ def _require_all(files: Files, folder: str, needed: set[str]) -> set[str]:
     return stored
 
 
+def bounds(policy: Retention | None) -> tuple[Callable[[DataFile], Any], int]:
+    """The window and the most bytes of a merged file, so that retention, which removes whole files, keeps little more.
+
+    Of what the policy keeps, a merged file has at most an eighth.
+    """
+    if policy is None or policy.bytes is None:
+        return _windows(policy), MERGE_BYTES
+    return _windows(policy), min(MERGE_BYTES, int(policy.bytes) // _RETENTION_PARTS)
+
+
 def _windows(policy: Retention | None) -> Callable[[DataFile], Any]:
     """A function of a file. Only files with the same result are merged.
 
@@ -257,20 +262,37 @@ def run_of_small(
     No file, if there are none. Also the index of the file from which on files may be merged later.
     """
     run: list[DataFile] = []
+    for run in small_runs(live, window, limit):
+        if len(run) >= most:
+            break
+    after = run[0].first if run else live[-1].first if live else 0
+    run = worthwhile(run)
+    return run if len(run) >= most else [], after
+
+
+def small_runs(
+    live: Sequence[DataFile], window: Callable[[DataFile], Any], limit: int = MERGE_BYTES
+) -> Iterator[list[DataFile]]:
+    """Small files of one window that follow one another and fit into one of ``limit`` bytes; the last run may grow."""
+    run: list[DataFile] = []
     size = 0
     for file in live[:-1]:  # the last file stays, because it has the index of the next message
         fits = file.size <= limit // 2 and size + file.size <= limit
         if not fits or (run and (run[-1].next != file.first or window(run[0]) != window(file))):
-            if len(run) >= most:
-                break
+            yield run
             run, size = [], 0
         if file.size <= limit // 2:
             run.append(file)
             size += file.size
-    after = run[0].first if run else live[-1].first if live else 0
-    while run and run[0].size > 2 * sum(file.size for file in run[1:]):
-        run.pop(0)  # or a large file would be written again with each few small ones
-    return run if len(run) >= most else [], after
+    yield run
+
+
+def worthwhile(run: Sequence[DataFile]) -> list[DataFile]:
+    """A run without the large files at its start, which would be written again with each few small ones."""
+    left = list(run)
+    while left and left[0].size > 2 * sum(file.size for file in left[1:]):
+        left.pop(0)
+    return left
 
 
 def _goal(log: PartitionLog, policy: Retention, positions: list[int]) -> int:
