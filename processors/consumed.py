@@ -42,7 +42,7 @@ class Consumed:
     def __init__(self, after: str, pattern: str) -> None:
         """Raises :class:`cues.errors.InvalidArgument` for a value of ``after=`` that cannot be done."""
         self.after, self.pattern = after, pattern
-        self.root = _fixed(pattern)
+        self.root = fixed(pattern)
         self.directory = os.path.abspath(after.removeprefix(_MOVE)) if after.startswith(_MOVE) else None
         if after not in (KEEP, "delete") and not after.removeprefix(_MOVE).strip():
             raise InvalidArgument("after='move:' names no directory.", "give one, as in after='move:done'.")
@@ -145,7 +145,7 @@ def _move(name: str, target: str) -> None:
     os.unlink(name)
 
 
-def _fixed(pattern: str) -> str:
+def fixed(pattern: str) -> str:
     """The directory of a pattern up to its first wildcard."""
     if os.path.isdir(pattern):
         return pattern

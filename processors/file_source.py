@@ -4,6 +4,7 @@
     graph.add(cues.Source("rows", Files("in/*.parquet", watch=True)))         and wait for new files
     graph.add(cues.Source("lines", Files("app-*.log", follow=True)))          the last file by name grows
     graph.add(cues.Source("lines", Files("/var/log/app.log", follow=True)))   as ``tail -F``: through rotations
+    graph.add(cues.Source("lines", Files("/var/log/*.log", follow="each")))   the same for each of many logs
 
 The position names the file that is read by its identity, and the place in it. What was read of all others is in rows of
 the source's state (known_files.py):
@@ -28,6 +29,9 @@ are known by their device, inode and fingerprint, or by their size, beginning an
 or restored; never by their names. Their order is the number or the time in the name (tail.py), then the time of the
 last write. A last line without a line end waits until it is whole.
 
+**Each log of a pattern.** ``follow="each"`` does this for every name that the pattern matches; families.py says which
+names are rotated files of which log. Logs come and go while the source runs.
+
 Not guaranteed: lines that no file has any more. Rotation by copy and truncate itself loses lines that are written
 between the copy and the truncation. A file that was deleted, or truncated without a copy, before it was read to its
 end is reported as a warning, and reading continues after it. Rotated files that were there before the first start
@@ -48,16 +52,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from cues.arguments import check_number, path_of, text_of, texts_of
-from cues.errors import CuesError, InvalidArgument
+from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, blocks, consumed, documents, files, foreign, places, takes, waits
+from cues.processors import SOURCE, blocks, consumed, documents, families, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
 from cues.processors.opened_file import NUMBERED, TABLES, Opened, checksum, is_damage, is_inode
-from cues.processors.tail import Tail
+from cues.processors.tail import followed
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow", "json", "avro", "xlsx")
 """The formats of a source."""
 ORDERS: Final = ("name", "modified")
+EACH: Final = "each"
+"""Of ``follow=``."""
 
 _TYPES: Final = -1
 """The row of the state with the inferred schema."""
@@ -95,7 +101,8 @@ class Files:
                      does one that cannot be read to its end. A file of which some
                      records are on the error queue goes. A later file of the same name is a new one
     ``watch``        True: wait for new files; otherwise the source ends with the last one
-    ``follow``       True: the last file grows; a path without wildcards is followed through its rotations
+    ``follow``       True: the last file grows; a path without wildcards is followed through its rotations. ``"each"``:
+                     each file that the pattern names is a log that grows, and is followed through its own rotations
     ``bad``          ``"error"``: a record that cannot be read is a failed message: it is written to the error queue, or
                      stops the source (:class:`cues.processors.files.Malformed`, with file, line and problem).
                      ``"row"``: it is a message of the type ``files.MALFORMED``. A file that cannot be read is one such
@@ -108,7 +115,9 @@ class Files:
     ``columns``      of CSV, of JSON lines with ``schema=``, and of tables: the names of those to read; None: all
     ``encoding``     of text, which must write line ends as the byte 0x0A: UTF-8, Latin, and others, but not UTF-16
     ``reserved``     ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
-    ``rotated``      pattern of the names that a followed file gets by rotation; None: ``path.*`` and ``path-*``
+    ``rotated``      pattern of the names that a followed file gets by rotation; None: ``path.*`` and ``path-*``. For
+                     ``follow="each"``: a template with ``{name}``, or ``{stem}`` and ``{ending}``, of the name of the
+                     log, such as ``"old/{name}.*"``; None: those of :mod:`cues.processors.families`
     ``poll_s``       seconds between two looks at files that had nothing new
     ``idle_exit_s``  end the source after so many seconds without a record; 0: at the end of what is there; None: never
     ``grace_s``      a rotated file counts as whole when it did not grow for so many seconds, because a program may
@@ -139,7 +148,7 @@ class Files:
         settle_s: float = 0.0,
         after: str = consumed.KEEP,
         watch: bool = False,
-        follow: bool = False,
+        follow: bool | str = False,
         bad: str = "error",
         encoding: str = "utf-8",
         schema: Any = None,
@@ -170,7 +179,11 @@ class Files:
         self.rotated, self.poll_s, self.idle_exit_s, self.grace_s = rotated, poll_s, idle_exit_s, grace_s
         self.may = foreign.allowed(reserved)
         self.__name__ = "files"
-        self.tails = follow and not glob.has_magic(self.pattern) and not os.path.isdir(self.pattern)
+        if follow not in (False, True, EACH):
+            raise InvalidArgument(f"follow={follow!r:.60} is unknown.", f"use True, False or {EACH!r}.")
+        self.each = follow == EACH
+        is_path = not glob.has_magic(self.pattern) and not os.path.isdir(self.pattern)
+        self.tails = bool(follow) and not self.each and is_path
         if format is not None and format not in FORMATS:
             raise InvalidArgument(f"The format {format!r} is unknown.", f"use one of {', '.join(FORMATS)}.")
         if order not in ORDERS:
@@ -196,6 +209,13 @@ class Files:
         self._owner = ""
         self._held: set[str] = set()
         """Files that are followed, whose last record of several lines may go on."""
+        if self.each:
+            families.Naming(self.pattern, rotated)
+        elif rotated is not None and not self.tails:
+            raise InvalidArgument(
+                f"rotated={rotated!r:.60} needs a path that is followed.",
+                "leave it out; or give follow=True and a path without wildcards, or follow='each'.",
+            )
         if follow and self.schema == blocks.INFER:
             raise InvalidArgument(
                 "schema='infer' needs files that do not grow.", "give the types: schema={'n': 'int64'}."
@@ -236,8 +256,15 @@ class Files:
         place, former = read_position(position)
         state = {} if process is None else process.state
         waiting = Waiting(self, process)
+        if self.each:
+            return families.Families(self, state, waiting).records(place)
+        if place.log:
+            raise Diverged(
+                f"The position is in the log {place.log}, which is one of several.",
+                "leave follow='each'; or give the source another id, which begins at the start.",
+            )
         if self.tails:
-            return Tail(self, state, waiting).records(place, former)
+            return followed(self, state, waiting, place, former)
         owner = getattr(process, "id", "")
         if self.consumed.is_on and owner:
             if self._owner not in ("", owner):
@@ -345,7 +372,7 @@ class Files:
         return name in self._held and abs(time.time() - stat.modified) >= self.grace_s
 
     def _has_more(self, row: Known | None, stat: places.Stat) -> bool:
-        return row is None or not row.done or (self.follow and stat.size > row.size)
+        return row is None or not row.done or (bool(self.follow) and stat.size > row.size)
 
     def _renamed(self, where: places.Place, entries: dict[str, places.Stat], place: Progress) -> Progress:
         """Return the position under the present name of the file that is under way.
@@ -567,6 +594,7 @@ class Files:
         """
         if self.format is not None:
             return self.format
+        name = self.pattern if self.tails else name  # not app.csv.1
         ending = os.path.splitext(places.plain_name(name))[1]
         if ending not in _ENDINGS:
             raise InvalidArgument(

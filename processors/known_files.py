@@ -43,10 +43,12 @@ class Progress(NamedTuple):
     current: Identity | None = None
     offset: int = 0
     line: int = 0
+    log: str = ""
+    """The log of several (families.py) that ``current`` is a file of."""
 
     def packed(self) -> list[Any]:
-        current = [packed_name(self.current.name), *self.current[1:]] if self.current else []
-        return [VERSION, self.serial, current, self.offset, self.line]
+        log = [packed_name(self.log)] if self.log else []
+        return [VERSION, self.serial, packed_identity(self.current), self.offset, self.line, *log]
 
     def next(self) -> Progress:
         """The position after a change of the rows, when no file is under way."""
@@ -73,13 +75,14 @@ def read_position(position: Any) -> tuple[Progress, Former | None]:
         return Progress(), None
     try:
         version, first, *rest = position
-        *finished, current, offset, line = rest
-        if version != VERSION and not (version == 1 and len(finished) == 1):
-            raise ValueError
-        identity = Identity(os.fsdecode(current[0]), *current[1:]) if current else None
         if version == VERSION:
-            return Progress(first, identity, offset, line), None
-        return Progress(0, identity, offset, line), Former(os.fsdecode(first), tuple(map(os.fsdecode, finished[0])))
+            current, offset, line, *log = rest
+            return Progress(first, read_identity(current), offset, line, *map(os.fsdecode, log)), None
+        finished, current, offset, line = rest
+        if version != 1:
+            raise ValueError
+        former = Former(os.fsdecode(first), tuple(map(os.fsdecode, finished)))
+        return Progress(0, read_identity(current), offset, line), former
     except (TypeError, ValueError):
         raise Diverged(
             f"The position {str(position)[:80]} is not one of cues.processors.file_source, version {VERSION}.",
@@ -111,7 +114,7 @@ class KnownFiles:
         self._state = state
         self._rows: dict[str, Known] = {}
         for name, row in state.items():
-            if type(name) is int:
+            if type(name) not in (str, bytes):
                 continue  # of a path that was followed (tail.py)
             identity = Identity(os.fsdecode(name), *row[:4])
             self._rows[identity.name] = Known(identity, *row[4:])
@@ -170,6 +173,14 @@ class KnownFiles:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def packed_identity(identity: Identity | None) -> list[Any]:
+    return [packed_name(identity.name), *identity[1:]] if identity else []
+
+
+def read_identity(packed: list[Any]) -> Identity | None:
+    return Identity(os.fsdecode(packed[0]), *packed[1:]) if packed else None
 
 
 def packed_name(name: str) -> str | bytes:

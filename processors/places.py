@@ -75,7 +75,7 @@ class Local:
             if os.path.isdir(pattern):
                 pattern = os.path.join(glob.escape(pattern), "*")
             # not iglob's order, which is that of the directory
-            names = sorted(filter(_is_complete, glob.glob(pattern, recursive=True)))
+            names = sorted(filter(is_complete, glob.glob(pattern, recursive=True)))
         found: dict[str, Stat] = {}
         for name in names:
             with suppress(OSError):  # it is gone by now, or a link to nothing
@@ -110,7 +110,7 @@ class Remote:
         return {
             name: Stat(0, 0, entry.get("size") or 0, 0.0)
             for name, entry in sorted(self.system.glob(path, detail=True).items())
-            if entry["type"] == "file" and _is_complete(name)
+            if entry["type"] == "file" and is_complete(name)
         }
 
     def open(self, name: str) -> IO[bytes]:
@@ -296,6 +296,7 @@ def _stat_of(entry: os.stat_result) -> Stat:
     return Stat(entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime)
 
 
-def _is_complete(name: str) -> bool:
+def is_complete(name: str) -> bool:
+    """Return whether a name is one of a file that is complete, by convention."""
     last = os.path.basename(name)
     return not last.startswith((".", "_")) and not last.endswith(".tmp")

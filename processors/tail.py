@@ -24,7 +24,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, suppress
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -33,10 +33,12 @@ from cues.processors.known_files import Former, Progress
 from cues.processors.opened_file import FINGERPRINT_BYTES, Opened, checksum, is_damage, is_inode, open_file, stat_of
 
 ROWS_MAX: Final = 1_000
-"""Rotated files that are known. Of more, the rows of those that are gone are deleted, the oldest first."""
+"""Rotated files of a path that are known. Of more, the rows of those that are gone are deleted, the oldest first."""
 
 _RECORDS_AT_ONCE: Final = 500
 """Records of a growing file that are read before it is looked at again, whether it is still the same."""
+_EMPTY_BYTES_MAX: Final = 1_000
+"""A larger compressed file is not that of an empty one: an archive has the name of the file twice."""
 _TIME_DIGITS: Final = 6
 """Digits in a name that are a time, and not a number."""
 
@@ -47,6 +49,7 @@ class Source(opened_file.Source, Protocol):
     """The options of :class:`cues.processors.file_source.Files` that are needed here."""
 
     rotated: str | None
+    grace_s: float
 
     def item(self, name: str, record: files.Record) -> files.Row | Exception: ...
 
@@ -59,6 +62,22 @@ class Waiting(Protocol):
     def moved(self) -> None: ...
 
     def wait(self, at_end: bool = True) -> bool: ...
+
+
+class Others(Protocol):
+    """Several logs, of which each has its own tail (families.py)."""
+
+    def members(self, name: str) -> dict[str, places.Stat]:
+        """Return the rotated files of a log."""
+
+    def has_left(self, file: places.Stat, members: dict[str, places.Stat]) -> bool:
+        """Return whether a file that is not at the path of its log was rotated or deleted."""
+
+
+class Idle(NamedTuple):
+    """In place of a record: there is none now. ``at_end``: no file that is known has more to be read."""
+
+    at_end: bool = True
 
 
 class Rotated(NamedTuple):
@@ -77,39 +96,48 @@ class Rotated(NamedTuple):
 class Tail:
     """The records of one path and its rotations."""
 
-    def __init__(self, source: Source, state: MutableMapping[Any, Any], waiting: Waiting) -> None:
-        self._source, self._state, self._waiting = source, state, waiting
+    def __init__(
+        self,
+        source: Source,
+        state: MutableMapping[Any, Any],
+        log: str | bytes | None = None,
+        others: Others | None = None,
+        rows_max: int = ROWS_MAX,
+        rows: Mapping[int, Any] | None = None,
+    ) -> None:
+        """``log``: the name under which this one of several logs (``others``) has its rows, which are ``rows``."""
+        self._source, self._state = source, state
+        self._log, self._others, self._rows_max = log, others, rows_max
         self._where = places.Local()
-        self._rows = {n: Rotated(*row) for n, row in state.items() if type(n) is int}
+        stored = state if rows is None else rows
+        # An earlier version noted empty files, which are known by nothing but an inode that the next file may get.
+        self._rows = {n: row for n, row in _rows_of(stored) if row.size}
         self._seen: dict[str, tuple[places.Stat, int | None]] = {}
         """By name, a rotated file as it was when it was compared, and the number of its row."""
         self._stored: dict[str, Rotated] = {}
         self._contents: dict[Rotated, tuple[int, bytes, bytes] | None] = {}
         """The uncompressed bytes of compressed files, which take long to read."""
+        self._said: Progress | None = None
+        """The position of which it was said that no file has the rest."""
+        self.opened: Opened | None = None
 
-    def records(self, place: Progress, former: Former | None) -> Iterator[tuple[list[Any], Any]]:
-        """Yield the records after ``place``, each with the position after it."""
-        opened: Opened | None = None
-        if former is not None or place == Progress():
-            self._begin(place)
-            place = place.reread()
-            yield place.packed(), None
+    def records(self, place: Progress) -> Iterator[tuple[Progress, Any]]:
+        """Yield the records after ``place``, each with the position after it, and :class:`Idle` if there is none."""
         try:
             while True:
-                opened = self._continued(place)
+                opened = self.opened = self._continued(place)
                 if opened is None:
-                    if not self._waiting.wait():
-                        return
+                    yield place, Idle()
                     continue
                 place = opened.start
                 try:
                     for record in self._grown(opened):
-                        if record is None:
-                            return
+                        if isinstance(record, Idle):
+                            yield place, record
+                            continue
                         current = opened.identity(record.offset)
                         place = Progress(place.serial, current, record.offset, record.line)
-                        yield place.packed(), self._source.item(opened.name, record)
-                        self._waiting.moved()
+                        yield place, self._source.item(opened.name, record)
                     if opened.whole:
                         self._finish(opened)
                         place = place.next()
@@ -120,19 +148,23 @@ class Tail:
                     bad = self._source.bad_file(opened.name, place, problem)
                     self._finish(opened)
                     place = place.next()
-                    yield place.packed(), bad
+                    yield place, bad
                 opened.close()
-                opened = None
+                self.opened = None
         finally:
-            if opened is not None:
-                opened.close()
+            if self.opened is not None:
+                self.opened.close()
+                self.opened = None
 
-    def _grown(self, opened: Opened) -> Iterator[files.Record | None]:
-        """Yield the records of a file while it grows, until it is whole or is not the same file; None to end."""
+    def _grown(self, opened: Opened) -> Iterator[files.Record | Idle]:
+        """Yield the records of a file while it grows, until it is whole or is not the same file."""
         path = self._source.pattern
         rotated = None if opened.is_at(path) else time.monotonic()
         read = opened.offset
         while True:
+            if not read and opened.start.current is None and rotated is None and self._unread():
+                opened.whole = False
+                return  # the beginning is in a copy
             opened.whole = rotated is not None and time.monotonic() - rotated >= opened.grace_s()
             records = opened.records(complete=opened.whole)
             moved = False
@@ -149,10 +181,16 @@ class Tail:
                 return  # truncated: the rest is in a copy
             elif opened.whole:
                 return
-            elif rotated is None and not opened.is_at(path) and os.path.exists(path):
+            elif rotated is None and not opened.is_at(path) and self._has_left(opened):
                 rotated = time.monotonic()
-            elif not self._waiting.wait(at_end=rotated is None and not opened.waits):
-                yield None
+            else:
+                yield Idle(rotated is None and not opened.waits)
+
+    def _has_left(self, opened: Opened) -> bool:
+        """Return whether a file that is not at the path was rotated; alone, when another one is there."""
+        if self._others is None:
+            return os.path.exists(self._source.pattern)
+        return self._others.has_left(opened.start_stat, self._rotated())
 
     # --- which file is next ---
 
@@ -168,7 +206,9 @@ class Tail:
                 break
             if opened is not None:
                 opened.close()
-        if found is None and place.current is not None and place.offset:
+        self._note_gone()
+        if found is None and place.current is not None and place.offset and self._said != place:
+            self._said = place
             why = "was truncated" if place.current[1:3] == before.get(self._source.pattern) else "is gone"
             _log.warning(
                 "%s %s; it was read up to byte %d, and no copy of it has the rest.",
@@ -211,6 +251,8 @@ class Tail:
     def _rotated(self) -> dict[str, places.Stat]:
         """The rotated files, the oldest first."""
         path = self._source.pattern
+        if self._others is not None:
+            return in_order(self._others.members(path), path)
         escaped = glob.escape(path)
         patterns = [self._source.rotated] if self._source.rotated else [f"{escaped}.*", f"{escaped}-*"]
         at_path = stat_of(self._where, path)
@@ -229,7 +271,7 @@ class Tail:
 
     # --- what was read ---
 
-    def _begin(self, place: Progress) -> None:
+    def begin(self, place: Progress) -> None:
         """Take the rotated files that are there for read: all at the first start, else those before the current one."""
         current: tuple[int, ...] = ()
         if place.current is not None and (opened := self._continued(place)) is not None:
@@ -240,26 +282,55 @@ class Tail:
         while before != (before := self._inodes()):  # until no file was renamed during the look
             with suppress(FileNotFoundError):
                 names = itertools.takewhile(lambda item: item[1][:2] != current, self._rotated().items())
-                rows = [self._look(name, stat) for name, stat in names]
+                rows = [self._look(name, stat) for name, stat in names if not self._is_empty(name, stat)]
         for row in rows:
             self._put(row)
 
     def _finish(self, opened: Opened) -> None:
         self._put(_stored(opened.stored, opened.compressed))
 
+    def forget(self) -> None:
+        """Delete all rows: no file of the log is there."""
+        for number in self._rows:
+            del self._state[self._key(number)]
+        self._rows.clear()
+
+    def _key(self, number: int) -> Any:
+        return number if self._log is None else (self._log, number)
+
     def _put(self, row: Rotated, number: int | None = None) -> None:
+        if not row.size:
+            return  # it has nothing to be read, and if a program writes to it, it is one that was not read
         number = max(self._rows, default=0) + 1 if number is None else number
         self._rows[number] = row
-        self._state[number] = list(row)
+        self._state[self._key(number)] = list(row)
         self._seen.clear()
+
+    def _note_gone(self) -> None:
+        """Let no other file that gets the inode of a known one be taken for it. Call it after looks that agree."""
+        known = {number for _, number in self._seen.values()}
+        gone = [number for number in sorted(self._rows) if number not in known]
+        for number in gone[: max(0, len(self._rows) - self._rows_max)]:
+            del self._rows[number], self._state[self._key(number)]
+        for number in gone:
+            if number in self._rows and self._rows[number].inode:
+                self._put(self._rows[number]._replace(device=0, inode=0), number)
 
     def _unread(self) -> list[str]:
         """The rotated files that were not read, the oldest first. Rows follow known files to their new inodes."""
         while True:
             try:
-                return self._compare(self._rotated())
+                return self._compare({n: stat for n, stat in self._rotated().items() if not self._is_empty(n, stat)})
             except FileNotFoundError:  # a rotation is under way
                 continue
+
+    def _is_empty(self, name: str, stat: places.Stat) -> bool:
+        """Return whether a file has no byte, compressed or not: there is nothing to read, or to know it by."""
+        if not stat.size or stat.size > _EMPTY_BYTES_MAX or places.compression_of(name) is None:
+            return not stat.size
+        with self._open(name, stat[:2]) as file:
+            content = _uncompressed(file, name)
+        return content is not None and not content[0]
 
     def _compare(self, found: dict[str, places.Stat]) -> list[str]:
         if self._seen.keys() == found.keys() and all(self._seen[name][0] == stat for name, stat in found.items()):
@@ -274,9 +345,6 @@ class Tail:
         for name, number in known.items():
             if self._rows[number] != self._stored[name]:
                 self._put(self._stored[name], number)
-        gone = [number for number in sorted(self._rows) if number not in known.values()]
-        for number in gone[: max(0, len(self._rows) - ROWS_MAX)]:
-            del self._rows[number], self._state[number]
         self._seen = {name: (stat, known.get(name)) for name, stat in found.items()}
         return [name for name in found if name not in known]
 
@@ -339,6 +407,27 @@ class Tail:
             with self._open(name, stored[:2]) as file:
                 self._contents[stored] = _uncompressed(file, name)
         return int(self._contents[stored] == row[2:5])
+
+
+def followed(
+    source: Source, state: MutableMapping[Any, Any], waiting: Waiting, place: Progress, former: Former | None
+) -> Iterator[tuple[list[Any], Any]]:
+    """Yield the records of one path after ``place``, each with the position after it, until the source ends."""
+    tail = Tail(source, state)
+    if former is not None or place == Progress():
+        tail.begin(place)
+        place = place.reread()
+        yield place.packed(), None
+    for after, item in tail.records(place):
+        if not isinstance(item, Idle):
+            yield after.packed(), item
+            waiting.moved()
+        elif not waiting.wait(at_end=item.at_end):
+            return
+
+
+def _rows_of(state: Mapping[Any, Any]) -> Iterator[tuple[int, Rotated]]:
+    return ((n, Rotated(*row)) for n, row in state.items() if type(n) is int and n > 0)
 
 
 def in_order(entries: dict[str, places.Stat], path: str) -> dict[str, places.Stat]:

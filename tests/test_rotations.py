@@ -26,10 +26,12 @@ from cues.processors.places import Local, Stat
 class Log:
     """A program that writes lines to a path, and a system that rotates it in one of the usual ways."""
 
-    def __init__(self, folder: Path, chance: random.Random, rotate: str, delay: int | None, keeps_times: bool) -> None:
+    def __init__(
+        self, folder: Path, chance: random.Random, rotate: str, delay: int | None, keeps_times: bool, name: str = "app"
+    ) -> None:
         """``delay``: a rotated file is compressed after so many more rotations; None: never."""
         self.folder, self.chance, self.delay, self.keeps_times = folder, chance, delay, keeps_times
-        self.path = folder / "app.log"
+        self.name, self.path = name, folder / f"{name}.log"
         self.rotate: Callable[[], None] = getattr(self, f"_{rotate}")
         self.lines: list[str] = []
         self.held = ""
@@ -37,6 +39,8 @@ class Log:
         self.rotated: list[Path] = []
         """The oldest first."""
         self.number = 0
+        self.mark = ""
+        """The beginning of each line."""
         if rotate == "link":
             self._link()
 
@@ -44,7 +48,7 @@ class Log:
         text = self.held
         self.held = ""
         for _ in range(self.chance.randint(0, 5)):
-            line = f"{len(self.lines)} {'x' * self.chance.choice([0, 3, 400])}"
+            line = f"{self.mark}{len(self.lines)} {'x' * self.chance.choice([0, 3, 400])}"
             self.lines.append(line)
             text += line + "\n"
         if text and self.chance.random() < 0.3:
@@ -67,30 +71,30 @@ class Log:
     def _shift(self) -> None:
         for at in range(len(self.rotated)):
             old = self.rotated[at]
-            new = self.folder / f"app.log.{len(self.rotated) - at + 1}{'.gz' if old.suffix == '.gz' else ''}"
+            new = self.folder / f"{self.name}.log.{len(self.rotated) - at + 1}{'.gz' if old.suffix == '.gz' else ''}"
             old.rename(new)
             self.rotated[at] = new
 
     def _rename(self) -> None:
         self._shift()
-        self.rotated.append(self.path.rename(self.folder / "app.log.1"))
+        self.rotated.append(self.path.rename(self.folder / f"{self.name}.log.1"))
 
     def _date(self) -> None:
         self.number += 1
-        self.rotated.append(self.path.rename(self.folder / f"app.log-202601{self.number:02}"))
+        self.rotated.append(self.path.rename(self.folder / f"{self.name}.log-202601{self.number:02}"))
 
     def _copy(self) -> None:
         self._shift()
-        shutil.copy(self.path, self.folder / "app.log.1")
+        shutil.copy(self.path, self.folder / f"{self.name}.log.1")
         os.truncate(self.path, 0)
-        self.rotated.append(self.folder / "app.log.1")
+        self.rotated.append(self.folder / f"{self.name}.log.1")
 
     def _link(self) -> None:
         """The path is a link to the newest of numbered files."""
         if self.number:
-            self.rotated.append(self.folder / f"app-{self.number}.log")
+            self.rotated.append(self.folder / f"{self.name}-{self.number}.log")
         self.number += 1
-        new = self.folder / f"app-{self.number}.log"
+        new = self.folder / f"{self.name}-{self.number}.log"
         new.touch()
         (self.folder / "link").symlink_to(new.name)
         (self.folder / "link").replace(self.path)
@@ -291,3 +295,32 @@ def test_names_in_another_order_than_the_rotations_repeat_nothing(tmp_path: Path
             log.write_text("")
     reader.run(None)
     assert sorted(reader.lines, key=int) == lines
+
+
+def test_no_file_is_taken_for_one_that_had_its_inode(tmp_path: Path) -> None:
+    """An empty rotated file that grows late, and a file in the inode of one that is gone, are read."""
+    log, first, kept = tmp_path / "app.log", tmp_path / "app.log.1", tmp_path / "kept"
+    reader = Reader(Files(log, follow=True, idle_exit_s=0, grace_s=0, poll_s=0))
+    log.touch()
+    reader.run(None)
+    log.rename(first)
+    log.write_text("1\n")
+    reader.run(None)
+    with open(first, "a") as file:
+        file.write("late\n")
+    log.rename(f"{log}.0")
+    log.write_text("2\n")
+    reader.run(None)
+    assert reader.lines == ["1", "late", "2"]
+    os.link(first, kept)
+    first.unlink()
+    log.rename(f"{log}.00")
+    log.write_text("3\n")
+    reader.run(None)
+    with open(kept, "a") as file:
+        file.write("another\n")
+    kept.rename(f"{log}.old")
+    log.rename(f"{log}.000")
+    log.write_text("4\n")
+    reader.run(None)
+    assert sorted(reader.lines) == ["1", "2", "3", "4", "another", "late", "late"]
