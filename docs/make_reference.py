@@ -36,6 +36,7 @@ MODULES = {
     "cues.processors": "ready-made sources and sinks",
     "cues.processors.files": "sources that read files",
     "cues.processors.file_source": "sources over many files, and logs that grow",
+    "cues.processors.families": "names of logs and of their rotated files",
     "cues.processors.file_sink": "sinks that write files",
     "cues.processors.sql": "a sink into SQLite",
     "cues.processors.sql_source": "a source of the rows of a table",
