@@ -409,7 +409,8 @@ class EventTime:
                 self._follow(call, top, silent)
             self.accept(call, message, top)
         self._follow(call, top, silent)
-        self._await_early(call, process)
+        if call.changed:
+            self._await_early(call, process)
         return self._end(call)
 
     def _follow(self, call: Call, top: int, silent: Sequence[str | None]) -> None:
@@ -448,7 +449,8 @@ class EventTime:
         late = self.accept_columns(call, columns, times, marks)
         call.tops[call.binding] = max(int(times.max()), call.tops.get(call.binding, _FIRST_US))
         self.reach(call, int(marks[-1]))
-        self._await_early(call, process)
+        if call.changed:
+            self._await_early(call, process)
         call.end()
         results = call.results
         offsets = call.at_rows + vectors.first_at(marks[1:], call.completed)
@@ -517,11 +519,10 @@ class EventTime:
 
     def _await_early(self, call: Call, process: cues.Process) -> None:
         """Set the timer of early results. One that failed for good is gone; one of a wrong clock may be too late."""
-        if call.changed:
-            assert self._early_us is not None
-            at, now = call.state.get(TIMER), microseconds(process.now)
-            if at is None or abs(at - now) > self._early_us:
-                self._set_early(call, process, now + self._early_us)
+        assert self._early_us is not None
+        at, now = call.state.get(TIMER), microseconds(process.now)
+        if at is None or abs(at - now) > self._early_us:
+            self._set_early(call, process, now + self._early_us)
 
     def _set_early(self, call: Call, process: cues.Process, time_us: int) -> None:
         call.state[TIMER] = time_us

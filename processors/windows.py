@@ -157,7 +157,8 @@ class _Fixed(_Windows):
         key = self._key(message)
         tail = digest(key)
         start = time_us - (time_us - self._offset) % self._every
-        missed, changed = [], []
+        missed = []
+        changed: list[bytes] | None = [] if self.marked else None
         while start > time_us - self._size:
             end = start + self._size
             if call.passed(end):
@@ -169,9 +170,10 @@ class _Fixed(_Windows):
                     window = [key, {}]
                     call.open(row, window)
                 self._reduction.add(window[1], message)
-                changed.append(row)
+                if changed is not None:
+                    changed.append(row)
             start -= self._every
-        if self.marked:
+        if changed:
             for row in reversed(changed):
                 self.change(call, row)
         if missed:
@@ -328,7 +330,7 @@ class _Sessions(_Windows):
         pending: dict[int, tuple[dict[str, Any], list[int]]] = {}
         late: dict[int, tuple[int, int, int]] = {}
         withdrawn: list[tuple[int, int, int]] = []
-        gap, entries, before = self._gap, open.entries, marks.tolist()
+        gap, entries, before, marked = self._gap, open.entries, marks.tolist(), self.marked
         for offset, (start, code, mark) in enumerate(zip(times.tolist(), codes.tolist(), before)):
             time_us, end, row = start, start + gap, rows[code]
             entry = entries[row]
@@ -339,7 +341,7 @@ class _Sessions(_Windows):
             if end <= mark:
                 late[offset] = time_us, start, end
             else:
-                told = _told(joined)
+                told = _told(joined) if marked else []
                 if len(joined) == 1:
                     session = joined[0]
                     session[0], session[1] = start, end
@@ -353,7 +355,7 @@ class _Sessions(_Windows):
                     apart = [session, *(each for each in sessions if each not in joined)]
                     open.put(row, keys[code], entry and entry[1], sorted(apart, key=lambda each: each[0]))
                 pending.setdefault(id(session[2]), (session[2], []))[1].append(offset)
-                if self.marked:
+                if marked:
                     withdrawn += [(offset, code, each) for each in self._retell(session, told)]
             if before[offset + 1] > mark:
                 self._close_passed(call, open, before[offset + 1])

@@ -147,6 +147,12 @@ KITS: dict[str, Callable[..., Any]] = {
     "windows:counted": lambda **o: windows.counted(
         "a", "out", 2, **{"time": "t", "key": "k", "within": "1m", "reduce": {"n": count()}, **o}
     ),
+    "windows:tumbling, early": lambda **o: windows.tumbling("a", "out", "2s", early="1s", **{**EACH, **o}),
+    "windows:hopping, early": lambda **o: windows.hopping("a", "out", "4s", "2s", early="update", **{**EACH, **o}),
+    "windows:sessions, early": lambda **o: windows.sessions("a", "out", "1s", early="1s", **{**EACH, **o}),
+    "windows:counted, every": lambda **o: windows.counted(
+        "a", "out", 3, **{"every": 2, "early": "1s", "time": "t", "key": "k", "reduce": {"n": count()}, **o}
+    ),
     "joins:lookup": lambda **o: joins.lookup(
         BOTH, "out", **{"key": "i", "how": "left", "combine": lambda left, right: left, **o}
     ),
@@ -192,6 +198,10 @@ def results(make: Callable[..., Any], timed: bool, options: Mapping[str, Any]) -
                 assert {"instances", "across", "strategy"} & set(options)  # at the start: it knows queues and graph
                 return None
         found = {q: testing.messages(store, q) for q in ("out", "late", "errors", "bad", "x") if q in store.queues()}
+    # Early results are at times of the clock, which some options move.
+    found = {
+        queue: [message for message in messages if message.get("final", True)] for queue, messages in found.items()
+    }
     found = {queue: messages for queue, messages in found.items() if messages}
     target = found_in_files() if Path("files").exists() else found_in_rows() if Path("t.db").exists() else None
     return found, target

@@ -16,6 +16,7 @@ import cues
 from cues import testing
 from cues.errors import GraphError
 from cues.processors import joins, windows
+from cues.processors.reducers import count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,13 +85,41 @@ def test_the_end_closes_windows_in_a_store(shared: bool, spark: SparkSession, tm
     assert any("its windows stay open" in event.text for event in told) is shared
 
 
-def test_idle_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["idle", "early"])
+def test_timers_are_refused_by_name(option: str, spark: SparkSession, tmp_path: Path) -> None:
     made = cues.Graph("g")
     made.source("a")
     made.source("b")
-    made.add(
-        windows.sessions(cues.AnyOf("a", "b"), "out", 10, time="t", late="late", idle="30s", reduce=REDUCE)
-    )  # fmt: skip
+    given: Any = {option: "30s", "time": "t", "late": "late", "reduce": REDUCE}
+    made.add(windows.sessions(cues.AnyOf("a", "b"), "out", 10, **given))
     for options in ({}, {"queues": tmp_path / "queues"}):
         with pytest.raises(GraphError, match="has timer=, which only the embedded engine does"):
             made.start(engine="spark", spark=spark, store=tmp_path / "store", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "directory"])
+def test_results_at_each_update_are_those_of_the_embedded_engine(
+    shared: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    def made() -> cues.Graph:
+        graph = cues.Graph("g")
+        graph.source("a")
+        given: Any = {"time": "t", "key": "k", "delay": 5, "early": "update", "reduce": {"n": count()}}
+        graph.add(windows.tumbling("a", "fixed", 10, late=lambda late: {"late": late["number"]}, **given))
+        graph.add(windows.sessions("a", "spans", 6, late="late", **given))
+        graph.add(windows.counted("a", "counted", 4, every=3, **given))
+        return graph
+
+    rows = [{"t": n * 7 % 50 + n / 2, "k": "ab"[n % 2]} for n in range(60)]
+    names = ("fixed", "spans", "counted", "late")
+    with testing.temporary_store() as store:
+        store.queue("a").appender().write_many(rows)
+        testing.run_until_idle(made(), store)
+        embedded = {name: testing.messages(store, name) for name in names}
+    options: dict[str, Any] = {"queues": tmp_path / "queues"} if shared else {}
+    with made().start(engine="spark", spark=spark, store=tmp_path / "store", **options) as running:
+        for row in rows:
+            running.send("a", row)
+        assert running.wait_idle(timeout=200)
+        assert {name: running.messages(name) for name in names} == embedded
+    assert all(embedded.values())

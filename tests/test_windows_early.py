@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import itertools
 import random
+import sqlite3
+import subprocess
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import early_graph
 import pyarrow as pa
 import pytest
 import seeds
 from contracts_windows import DELAY_S, REDUCE, TIMED, Message, messages
+from terminal import Command
 
 import cues
 from cues import testing
-from cues.processors import aggregates, event_time, vectors, windows
-from cues.processors.reducers import count
+from cues.errors import GraphError
+from cues.processors import aggregates, event_time, joins, sql_sink, vectors, windows
+from cues.processors.reducers import count, sum
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 Make = Callable[..., cues.Stream]
@@ -304,3 +311,269 @@ def crashes(kind: str, parts: list[list[Message]], tables: bool, points: tuple[s
 
 def finals(texts: list[str]) -> list[str]:
     return [text for text in texts if "'final': True" in text]
+
+
+# --- beside other options -------------------------------------------------------------------------
+
+
+def minutes(rows: list[Message], tables: bool = False, **options: Any) -> tuple[list[Message], list[Message]]:
+    """The results and the errors of windows of a minute over rows."""
+    given = {"time": "t", "key": "k", "late": lambda late: None, "reduce": {"n": count(), "v": sum("v")}, **options}
+    with testing.temporary_store() as store:
+        if tables:
+            store.queue("m").appender().write_table(pa.Table.from_pylist(rows))
+        else:
+            store.queue("m").appender().write_many(rows)
+        testing.run_until_idle(graph_of(windows.tumbling("m", "out", 60, **given)), store)
+        errors = testing.messages(store, "errors")
+        return testing.messages(store, "out"), errors
+
+
+LATE_ROWS = [{"t": t, "k": "ab"[n % 2], "v": n} for n, t in enumerate([1, 61, 2, 3, 62, 130, 4, 63, 190, 5])]
+
+
+@pytest.mark.parametrize("early", [None, "10s", "update"])
+def test_a_function_of_late_messages_makes_results(early: Any) -> None:
+    """In rows and in tables: what it returns is before what the same message completes; None drops the message."""
+
+    def told(late: Message) -> Any:
+        message = {"late": late["message"]["v"], "number": late["number"], "of": late["windows"][0][0]}
+        return [None, message, [message, {"again": late["number"]}]][late["number"] % 3]
+
+    sides = [minutes(LATE_ROWS, tables, late=told, early=early) for tables in (False, True)]
+    utc = "zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc"
+    one, other = (repr(side).replace(*utc) for side in sides)
+    assert one == other and not sides[0][1]
+    made = [message for message in sides[0][0] if "late" in message or "again" in message]
+    assert [(m.get("late"), m.get("number"), m.get("again")) for m in made] == [
+        (2, 1, None), (3, 2, None), (None, None, 2), (7, 4, None), (9, 5, None), (None, None, 5)
+    ]  # fmt: skip
+    queue, _ = minutes(LATE_ROWS, late="late", early=early)
+    assert [message for message in sides[0][0] if message not in made] == queue
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_function_of_late_messages_that_fails_sends_them_to_the_error_queue(tables: bool) -> None:
+    wrong: list[Any] = [lambda late: 1 / 0, lambda late: 7, lambda late: [7], lambda late: {"q/secret": 1}]
+    for function in wrong:
+        found, errors = minutes(LATE_ROWS, tables, late=function)
+        assert len(errors) == 5 and [m["n"] for m in found] == [1, 1, 1, 1]
+    assert minutes(LATE_ROWS, tables)[0] == found
+
+
+def test_a_join_takes_a_function_of_late_messages() -> None:
+    graph = cues.Graph("g")
+    for name in "ab":
+        graph.source(name)
+    inputs = {"a": "a", "b": "b"}
+    graph.add(joins.interval(inputs, "out", key="k", time="t", late=lambda late: {"late": late["input"]}))
+    with testing.temporary_store() as store:
+        for queue, time in (("a", 5), ("b", 5), ("a", 9), ("b", 9), ("b", 1)):
+            store.queue(queue).appender().write({"k": 1, "t": time})
+            testing.run_until_idle(graph, store)
+        found = testing.messages(store, "out")
+        assert [message.get("late") for message in found] == [None, None, "b"] and "late" not in store.queues()
+
+
+def test_silence_and_early_results_have_a_timer_each() -> None:
+    graph = graph_of(minute(early="10s", idle="30s"))
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        store.queue("m").appender().write({"t": 1})
+        seen = []
+        for _ in range(12):
+            testing.run_until_idle(graph, store)
+            seen.append([message["final"] for message in testing.messages(store, "out")])
+            clock.advance(10)
+        assert seen[:2] == [[], [False]] and seen[-1] == [False, True]
+
+
+def test_windows_that_stay_open_continue_in_the_next_run() -> None:
+    make = functools.partial(minute, early="10s", at_end="keep")
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        for time in (1, 2):
+            store.queue("m").appender().write({"t": time})
+            testing.run_until_idle(graph_of(make()), store)
+            clock.advance(1_000)
+        testing.run_until_idle(graph_of(make()), store)
+        assert [(m["n"], m["final"]) for m in testing.messages(store, "out")] == [(1, False), (2, False)]
+        testing.run_until_idle(graph_of(make()), store, close_open=True)
+        assert [(m["n"], m["final"]) for m in testing.messages(store, "out")][2:] == [(2, True)]
+
+
+def test_the_end_of_a_run_cancels_the_timer(store: cues.Store) -> None:
+    graph = cues.Graph("g")
+    graph.source("m")(lambda position: [(1, {"t": 1})] if position is None else [])
+    graph.add(minute(early="10s"))
+    with graph.start(store=store) as running:
+        assert running.wait_done()
+    assert [m["final"] for m in testing.messages(store, "out")] == [True]
+    state = testing.state(store, "g.out")
+    assert event_time.TIMER not in state and not any(isinstance(row, bytes) for row in state)
+    with testing.Clock(datetime.now(UTC) + timedelta(days=1)):
+        assert not any(testing.run_until_idle(graph, store).steps.values())
+
+
+@pytest.mark.parametrize("early", ["10s", "update"])
+def test_a_seek_that_resets_the_state_gives_the_same_windows_again(early: str, store: cues.Store) -> None:
+    rows = [{"t": time} for time in (1, 2, 61, 62)]
+    with testing.Clock(NOON) as clock:
+        store.queue("m").appender().write_many(rows)
+        testing.run_until_idle(graph_of(minute(early=early)), store)
+        seen = testing.messages(store, "out")
+        store.seek("g.out", "start", reset_state=True)
+        clock.advance(100)
+        testing.run_until_idle(graph_of(minute(early=early)), store)
+        clock.advance(10)
+        testing.run_until_idle(graph_of(minute(early=early)), store)
+        found = testing.messages(store, "out")
+        assert [m for m in found if m["final"]] == 2 * [m for m in seen if m["final"]] != []
+        assert [m["n"] for m in found if not m["final"]] == ([1, 2, 1, 2] * 2 if early == "update" else [2])
+
+
+def test_a_replay_has_the_updates_and_the_final_results(tmp_path: Path) -> None:
+    graph = cues.Graph("g")
+    graph.source("m")(lambda position: [(n, {"t": 30 * n}) for n in range((position or 0) + 1, 9)])
+    graph.add(minute(early="update"))
+    with cues.open(tmp_path / "old", durability="process") as store, graph.start(store=store) as running:
+        assert running.wait_done()
+    assert cues.replay(graph, store=tmp_path / "old", into=tmp_path / "new").equal
+
+
+def test_a_table_with_an_upsert_has_the_last_sessions(tmp_path: Path) -> None:
+    columns = {
+        "k": "text", "start": "timestamp", "end": "timestamp", "final": "boolean", "n": "integer"
+    }  # fmt: skip
+    for early in ("update", "3s"):
+        path = str(tmp_path / f"{early}.db")
+        table = sql_sink.Table(path, "sessions", columns, mode="upsert", key=["k", "start"], delete="withdrawn")
+        with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+            (rows,) = messages(7, 150, ("m",), disorder=20).values()
+            graph = cues.Graph("g", errors="errors")
+            graph.source("m")
+            graph.add(KINDS["sessions"][0](early=early, reduce={"n": count()}))
+            graph.add(table.sink("out"))
+            for at in range(0, 150, 10):
+                store.queue("m").appender().write_many(rows[at : at + 10])
+                testing.run_until_idle(graph, store)
+                clock.advance(3)
+            testing.run_until_idle(graph, store, close_open=True)
+            assert not testing.messages(store, "errors")
+            found = testing.messages(store, "out")
+        finals = [message for message in found if message["final"]]
+        assert any(message["withdrawn"] for message in found)
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            assert db.execute("select count(*), sum(n), min(final) from sessions").fetchone() == (
+                len(finals), builtins.sum(m["n"] for m in finals), 1
+            )  # fmt: skip
+
+
+def test_each_partition_has_early_results_and_numbers_of_its_own() -> None:
+    graph = cues.Graph("g", queues={"m": cues.QueueOptions(partitions=3, key="k"), "out": cues.QueueOptions()})
+    graph.source("m")
+    graph.add(windows.counted("m", "out", 3, key="k", early="10s", reduce={"n": count()}))
+    with testing.Clock(NOON) as clock, testing.temporary_store() as store:
+        testing.run_until_idle(graph, store)
+        store.queue("m").appender().write_many([{"k": f"k{n % 7}"} for n in range(35)])
+        testing.run_until_idle(graph, store)
+        clock.advance(10)
+        testing.run_until_idle(graph, store)
+        found = testing.messages(store, "out")
+    assert sorted((m["k"], m["n"], m["final"]) for m in found) == sorted(
+        (f"k{n}", size, size == 3) for n in range(7) for size in (2, 3)
+    )
+    assert sorted(m["number"] for m in found)[0] == 1
+
+
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: minute(early="never"), "not a duration"),
+    (lambda: minute(early=0), "not a duration"),
+    (lambda: minute(early=True), "not a duration"),
+    (lambda: windows.hopping("m", "o", 6, 2, time="t", late="l", early=1, reduce={"final": count()}), "of that name"),
+    (lambda: windows.sessions("m", "o", 6, time="t", late="l", early=1, reduce={"withdrawn": count()}), "of that name"),
+    (lambda: windows.counted("m", "out", 5, early="1s", reduce={"number": count()}), "of that name"),
+    (lambda: windows.counted("m", "out", 5, every=6, reduce={"n": count()}), "every=6 is not a number of messages"),
+    (lambda: windows.counted("m", "out", 5, every=0, reduce={"n": count()}), "every=0 is not a number of messages"),
+    (lambda: windows.counted("m", "out", 5, every=True, reduce={"n": count()}), "every=True is not a number"),
+    (lambda: aggregates.aggregate("m", "out", by="k", early="1s", reduce={"n": count()}), "are for every="),
+    (lambda: minute(early="1s", timer=lambda timer: None), "timer"),
+    (lambda: windows.tumbling("m", "out", 60, time="t", late=late_async, reduce={"n": count()}), "is `async def`"),
+]  # fmt: skip
+
+
+async def late_async(late: Message) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("make", "problem"), WRONG)
+def test_what_does_not_fit_is_refused_when_it_is_declared(make: Callable[[], Any], problem: str) -> None:
+    with pytest.raises(GraphError, match=problem) as raised:
+        make()
+    assert "Try:" in str(raised.value)
+
+
+def test_names_of_results_are_free_without_early_results() -> None:
+    found, _ = minutes([{"t": 0, "k": "a"}, {"t": 60, "k": "a"}], reduce={"final": count(), "number": count()})
+    assert [(m["final"], m["number"]) for m in found] == [(1, 1)]
+
+
+# --- kills of a running graph ---------------------------------------------------------------------
+
+
+def last_of(results: list[Message]) -> dict[Any, Message]:
+    """The last result of each window; none may come after a final one, or twice."""
+    last: dict[Any, Message] = {}
+    seen: set[str] = set()
+    for message in results:
+        name = message["k"], message["start"]
+        before = last.get(name)
+        assert before is None or not before["final"], message
+        if message.get("withdrawn"):
+            assert last.pop(name)
+            continue
+        assert repr(message) not in seen
+        seen.add(repr(message))
+        assert before is None or message["n"] > before["n"] or message["final"], message
+        last[name] = message
+    return last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [None, 2])
+def test_kills_lose_and_double_no_result(workers: int | None, tmp_path: Path) -> None:
+    """``cues run`` killed 25 times: early results and withdrawals are there once, and tables have the last ones."""
+    chance = random.Random(seeds.new())
+    words = [early_graph.__file__, "--store", tmp_path / "store", *(["--workers", workers] if workers else [])]
+    table = tmp_path / "out.db"
+    met = 0
+    for _ in range(25):
+        with Command("run", *words, CUES_TEST_OUTSIDE=str(table)) as running:
+            with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
+                running.process.wait(chance.uniform(0.5, 2.5))
+            running.process.kill()
+            met += running.wait() != 0
+    with Command("run", *words, CUES_TEST_OUTSIDE=str(table), CUES_TEST_FAST="1") as running:
+        assert running.wait() == 0, running.text
+    with cues.open(tmp_path / "store") as store:
+        found = {name: testing.messages(store, name) for name in ("fixed", "spans", "late", "late-spans")}
+        assert len(testing.messages(store, "numbers")) == early_graph.COUNT
+        assert not testing.messages(store, "errors")
+        assert not testing.check_attempts(store)
+    with testing.temporary_store() as store:
+        graph = cues.Graph("early", errors="errors")
+        graph.source("numbers")
+        for stream in early_graph.graph.processors.values():
+            if stream.id in ("fixed", "spans"):
+                graph.add(stream)
+        store.queue("numbers").appender().write_many([early_graph.message(n) for n in range(early_graph.COUNT)])
+        testing.run_until_idle(graph, store, close_open=True)
+        wanted = {name: testing.messages(store, name) for name in found}
+    for name in ("fixed", "spans"):
+        last = last_of(found[name])
+        assert all(message["final"] for message in last.values())
+        assert sorted(map(repr, last.values())) == sorted(repr(m) for m in wanted[name] if m["final"])
+        assert len(found[name]) > len(last)
+        with contextlib.closing(sqlite3.connect(table)) as db:
+            rows = db.execute(f'select k, n, total, "final" from "{name}"').fetchall()
+            assert sorted(rows) == sorted((m["k"], m["n"], m["total"], 1) for m in last.values())
+    assert found["late"] == wanted["late"] != [] and found["late-spans"] == wanted["late-spans"]
+    assert met >= 5
