@@ -279,7 +279,7 @@ class Families:
                 self._close_some()
                 logs = self._logs.values()
                 at_end = all(log.idle is not None and log.idle.at_end and log.missing != 1 for log in logs)
-                if not (moved or ready) and not self._waiting.wait(at_end=at_end):
+                if not (moved or ready) and not self._waiting.wait(at_end, until - time.monotonic()):
                     return
         finally:
             for log in self._logs.values():

@@ -118,7 +118,8 @@ class Files:
     ``rotated``      pattern of the names that a followed file gets by rotation; None: ``path.*`` and ``path-*``. For
                      ``follow="each"``: a template with ``{name}``, or ``{stem}`` and ``{ending}``, of the name of the
                      log, such as ``"old/{name}.*"``; None: those of :mod:`cues.processors.families`
-    ``poll_s``       seconds between two looks at files that had nothing new
+    ``poll_s``       seconds between two looks at files that had nothing new; ten times as long as the listing of the
+                     directory or bucket took, if that is longer
     ``idle_exit_s``  end the source after so many seconds without a record; 0: at the end of what is there; None: never
     ``grace_s``      a rotated file counts as whole when it did not grow for so many seconds, because a program may
                      write to it until it opens the new one
@@ -298,7 +299,8 @@ class Files:
         while True:
             begun = time.monotonic()
             entries = where.entries(self.pattern)
-            until = time.monotonic() + max(self.poll_s, _LISTINGS_SHARE * (time.monotonic() - begun))
+            pause_s = _LISTINGS_SHARE * (time.monotonic() - begun)
+            until = time.monotonic() + max(self.poll_s, pause_s)
             place = self._renamed(where, entries, place)
             changed = self._compare(where, entries, former, known, place)
             for name in self._gone(entries, known, is_first):
@@ -337,7 +339,7 @@ class Files:
             if self.consumed.has_gone:
                 continue
             at_end = not unsettled and not self._held
-            if not ((self.watch or self.follow or unsettled) and waiting.wait(at_end=at_end)):
+            if not ((self.watch or self.follow or unsettled) and waiting.wait(at_end, pause_s)):
                 return
 
     def _gone(self, entries: dict[str, places.Stat], known: KnownFiles, is_first: bool) -> list[str]:
@@ -690,16 +692,24 @@ class Waiting:
         """Wait a moment for a commit; False if none will come while the source waits."""
         return hasattr(self._process, "wait") and bool(self._process.wait(_COMMIT_S))
 
-    def wait(self, at_end: bool = True) -> bool:
-        """Wait for a moment; False if the source should end. ``at_end``: no known file has more to be read."""
+    def wait(self, at_end: bool = True, pause_s: float = 0.0) -> bool:
+        """Wait for ``poll_s``, or ``pause_s`` if it is longer; False if the source should end.
+
+        ``at_end``: no known file has more to be read.
+        """
         waits.answered(self._process)
-        limit = self._source.idle_exit_s
-        if (self._process is not None and self._process.stopping) or (
-            limit is not None and at_end and self.clock() - self._since >= limit
-        ):
+        limit = self._source.idle_exit_s if at_end else None
+        if self._stops() or (limit is not None and self.clock() - self._since >= limit):
             return False
-        time.sleep(self._source.poll_s)
+        until = self.clock() + max(self._source.poll_s, pause_s)
+        if limit is not None:
+            until = min(until, self._since + limit)
+        while (left := until - self.clock()) > 0 and not self._stops():
+            time.sleep(min(left, max(self._source.poll_s, waits.LOOK_S)))
         return True
+
+    def _stops(self) -> bool:
+        return self._process is not None and bool(self._process.stopping)
 
 
 def natural(name: str) -> tuple[Any, ...]:

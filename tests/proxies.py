@@ -11,12 +11,12 @@ import threading
 class Proxy:
     """A proxy on loopback. ``armed``: so often the connection ends after a request with ``word`` was answered.
 
-    The answer does not reach the client.
+    The answer does not reach the client. ``at``: the port of the proxy; 0: a free one.
     """
 
-    def __init__(self, port: int, word: bytes) -> None:
+    def __init__(self, port: int, word: bytes, at: int = 0) -> None:
         self._server, self._word, self.armed, self.lost = port, word, 0, 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", at))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import object_store
+import proxies
 import pytest
 
 import cues
 from cues import testing
+from cues.processors import places
 from cues.processors.file_sink import FileSink
 from cues.processors.file_source import Files
 
@@ -92,3 +96,42 @@ def test_a_source_continues_on_objects_at_each_position(s3: Any) -> None:
         assert [row for _, row in before] + after == ROWS
     s3.pipe_file("s3://files/positions/3.jsonl", b'{"n": 9}\n')  # a later object is read by the next run
     assert [row for _, row in Files("s3://files/positions")(before[-1][0], process)] == [{"n": 9}]
+
+
+def until(check: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_store_that_is_away_is_waited_for(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore has one exception for all that fails; a connection that is refused is an outage, and no fault."""
+    server = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+    closed = proxies.Proxy(server, b"no such word")
+    closed.close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.port}")
+    type(s3).clear_instance_cache()
+    filled(s3, "away")
+    graph = cues.Graph("g", [cues.Source("rows", Files("s3://files/away/*.jsonl", watch=True))])
+    with testing.temporary_store() as store, graph.start(store=store) as running:
+        until(lambda: running.counters()["g.rows"].away)
+        with contextlib.closing(proxies.Proxy(server, b"no such word", closed.port)):
+            until(lambda: store.queue("rows").last_index == len(ROWS))
+        assert testing.messages(store, "rows") == ROWS
+    type(s3).clear_instance_cache()
+
+
+def test_a_bucket_is_listed_for_a_tenth_of_the_time_at_most(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(s3, "rest")
+    entries, looks = places.Remote.entries, []
+
+    def slow(self: places.Remote, pattern: str) -> Any:
+        time.sleep(0.1)
+        looks.append(pattern)
+        return entries(self, pattern)
+
+    monkeypatch.setattr(places.Remote, "entries", slow)
+    begun = time.monotonic()
+    assert len([*Files("s3://files/rest/*.jsonl", watch=True, poll_s=0, idle_exit_s=3)(None)]) >= len(ROWS)
+    assert 2 <= len(looks) <= 2 + (time.monotonic() - begun) / 1.0

@@ -62,6 +62,7 @@ _CLASSES: Final = frozenset(
         "pika.exceptions.AMQPConnectionError",
         "nats.errors.NoServersError", "nats.errors.ConnectionClosedError", "nats.errors.StaleConnectionError",
         "nats.errors.NoRespondersError", "nats.js.errors.ServiceUnavailableError",
+        "azure.core.exceptions.ServiceRequestError", "azure.core.exceptions.ServiceResponseError",
         "openai.APIConnectionError", "anthropic.APIConnectionError", "socket.gaierror",
     )
 )  # fmt: skip
@@ -76,6 +77,8 @@ _NEVER: Final = frozenset(
     )
 )  # fmt: skip
 """Subclasses of these classes that are faults."""
+_OBSTORE: Final = re.compile(r"HTTP error|status code: (5\d\d|429)|status (5\d\d|429)")
+"""The text of obstore's GenericError for a store that is away: one class is for bad requests too."""
 _DEPTH_MAX: Final = 10
 
 
@@ -115,11 +118,13 @@ def _is_away(error: BaseException) -> bool:
 
 
 def _of_database(error: BaseException) -> bool:
-    """Return whether an exception of a database's driver says that the database is away."""
+    """Return whether an exception of a driver says that the database or the object store is away."""
     package, name = type(error).__module__.partition(".")[0], type(error).__name__
     state: Any = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if isinstance(state, str):
         return _STATES.match(state) is not None
+    if package == "obstore":
+        return name == "GenericError" and _OBSTORE.search(str(error)) is not None
     if package not in _DRIVERS:
         return False
     text = str(error)
