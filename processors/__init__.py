@@ -32,6 +32,7 @@ says so, and loads it on first use.
     link.py          a queue continued on another machine, exactly once
     source_server.py the server of a source; serving.py has the guards of servers that strangers reach
     foreign.py       the reserved keys that messages from outside may not set
+    checks.py        checks of options and positions that several of these modules make
     databases.py, waits.py   the databases in one form; waits of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     aggregates.py    totals of all messages of a key

@@ -57,7 +57,7 @@ def failed(what: str, error: Exception) -> CuesError:
     lost = isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError))
     if lost or status >= 500 or _AWAY.search(code_of(error)):
         return Away(text, "start the graph again when the service answers.", what=what)
-    return CuesError(text, "correct the name, the URL, the region, the credentials or the permissions.")
+    return CuesError(text, "correct the URL, the name, the region, the credentials or the permissions.")
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from cues import jsontext
 from cues.arguments import check_number
-from cues.errors import Away, Diverged, InvalidArgument
-from cues.processors import SOURCE, foreign, http, takes, waits
+from cues.errors import Away, InvalidArgument
+from cues.processors import SOURCE, checks, foreign, http, takes, waits
 
 _VERSION: Final = 1
 _AHEAD: Final = 1_000
@@ -87,11 +87,9 @@ class EventStream:
         self._retry_after_s_max = retry_after_s_max
         self.__name__ = "event_stream"
         http.check_url(url)
-        for name, value, known in (("data", data, tuple(_DECODERS)), ("shape", shape, ("record", "value"))):
-            if value not in known:
-                raise InvalidArgument(f"{name}={value!r:.60} is unknown.", f"use one of {', '.join(map(repr, known))}.")
-        if shape == "value" and data != "json":
-            raise InvalidArgument(f"shape='value' with data={data!r}.", "use data='json'.")
+        checks.one_of("data", data, tuple(_DECODERS))
+        checks.one_of("shape", shape, ("record", "value"))
+        checks.decoded(shape, "data", data)
         check_number("retry_s", retry_s, 0)
         check_number("idle_s", idle_s, 0.001)
         check_number("timeout_s", timeout_s, 0.001)
@@ -102,11 +100,8 @@ class EventStream:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each event after ``position``, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 2 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.event_stream, version {_VERSION}.",
-                "give the source another id, which begins with the next events.",
-            )
+        hint = "give the source another id, which begins with the next events."
+        checks.position_of(position, "cues.processors.event_stream", 2, hint)
         last, retry_s = position[1] if position else "", self.retry_s
         while process is None or not process.stopping:
             connection = _Connection(self, last)

@@ -54,7 +54,7 @@ from cues.arguments import check_number, text_of
 from cues.checkpoints import Row, Transaction, admit, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, kafka, takes
+from cues.processors import SINK, checks, kafka, takes
 
 _VERSION: Final = 1
 _RETRY_S: Final = 0.05
@@ -122,8 +122,7 @@ class Topic:
             ("shape", shape, kafka.SHAPES),
             ("partition", partition, ("key", "same")),
         ):
-            if given not in known:
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
+            checks.one_of(name, given, known)
         if (shape == "record" and key is not None) or (shape == "value" and partition == "same"):
             raise InvalidArgument(
                 f"shape={shape!r} with key={key!r}, partition={partition!r} do not fit.",

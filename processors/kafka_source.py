@@ -38,7 +38,7 @@ from typing import Any, Final
 from cues import CuesError, MessagesPurged
 from cues.arguments import check_number
 from cues.errors import Away, Diverged, InvalidArgument
-from cues.processors import SOURCE, foreign, kafka, takes, waits
+from cues.processors import SOURCE, checks, foreign, kafka, takes, waits
 
 _VERSION: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -111,10 +111,8 @@ class Records:
             ("start", start, ("earliest", "latest")),
             ("on_gap", on_gap, ("raise", "fail")),
         ):
-            if given not in known:
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
-        if shape == "value" and value != "json":
-            raise InvalidArgument(f"shape='value' with value={value!r}: a message is an object.", "use value='json'.")
+            checks.one_of(name, given, known)
+        checks.decoded(shape, "value", value)
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
@@ -329,11 +327,7 @@ class Reading:
 def _fields(position: Position | None) -> tuple[str, dict[int, list[int]]]:
     if position is None:
         return "", {}
-    if not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION:
-        raise Diverged(
-            f"The position {str(position)[:80]} is not one of cues.processors.kafka_source, version {_VERSION}.",
-            "give the source another id, which begins at the start.",
-        )
+    checks.position_of(position, "cues.processors.kafka_source", 3)
     return position[1], {partition: [offset, epoch] for partition, offset, epoch in position[2]}
 
 

@@ -13,7 +13,7 @@ import cues
 from cues import arguments
 from cues.errors import Away, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, aws, kafka, takes
+from cues.processors import SINK, aws, checks, kafka, takes
 from cues.processors.kinesis_source import Kinesis
 from cues.processors.sqs import identities
 
@@ -77,8 +77,7 @@ class KinesisSender:
         self.stream, self.shape, self.key, self.id, self.order = stream, shape, key, id, order
         self._reset()
         for name, given, known in (("shape", shape, kafka.SHAPES), ("order", order, _ORDERS)):
-            if given not in known:
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
+            checks.one_of(name, given, known)
         if key is not None and not callable(key) and not arguments.text_of("key", key):
             raise InvalidArgument("key= is empty.", "name a field, or give a function of the message.")
         if id is not None and (not arguments.text_of("id", id) or shape != "value"):

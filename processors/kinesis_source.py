@@ -15,7 +15,7 @@ from typing import Any, Final
 from cues import MessagesPurged, arguments
 from cues.arguments import check_number
 from cues.errors import Away, Diverged, InvalidArgument
-from cues.processors import SOURCE, aws, foreign, kafka, kpl, takes, waits
+from cues.processors import SOURCE, aws, checks, foreign, kafka, kpl, takes, waits
 
 PAUSE_S: Final = 0.2
 """Seconds between two reads of a shard: Kinesis allows 5 in a second, for all its readers."""
@@ -89,15 +89,13 @@ class KinesisStream:
         self.stream = stream
         self.__name__ = "kinesis"
         check_number("poll_s", poll_s, PAUSE_S)
-        if not isinstance(follow, bool):
-            raise InvalidArgument(f"follow={follow!r:.60}.", "give True or False.")
         for name, given, known in (
             ("data", data, tuple(kafka.DECODERS)),
             ("shape", shape, kafka.SHAPES),
+            ("follow", follow, (True, False)),
             ("on_gap", on_gap, ("raise", "fail")),
         ):
-            if given not in known:
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
+            checks.one_of(name, given, known)
         if isinstance(start, datetime):
             if start.tzinfo is None or start > datetime.now(UTC):
                 raise InvalidArgument(
@@ -105,8 +103,7 @@ class KinesisStream:
                 )
         elif start not in ("earliest", "latest"):
             raise InvalidArgument(f"start={start!r:.60} is unknown.", "use 'earliest', 'latest' or an aware datetime.")
-        if shape == "value" and data != "json":
-            raise InvalidArgument(f"shape='value' with data={data!r}: a message is an object.", "use data='json'.")
+        checks.decoded(shape, "data", data)
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
@@ -444,11 +441,7 @@ class Reading:
 def _fields(position: Position | None) -> tuple[int, dict[str, Shard], set[str]]:
     if position is None:
         return 0, {}, set()
-    if not isinstance(position, list) or len(position) != 4 or position[0] != _VERSION:
-        raise Diverged(
-            f"The position {str(position)[:80]} is not one of cues.processors.kinesis, version {_VERSION}.",
-            "give the source another id, which begins at the start.",
-        )
+    checks.position_of(position, "cues.processors.kinesis", 4)
     return position[1], {place[0]: Shard(*place) for place in position[2]}, set(position[3])
 
 

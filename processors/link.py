@@ -52,9 +52,9 @@ import cues
 from cues import codec
 from cues.arguments import check_number, text_of
 from cues.checkpoints import Row, Transaction, held, write_once
-from cues.errors import CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
+from cues.errors import CheckpointError, CuesError, InvalidArgument, NotInstalled
 from cues.overrides import override
-from cues.processors import SINK, SOURCE, columns, foreign, http, takes, waits
+from cues.processors import SINK, SOURCE, checks, columns, foreign, http, takes, waits
 from cues.processors import serving as guards
 from cues.processors.places import arrow
 from cues.processors.source_server import Address, SourceServer
@@ -181,11 +181,7 @@ class Receiver:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, messages)`` for each request with messages, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 2 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.link, version {_VERSION}.",
-                "give the source another id, which begins at the start.",
-            )
+        checks.position_of(position, "cues.processors.link", 2)
         if self._serving is not None:  # the engine calls a source anew, for example after a seek
             self._serving.close()
         number = position[1] if position else 0

@@ -13,7 +13,7 @@ from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import Away, CheckpointError, CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, kafka, takes
+from cues.processors import SINK, checks, kafka, takes
 from cues.processors.mqtt_client import PACKET_IDS, broker_of, close, properties_of
 
 Message = dict[str, Any]
@@ -62,8 +62,7 @@ class Publisher:
     ) -> None:
         self.topic, self.shape, self.retain, self.in_flight = topic, shape, retain, in_flight
         self.broker = broker_of(url, user, password, tls, version, client, keepalive_s, timeout_s)
-        if shape not in kafka.SHAPES:
-            raise InvalidArgument(f"shape={shape!r} is unknown.", "use 'record' or 'value'.")
+        checks.one_of("shape", shape, kafka.SHAPES)
         if shape == "value" and topic is None:
             raise InvalidArgument("shape='value' without topic=.", "give a topic, or a function of the message.")
         if isinstance(topic, str):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from cues.arguments import check_number, texts_of
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, foreign, kafka, takes, waits
+from cues.processors import SOURCE, checks, foreign, kafka, takes, waits
 from cues.processors.mqtt_client import PACKET_IDS, broker_of, close
 
 _VERSION: Final = 1
@@ -97,10 +97,8 @@ class Mqtt:
         if idle_exit_s is not None:
             check_number("idle_exit_s", idle_exit_s, 0)
         for name, given, known in (("payload", payload, tuple(kafka.DECODERS)), ("shape", shape, kafka.SHAPES)):
-            if given not in known:
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
-        if shape == "value" and payload != "json":
-            raise InvalidArgument(f"shape='value' with payload={payload!r}.", "use payload='json'.")
+            checks.one_of(name, given, known)
+        checks.decoded(shape, "payload", payload)
         if version != "5" and (not retained or session_s is not None):
             raise InvalidArgument("retained=False and session_s= need version 5.", "leave them out.")
 

@@ -184,8 +184,3 @@ def named(name: str, value: Any) -> str:
     if not text_of(name, value):
         raise InvalidArgument(f"{name}={value!r}: it is empty.", f"give the {name}.")
     return text_of(name, value)
-
-
-def one_of(name: str, given: Any, known: tuple[Any, ...]) -> None:
-    if not any(type(given) is type(each) and given == each for each in known):
-        raise InvalidArgument(f"{name}={given!r:.60} is unknown.", f"use one of {', '.join(map(repr, known))}.")

@@ -14,8 +14,8 @@ from cues import faults, jsontext
 from cues.checkpoints import Row, Transaction, write_once
 from cues.errors import CheckpointError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, takes
-from cues.processors.nats_client import AT_ONCE, Connection, Servers, is_away, library, named, one_of
+from cues.processors import SINK, checks, takes
+from cues.processors.nats_client import AT_ONCE, Connection, Servers, is_away, library, named
 
 _VERSION: Final = 1
 _WRONG_LAST: Final = (10070, 10071, 10164)
@@ -61,7 +61,7 @@ class NatsSubject:
         self.subject, self.shape = named("subject", subject), shape
         if any(token in ("", "*", ">") for token in subject.split(".")) or " " in subject:
             raise InvalidArgument(f"subject={subject!r} is not one subject.", "give it without wildcards and spaces.")
-        one_of("shape", shape, ("record", "value"))
+        checks.one_of("shape", shape, ("record", "value"))
         self.where = f"{self.subject} in {self.stream} at {self.servers.where}"
         """The subject and its servers, for errors."""
         self._reset()

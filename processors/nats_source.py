@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from cues import MessagesPurged, jsontext
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
-from cues.processors import SOURCE, foreign, takes, waits
-from cues.processors.nats_client import AT_ONCE, Connection, Servers, is_away, library, named, one_of
+from cues.processors import SOURCE, checks, foreign, takes, waits
+from cues.processors.nats_client import AT_ONCE, Connection, Servers, is_away, library, named
 
 _VERSION: Final = 1
 _FORGET_S: Final = 60.0
@@ -60,11 +60,11 @@ class NatsStream:
         self.servers, self.stream = Servers(servers, timeout_s, config), named("stream", stream)
         self.data, self.shape, self.follow, self.start, self.on_gap = data, shape, follow, start, on_gap
         self.__name__ = "nats_stream"
-        one_of("data", data, tuple(DECODERS))
-        one_of("shape", shape, ("record", "value"))
-        one_of("follow", follow, (True, False))
-        one_of("start", start, ("oldest", "newest"))
-        one_of("on_gap", on_gap, ("raise", "fail"))
+        checks.one_of("data", data, tuple(DECODERS))
+        checks.one_of("shape", shape, ("record", "value"))
+        checks.one_of("follow", follow, (True, False))
+        checks.one_of("start", start, ("oldest", "newest"))
+        checks.one_of("on_gap", on_gap, ("raise", "fail"))
         if shape == "value" and data != "json":
             raise InvalidArgument(f"shape='value' with data={data!r}: a message is an object.", "use data='json'.")
 

@@ -13,7 +13,7 @@ from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import Away, CheckpointError, CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, kafka, takes
+from cues.processors import SINK, checks, kafka, takes
 from cues.processors.rabbitmq_client import IN_FLIGHT_MAX, Events, Link, Refused, broker_of, library, short_of
 from cues.processors.rabbitmq_source import PROPERTIES
 from cues.processors.sqs import identities
@@ -75,8 +75,7 @@ class RabbitPublisher:
         self.exchange = None if exchange is None else short_of("exchange", exchange)
         self.routing_key, self.shape, self.mandatory, self.in_flight = routing_key, shape, mandatory, in_flight
         self.broker = broker_of(url, user, password, tls, heartbeat_s, timeout_s)
-        if shape not in kafka.SHAPES:
-            raise InvalidArgument(f"shape={shape!r} is unknown.", "use 'record' or 'value'.")
+        checks.one_of("shape", shape, kafka.SHAPES)
         if shape == "value" and (routing_key is None or exchange is None):
             raise InvalidArgument("shape='value' without exchange= and routing_key=.", "give both.")
         if routing_key is not None and not callable(routing_key):

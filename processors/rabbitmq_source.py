@@ -15,7 +15,7 @@ from typing import Any, Final
 from cues.arguments import check_number
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, foreign, kafka, takes, waits
+from cues.processors import SOURCE, checks, foreign, kafka, takes, waits
 from cues.processors.rabbitmq_client import IN_FLIGHT_MAX, Events, Link, Step, broker_of, short_of
 
 PROPERTIES: Final = (
@@ -109,13 +109,11 @@ class RabbitQueue:
         check_number("in_flight", in_flight, 1, IN_FLIGHT_MAX, whole=True)
         if idle_exit_s is not None:
             check_number("idle_exit_s", idle_exit_s, 0)
-        for name, given, known in (
-            ("body", body, tuple(kafka.DECODERS)), ("shape", shape, kafka.SHAPES), ("identity", identity, IDENTITIES),
-        ):  # fmt: skip
-            if given not in known and not (name == "identity" and callable(given)):
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
-        if shape == "value" and body != "json":
-            raise InvalidArgument(f"shape='value' with body={body!r}.", "use body='json'.")
+        checks.one_of("body", body, tuple(kafka.DECODERS))
+        checks.one_of("shape", shape, kafka.SHAPES)
+        if not callable(identity):
+            checks.one_of("identity", identity, IDENTITIES)
+        checks.decoded(shape, "body", body)
 
     @override
     def __getstate__(self) -> dict[str, Any]:

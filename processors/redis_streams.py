@@ -54,7 +54,7 @@ from cues.arguments import check_number, options_of, text_of
 from cues.checkpoints import Row, Transaction, held, write_once
 from cues.errors import Away, CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
 from cues.overrides import override
-from cues.processors import SINK, SOURCE, foreign, takes, waits
+from cues.processors import SINK, SOURCE, checks, foreign, takes, waits
 
 LOG: Final = logging.getLogger("cues.processors.redis")
 
@@ -283,9 +283,9 @@ class RedisStream:
         self.follow, self.start, self.on_gap = follow, start, on_gap
         self.__name__ = "redis_stream"
         _check_field(fields, field, tuple(DECODERS))
-        _one_of("follow", follow, (True, False))
-        _one_of("start", start, ("oldest", "newest"))
-        _one_of("on_gap", on_gap, ("raise", "fail"))
+        checks.one_of("follow", follow, (True, False))
+        checks.one_of("start", start, ("oldest", "newest"))
+        checks.one_of("on_gap", on_gap, ("raise", "fail"))
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
@@ -674,13 +674,8 @@ def _named(name: str, value: Any) -> str:
 
 
 def _check_field(fields: Any, field: Any, known: tuple[str, ...]) -> None:
-    _one_of("fields", fields, known)
+    checks.one_of("fields", fields, known)
     if field is not None and (not text_of("field", field) or fields not in ("text", "json")):
         raise InvalidArgument(
             f"field={field!r} with fields={fields!r}.", "give the name of a field that has JSON, and leave fields= out."
         )
-
-
-def _one_of(name: str, given: Any, known: tuple[Any, ...]) -> None:
-    if not any(given is each or (type(given) is type(each) and given == each) for each in known):
-        raise InvalidArgument(f"{name}={given!r:.60} is unknown.", f"use one of {', '.join(map(repr, known))}.")

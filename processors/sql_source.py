@@ -42,7 +42,7 @@ from uuid import UUID
 from cues.arguments import check_number, texts_of
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, databases, foreign, places, sql_values, takes, waits
+from cues.processors import SOURCE, checks, databases, foreign, places, sql_values, takes, waits
 
 _VERSION: Final = 1
 _PAGE_ROWS: Final = 1_000
@@ -185,11 +185,7 @@ class Rows:
     def _fields(self, position: Position | None) -> tuple[list[str] | None, list[Any] | None]:
         if position is None:
             return None, None
-        if not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION:
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.sql_source, version {_VERSION}.",
-                "give the source another id, which begins at the start.",
-            )
+        checks.position_of(position, "cues.processors.sql_source", 3)
         if len(position[2]) != len(self.cursor):
             raise Diverged(
                 f"The position has a key of {len(position[2])} columns, the cursor has {len(self.cursor)}"

@@ -49,7 +49,7 @@ from cues import jsontext
 from cues.arguments import check_number, text_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, SOURCE, aws, foreign, kafka, takes, waits
+from cues.processors import SINK, SOURCE, aws, checks, foreign, kafka, takes, waits
 
 AT_ONCE: Final = 10
 """Messages of a request, which SQS fixes."""
@@ -137,10 +137,8 @@ class Sqs:
         if idle_exit_s is not None:
             check_number("idle_exit_s", idle_exit_s, 0)
         for name, given, known in (("body", body, _BODIES), ("shape", shape, kafka.SHAPES)):
-            if given not in known:
-                raise InvalidArgument(f"{name}={given!r} is unknown.", f"use one of {', '.join(map(repr, known))}.")
-        if shape == "value" and body != "json":
-            raise InvalidArgument(f"shape='value' with body={body!r}.", "use body='json'.")
+            checks.one_of(name, given, known)
+        checks.decoded(shape, "body", body)
         _checked(url, client)
 
     @override
@@ -372,8 +370,7 @@ class Sender:
         self.url, self.shape, self.group, self.client = url, shape, group, client
         self._made: tuple[int, Any] = (0, None)
         """The number of the process, and its client."""
-        if shape not in kafka.SHAPES:
-            raise InvalidArgument(f"shape={shape!r} is unknown.", "use 'record' or 'value'.")
+        checks.one_of("shape", shape, kafka.SHAPES)
         if group is not None and not callable(group) and not text_of("group", group):
             raise InvalidArgument("group= is empty.", "name a field, or give a function of the message.")
         _checked(url, client)

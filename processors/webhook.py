@@ -45,9 +45,9 @@ from urllib.parse import parse_qsl
 
 from cues import jsontext
 from cues.arguments import check_number
-from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, foreign, http, takes, waits
+from cues.processors import SOURCE, checks, foreign, http, takes, waits
 from cues.processors import serving as guards
 from cues.processors.source_server import Address, SourceServer
 
@@ -186,11 +186,7 @@ class Webhook:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each event, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.webhook, version {_VERSION}.",
-                "give the source another id, which begins at the start.",
-            )
+        checks.position_of(position, "cues.processors.webhook", 3)
         if self._serving is not None:  # the engine calls a source anew, for example after a seek
             self._serving.close()
         _, number, ids = position or (_VERSION, 0, b"")

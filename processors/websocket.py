@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 
 from cues import jsontext
 from cues.arguments import check_number, text_of, texts_of
-from cues.errors import Diverged, InvalidArgument, NotInstalled
-from cues.processors import SOURCE, foreign, http, takes, waits
+from cues.errors import InvalidArgument, NotInstalled
+from cues.processors import SOURCE, checks, foreign, http, takes, waits
 
 _VERSION: Final = 1
 _ID_CHARACTERS_MAX: Final = 1_000
@@ -112,11 +112,9 @@ class WebSocket:
         parts = urlsplit(url)
         if parts.scheme not in ("ws", "wss") or not parts.hostname:
             raise InvalidArgument(f"{http.shown_url(url)!r} is not the URL of a WebSocket.", "give wss://host/path.")
-        for name, value, known in (("data", data, tuple(_DECODERS)), ("shape", shape, ("value", "record"))):
-            if value not in known:
-                raise InvalidArgument(f"{name}={value!r:.60} is unknown.", f"use one of {', '.join(map(repr, known))}.")
-        if shape == "value" and data != "json":
-            raise InvalidArgument(f"data={data!r} with shape='value'.", "give shape='record'.")
+        checks.one_of("data", data, tuple(_DECODERS))
+        checks.one_of("shape", shape, ("value", "record"))
+        checks.decoded(shape, "data", data)
         if isinstance(id, str) and data != "json":
             raise InvalidArgument(f"id={id!r:.60} with data={data!r}.", "give a function of the data.")
         if type(ends) is not bool or not (id is None or isinstance(id, str) or callable(id)):
@@ -130,11 +128,8 @@ class WebSocket:
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each message after ``position``, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.websocket, version {_VERSION}.",
-                "give the source another id, which begins with the next messages.",
-            )
+        hint = "give the source another id, which begins with the next messages."
+        checks.position_of(position, "cues.processors.websocket", 3, hint)
         _, number, last = position or (_VERSION, 0, None)
         closed = library().exceptions.ConnectionClosed
         while process is None or not process.stopping:
