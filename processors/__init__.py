@@ -33,6 +33,7 @@ says so, and loads it on first use.
     source_server.py the server of a source; serving.py has the guards of servers that strangers reach
     foreign.py       the reserved keys that messages from outside may not set
     checks.py        checks of options and positions that several of these modules make
+    acknowledged.py  the base of sources that acknowledge after the commit
     databases.py, waits.py   the databases in one form; waits of sources
     windows.py       streams that reduce messages in windows of event time; reducers.py has what they compute
     aggregates.py    totals of all messages of a key

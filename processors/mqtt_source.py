@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import logging
 import queue
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from cues.arguments import check_number, texts_of
-from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, checks, foreign, kafka, takes, waits
+from cues.processors import SOURCE, checks, foreign, kafka, takes
+from cues.processors.acknowledged import VERSION, Acknowledging, Connected, Position
 from cues.processors.mqtt_client import PACKET_IDS, broker_of, close
 
-_VERSION: Final = 1
 _TOPICS: Final = "topics"
 """The row of state with the topics that the session has. All other rows have a packet id as their key."""
 _FOREVER_S: Final = 0xFFFFFFFF
-_CLOSE_S: Final = 5.0
-"""Seconds for which an ended source keeps its connection, to acknowledge what is committed meanwhile."""
 
 _log = logging.getLogger("cues.processors")
 
-Position = list[int]
-
 
 @takes(SOURCE)
-class Mqtt:
+class Mqtt(Acknowledging):
     """A source of the messages of topics; see ``mqtt.py``. Give it to ``cues.Source(id, Mqtt(...))``.
 
     ``url``          the broker: ``"mqtt://host:1883"``, or ``"mqtts://host:8883"`` with TLS
@@ -86,7 +80,6 @@ class Mqtt:
         self.in_flight, self.session_s, self.idle_exit_s = in_flight, session_s, idle_exit_s
         self.broker = broker_of(url, user, password, tls, version, client, keepalive_s, timeout_s)
         self.__name__ = "mqtt"
-        self._reading: Reading | None = None
         if not self.topics:
             raise InvalidArgument("topics= is empty.", "give a topic filter, such as 'plant/#'.")
         for topic in self.topics:
@@ -102,56 +95,32 @@ class Mqtt:
         if version != "5" and (not retained or session_s is not None):
             raise InvalidArgument("retained=False and session_s= need version 5.", "leave them out.")
 
+    _module, _length = "cues.processors.mqtt", 3
+
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
+    def _needs_process(self, position: Position | None) -> bool:
+        return position is not None or self.broker.client is None
 
-    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
-        """Yield ``(position, message)`` for each message, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 3 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.mqtt, version {_VERSION}.",
-                "give the source another id, which begins a session of its own.",
-            )
-        if process is None and (position is not None or self.broker.client is None):
-            raise InvalidArgument(
-                "Mqtt was called without process=, whose state and id it needs.",
-                "give it to cues.Source(id, Mqtt(…)); or pass on the process of your own source.",
-            )
-        if self._reading is not None:  # the engine calls a source anew, for example after an outage
-            self._reading.close()
-        self._reading = reading = Reading(self, position, process)
-        try:
-            yield from reading.messages()
-        except BaseException:
-            reading.close()
-            raise
-        reading.end()
-
-    def committed(self, position: Position) -> None:
-        """Acknowledge the messages that are committed; the engine calls it after each commit."""
-        if self._reading is not None:
-            self._reading.committed(position[1])
+    @override
+    def _receiver(self, position: Position | None, process: Any) -> Reading:
+        return Reading(self, position, process)
 
 
-class Reading:
+class Reading(Connected):
     """One connection of a source. The thread of the client only puts what happens into a queue."""
 
     def __init__(self, source: Mqtt, position: Position | None, process: Any) -> None:
+        _, number, self._others = position or (VERSION, 0, 0)
+        """The number of the last message of QoS 1, and the count of all else that moved the position."""
+        super().__init__(number)
         self._source, self._process = source, process
         self._state: Any = {} if process is None else process.state
-        _, self._number, self._others = position or (_VERSION, 0, 0)
-        """The number of the last message of QoS 1, and the count of all else that moved the position."""
         self._last = self._number
         """The last message that was committed before this connection. It was not acknowledged."""
         self._repeats = False
         """Whether the broker may still send messages that were committed before this connection."""
-        self._committed = self._number
         self._unacknowledged: dict[int, int] = {}
         """The numbers of the messages of this connection by packet id, in the order of their receipt."""
-        self._guard = threading.Lock()
-        self._ending = self._closed = False
-        self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         id = "" if process is None else f"cues-{process.id}"
         self._client = client = source.broker.made(id, clean=False)
         put = self._events.put
@@ -180,24 +149,11 @@ class Reading:
             self._state[_TOPICS] = source.topics
             self._others += 1
             yield self._position, None
-        heard = time.monotonic()
-        while not self._stopping:
-            event: tuple[str, Any] | None = None
-            if early:
-                event = ("message", early.pop(0))
-            else:
-                with contextlib.suppress(queue.Empty):
-                    event = self._events.get(timeout=waits.LOOK_S)
-            if event is None:
-                waits.answered(self._process)
-                if source.idle_exit_s is not None and time.monotonic() - heard >= source.idle_exit_s:
-                    return
-                continue
-            kind, fact = event
+        events = (("message", message) for message in early)
+        for kind, fact in self._heard(self._process, source.idle_exit_s, events):
             if kind == "lost":
                 raise source.broker.failed("the connection was ended", fact)
             if kind == "message":
-                heard = time.monotonic()
                 if not fact.qos:
                     self._others += 1
                     yield self._position, self._message(fact)
@@ -206,11 +162,7 @@ class Reading:
 
     @property
     def _position(self) -> Position:
-        return [_VERSION, self._number, self._others]
-
-    @property
-    def _stopping(self) -> bool:
-        return self._process is not None and bool(self._process.stopping)
+        return [VERSION, self._number, self._others]
 
     def _await(self, awaited: str, early: list[Any]) -> Any:
         """Return the fact of an event. Messages that come before it are kept in ``early``."""
@@ -309,23 +261,8 @@ class Reading:
         if done:
             self.close()
 
-    def end(self) -> None:
-        """Close the connection when all messages are committed and acknowledged, or after some seconds."""
-        with self._guard:
-            self._ending = True
-            done = self._committed == self._number
-        if done:
-            return self.close()
-        timer = threading.Timer(_CLOSE_S, self.close)
-        timer.daemon = True
-        timer.start()
-
-    def close(self) -> None:
-        """Close the connection. The broker keeps the session."""
-        with self._guard:
-            if self._closed:
-                return
-            self._closed = True
+    @override
+    def _disconnect(self) -> None:
         close(self._client)
 
 

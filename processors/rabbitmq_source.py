@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import queue
 import ssl
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cues.arguments import check_number
-from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, checks, foreign, kafka, takes, waits
-from cues.processors.rabbitmq_client import IN_FLIGHT_MAX, Events, Link, Step, broker_of, short_of
+from cues.processors import SOURCE, checks, foreign, kafka, takes
+from cues.processors.acknowledged import VERSION, Acknowledging, Connected, Position
+from cues.processors.rabbitmq_client import IN_FLIGHT_MAX, Link, Step, broker_of, short_of
 
 PROPERTIES: Final = (
     "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
@@ -24,18 +21,14 @@ PROPERTIES: Final = (
 )  # fmt: skip
 """The properties of a message, beside its headers."""
 IDENTITIES: Final = ("message_id", "content")
-_VERSION: Final = 1
 _COUNTS: Final = "x-delivery-count"
 """A header of quorum queues that counts the deliveries. It is left out, so that a repetition is equal."""
-_CLOSE_S: Final = 5.0
-"""Seconds for which an ended source keeps its connection, to acknowledge what is committed meanwhile."""
 
-Position = list[int]
 Message = dict[str, Any]
 
 
 @takes(SOURCE)
-class RabbitQueue:
+class RabbitQueue(Acknowledging):
     """A source of the messages of a queue; see ``rabbitmq.py``. Give it to ``cues.Source(id, RabbitQueue(...))``.
 
     ``url``          the broker: ``"amqp://host:5672/vhost"``, or ``"amqps://host:5671"`` with TLS
@@ -90,7 +83,6 @@ class RabbitQueue:
         self.body, self.shape, self.identity, self.exclusive = body, shape, identity, exclusive
         self.in_flight, self.idle_exit_s = in_flight, idle_exit_s
         self.__name__ = "rabbitmq"
-        self._reading: Reading | None = None
         if not queue:
             raise InvalidArgument("queue= is empty.", "name a queue.")
         if declare is not None and (not isinstance(declare, Mapping) or set(declare) - {"durable", "arguments"}):
@@ -115,45 +107,19 @@ class RabbitQueue:
             checks.one_of("identity", identity, IDENTITIES)
         checks.decoded(shape, "body", body)
 
+    _module = "cues.processors.rabbitmq"
+
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
-
-    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
-        """Yield ``(position, message)`` for each message, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 2 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.rabbitmq, version {_VERSION}.",
-                "give the source another id, which has no position.",
-            )
-        if process is None:
-            raise InvalidArgument(
-                "RabbitQueue was called without process=, whose state it needs.",
-                "give it to cues.Source(id, RabbitQueue(…)); or pass on the process of your own source.",
-            )
-        if self._reading is not None:  # the engine calls a source anew, for example after an outage
-            self._reading.close()
-        self._reading = reading = Reading(self, (position or [_VERSION, 0])[1], process)
-        try:
-            yield from reading.messages()
-        except BaseException:
-            reading.close()
-            raise
-        reading.end()
-
-    def committed(self, position: Position) -> None:
-        """Acknowledge the messages that are committed; the engine calls it after each commit."""
-        if self._reading is not None:
-            self._reading.committed(position[1])
+    def _receiver(self, position: Position | None, process: Any) -> Reading:
+        return Reading(self, (position or [VERSION, 0])[1], process)
 
 
-class Reading:
+class Reading(Connected):
     """One connection of a source."""
 
     def __init__(self, source: RabbitQueue, number: int, process: Any) -> None:
+        super().__init__(number)
         self._source, self._process, self._state = source, process, process.state
-        self._number = self._committed = number
-        """The numbers of the last message that was yielded, and committed."""
         rows = sorted((*self._state[slot], slot) for slot in list(self._state))
         self._known = {identity for _, identity, _ in rows}
         """The ids of the messages that were committed before this connection, and perhaps not acknowledged."""
@@ -162,9 +128,6 @@ class Reading:
         self._free = max(self._slots, default=-1) + 1
         self._unacknowledged: deque[tuple[int, int]] = deque()
         """(number, delivery tag) of each delivery. A repetition has the number of the message before it."""
-        self._guard = threading.Lock()
-        self._ending = self._closed = False
-        self._events = Events()
         self._link = Link(source.broker, f"cues-{process.id}", self._steps(), self._events)
 
     def _steps(self) -> Iterator[Step]:
@@ -185,24 +148,12 @@ class Reading:
 
     def messages(self) -> Iterator[tuple[Position, Any]]:
         """Yield messages until the graph drains."""
-        source, process = self._source, self._process
-        heard = time.monotonic()
-        while not process.stopping:
-            event: tuple[str, Any] | None = None
-            with contextlib.suppress(queue.Empty):
-                event = self._events.get(timeout=waits.LOOK_S)
-            if event is None:
-                waits.answered(process)
-                if source.idle_exit_s is not None and time.monotonic() - heard >= source.idle_exit_s:
-                    return
-                continue
-            kind, fact = event
+        for kind, fact in self._heard(self._process, self._source.idle_exit_s):
             if kind == "lost":
                 raise fact
-            heard = time.monotonic()
             message, identity = self._read(*fact)
             if self._is_new(fact[0], identity):
-                yield [_VERSION, self._number], message
+                yield [VERSION, self._number], message
 
     def _read(self, delivery: Any, properties: Any, body: bytes) -> tuple[Any, bytes | None]:
         """Return the message, or the error for which it is none, and its id."""
@@ -280,21 +231,6 @@ class Reading:
         if done:
             self.close()
 
-    def end(self) -> None:
-        """Close the connection when all messages are committed and acknowledged, or after some seconds."""
-        with self._guard:
-            self._ending = True
-            done = self._committed == self._number
-        if done:
-            return self.close()
-        timer = threading.Timer(_CLOSE_S, self.close)
-        timer.daemon = True
-        timer.start()
-
-    def close(self) -> None:
-        """Close the connection. The broker keeps what is not acknowledged."""
-        with self._guard:
-            if self._closed:
-                return
-            self._closed = True
+    @override
+    def _disconnect(self) -> None:
         self._link.close()

@@ -47,9 +47,10 @@ from urllib.parse import urlsplit
 import cues
 from cues import jsontext
 from cues.arguments import check_number, text_of
-from cues.errors import Away, CuesError, Diverged, InvalidArgument
+from cues.errors import Away, CuesError, InvalidArgument
 from cues.overrides import override
 from cues.processors import SINK, SOURCE, aws, checks, foreign, kafka, takes, waits
+from cues.processors.acknowledged import CLOSE_S, VERSION, Acknowledging, Position
 
 AT_ONCE: Final = 10
 """Messages of a request, which SQS fixes."""
@@ -58,9 +59,6 @@ REQUEST_BYTES: Final = 262_144
 RETENTION_S: Final = 14 * 86_400
 """The longest time for which SQS keeps a message."""
 
-_VERSION: Final = 1
-_CLOSE_S: Final = 5.0
-"""Seconds for which an ended source deletes what is committed meanwhile."""
 _RETRY_S: Final = 1.0
 _LOOK_S: Final = 0.05
 _BODIES: Final = ("text", "json")
@@ -68,7 +66,6 @@ _BODIES: Final = ("text", "json")
 _log = logging.getLogger("cues.processors")
 
 Message = dict[str, Any]
-Position = list[int]
 
 
 def _checked(url: str, client: Any) -> None:
@@ -92,7 +89,7 @@ def _client(url: str, make: Callable[[], Any] | None) -> Any:
 
 
 @takes(SOURCE)
-class Sqs:
+class Sqs(Acknowledging):
     """A source of the messages of a queue; see the module. Give it to ``cues.Source(id, Sqs(...))``.
 
     ``url``           the URL of the queue
@@ -130,7 +127,6 @@ class Sqs:
         self.url, self.body, self.shape, self.client = url, body, shape, client
         self.visibility_s, self.wait_s, self.in_flight, self.idle_exit_s = visibility_s, wait_s, in_flight, idle_exit_s
         self.__name__ = "sqs"
-        self._reading: Reading | None = None
         check_number("visibility_s", visibility_s, 1, 43_200)
         check_number("wait_s", wait_s, 0, 20)
         check_number("in_flight", in_flight, 1, whole=True)
@@ -141,35 +137,15 @@ class Sqs:
         checks.decoded(shape, "body", body)
         _checked(url, client)
 
+    _module = "cues.processors.sqs"
+
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
+    def _needs_process(self, position: Position | None) -> bool:
+        return position is not None
 
-    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
-        """Yield ``(position, message)`` for each message, until the graph drains."""
-        if position is not None and (not isinstance(position, list) or len(position) != 2 or position[0] != _VERSION):
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.sqs, version {_VERSION}.",
-                "give the source another id.",
-            )
-        if position is not None and process is None:
-            raise InvalidArgument(
-                "Sqs was called with a position and without process=, whose state has the ids of messages.",
-                "give it to cues.Source(id, Sqs(…)); or pass on the process of your own source.",
-            )
-        if self._reading is not None:  # the engine calls a source anew, for example after an outage
-            self._reading.end()
-        self._reading = reading = Reading(self, position, process)
-        try:
-            with aws.said(f"The queue {self.url}"):
-                yield from reading.messages()
-        finally:
-            reading.end()
-
-    def committed(self, position: Position) -> None:
-        """Delete the messages that are committed; the engine calls it after each commit."""
-        if self._reading is not None:
-            self._reading.committed(position[1])
+    @override
+    def _receiver(self, position: Position | None, process: Any) -> Reading:
+        return Reading(self, position, process)
 
 
 class Reading:
@@ -191,6 +167,10 @@ class Reading:
 
     def messages(self) -> Iterator[tuple[Position, Any]]:
         """Yield messages until the graph drains."""
+        with aws.said(f"The queue {self._source.url}"):
+            yield from self._received()
+
+    def _received(self) -> Iterator[tuple[Position, Any]]:
         source = self._source
         for id, at in list(self._state.items()):
             if at < time.time() - RETENTION_S:
@@ -226,7 +206,7 @@ class Reading:
                 waits.wait(self._process, _LOOK_S, new=False)
 
     def _next(self) -> Position:
-        return [_VERSION, self._number]
+        return [VERSION, self._number]
 
     def _is_new(self, id: str, handle: str) -> bool:
         """Hold a message until it is deleted; return False if it was yielded before, by this or an earlier run."""
@@ -286,8 +266,10 @@ class Reading:
     def end(self) -> None:
         """End the thread when all that is held is deleted, or after some seconds."""
         with self._changed:
-            self._end_at = self._end_at or time.monotonic() + _CLOSE_S
+            self._end_at = self._end_at or time.monotonic() + CLOSE_S
             self._changed.notify_all()
+
+    close = end
 
     def _keep(self) -> None:
         extend_s = self._source.visibility_s / 3
