@@ -260,7 +260,7 @@ def test_a_job_that_fails_is_reported_in_a_line_of_python(spark: SparkSession, t
     made = spark_graphs.graph(Stream(leaves, "in", "out"))()
     with pytest.raises(ProcessorStopped) as caught, made.start(engine="spark", spark=spark, store=tmp_path) as running:
         running.wait_done()
-    told = r"g\.leaves stopped: Spark could not do its step of \d+ messages: SystemExit: enough\."
+    told = r"g\.leaves stopped: Spark could not do its step over g\.leaves\.\w+ \[\d+, \d+\): SystemExit: enough\."
     assert re.fullmatch(told, caught.value.message)
 
 

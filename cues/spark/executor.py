@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import xxhash
@@ -22,7 +22,7 @@ import xxhash
 from cues.base.data import dataclass
 from cues.errors import CuesError, GraphError, ProcessorStopped
 from cues.graphs.processor import Node
-from cues.spark.failures import in_short
+from cues.spark.failures import advice, in_short
 from cues.steps.calls import Interrupted
 from cues.steps.failure import Failure, words
 
@@ -103,6 +103,11 @@ def up_to_stop(results: Sequence[R]) -> tuple[list[R], tuple[int, Failure] | Non
     return [result for result in results if result.number <= last], stop
 
 
+def shown_ranges(ranges: Mapping[str, tuple[int, int]]) -> str:
+    """Ranges by tailer id for people: ``g.f.in [1997, 2001)``, the second index not included."""
+    return ", ".join(f"{tailer} [{low}, {high})" for tailer, (low, high) in ranges.items())
+
+
 class JobGroup:
     """The Spark jobs of one processor."""
 
@@ -113,27 +118,31 @@ class JobGroup:
         self.cancelled = False
 
     @contextlib.contextmanager
-    def step(self, description: str, extent: str) -> Iterator[None]:
-        """Run a step, whose jobs Spark's page shows with the description.
+    def step(self, ranges: Mapping[str, tuple[int, int]]) -> Iterator[None]:
+        """Run a step over ranges by tailer id. Spark's page shows its jobs as ``g.f: g.f.in [1997, 2001)``.
 
         An exception of Spark is raised as :class:`ProcessorStopped`, or as :class:`Interrupted` after :meth:`cancel`.
         """
-        self._context.setJobGroup(self._name, description, True)
-        self._context.setLocalProperty("spark.scheduler.pool", self._processor)
+        self.describe(ranges)
         try:
             yield
         except (CuesError, Interrupted):
             raise
         except Exception as error:
-            raise self.failed(error, extent) from None
+            raise self.failed(error, ranges) from None
 
-    def failed(self, error: Exception, extent: str) -> Exception:
+    def describe(self, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """Name the jobs that this thread starts from now on."""
+        self._context.setJobGroup(self._name, f"{self._processor}: {shown_ranges(ranges)}", True)
+        self._context.setLocalProperty("spark.scheduler.pool", self._processor)
+
+    def failed(self, error: Exception, ranges: Mapping[str, tuple[int, int]]) -> Exception:
         """The error of a step that Spark could not do."""
         if self.cancelled:
             return Interrupted()
         return ProcessorStopped(
-            f"{self._processor} stopped: Spark could not do its step {extent}: {in_short(error)}.",
-            "start again when the cause is gone; it continues after its last commit.",
+            f"{self._processor} stopped: Spark could not do its step over {shown_ranges(ranges)}: {in_short(error)}.",
+            advice(error, "start again when the cause is gone; it continues after its last commit."),
             processor=self._processor,
         )
 

@@ -1,14 +1,61 @@
-"""Failures inside Spark, in words of one line."""
+"""Failures inside Spark, in words for people: one line, and what to try. The whole text is in the log at debug.
+
+Spark's errors have up to sixty lines of Java. The cause is in one of them, mostly not in the first.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Final
+
+from cues.base.logs import logger
+
+_log: Final = logger("cues.spark")
+_ADVICE: Final = (
+    (
+        "Python worker exited unexpectedly|Python worker failed to connect back|EOFException",
+        "a worker process ended in the function: it took more memory than there is, or ended itself. Give a call fewer"
+        " messages (batch_size=), or workers more memory; then start again.",
+    ),
+    (
+        "OutOfMemoryError|Java heap space|GC overhead limit|exited with code 137|OOM",
+        "give Java more memory, --conf spark.executor.memory=4g (with a local master: --conf spark.driver.memory=4g);"
+        " then start again.",
+    ),
+    (
+        "ExecutorLostFailure|Executor heartbeat timed out|FetchFailed|Remote RPC client disassociated",
+        "an executor was lost, and its tasks failed again on others. Its log is on Spark's page; if it had too little"
+        " memory, --conf spark.executor.memory=4g. Then start again.",
+    ),
+    ("spark.driver.maxResultSize", "give --conf spark.driver.maxResultSize=4g, and start again."),
+    (
+        "No space left on device|ENOSPC",
+        "free space on the disks of the executors, or give another folder with --conf spark.local.dir=DIR; then start"
+        " again.",
+    ),
+    (
+        "ModuleNotFoundError|ImportError|ClassNotFoundException|NoClassDefFoundError",
+        "install what is missing on every machine, or send it (--py-files, --conf spark.jars.packages=…); then start"
+        " again.",
+    ),
+    (
+        "AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch|NoCredentials|Status Code: 403"
+        "|PermissionDenied|Unauthenticated",
+        "give the driver and every executor the variables with the credentials of the object store; then start again.",
+    ),
+    (
+        "SparkContext (?:was|is) (?:being )?(?:shut ?down|stopped)|stopped SparkContext",
+        "the session was stopped while the graph used it. Start again with a session that lives as long as the graph.",
+    ),
+)
+"""What to try, by the text of an error; the first that is found counts."""
 
 
 def in_short(error: Exception) -> str:
     """The one line that explains a failure inside Spark, without a full stop at its end.
 
-    It is taken from Python's traceback if there is one, else from an error of Cues without one, else from Java's.
+    It is taken from Python's traceback if there is one, else from an error of Cues without one, else from Java's. The
+    whole text goes to the log, at debug.
     """
     text = str(error)
     _, python, trace = text.rpartition("Traceback (most recent call last):\n")
@@ -21,4 +68,13 @@ def in_short(error: Exception) -> str:
         cause = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
         line = cause[1] if cause else text.partition("\n")[0]
         line = re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).partition(". Consider setting ")[0]
-    return line.strip().rstrip(".") or type(error).__name__
+    line = line.strip().rstrip(".") or type(error).__name__
+    if "\n" in text:
+        _log.debug("%s; in full: %s", line, text)
+    return line
+
+
+def advice(error: Exception, otherwise: str) -> str:
+    """What to try after a failure inside Spark; ``otherwise`` if nothing is known about it."""
+    text = str(error)
+    return next((hint for pattern, hint in _ADVICE if re.search(pattern, text)), otherwise)

@@ -60,15 +60,21 @@ class SparkRunner(Runner):
         given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
         faults.point("function.before")
         try:
+            self.jobs.describe(ranges_of(taken))
             result = self._invoke(taken, [given], self._process)
             encoder = frame_encoder(self._node.id, result)
             messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
         except Exception as error:
             if is_of_spark(error):  # no message failed
-                raise StepAborted(self.jobs.failed(error, f"of {taken.count} messages")) from None
+                raise StepAborted(self.jobs.failed(error, ranges_of(taken))) from None
             raise
         faults.point("function.after")
         return messages
+
+
+def ranges_of(taken: Taken) -> dict[str, tuple[int, int]]:
+    """The range of a step on each input, by tailer id."""
+    return {piece.input.tailer: (piece.start, piece.stop) for piece in taken.slices}
 
 
 def require_sight(context: Any, stores: Iterable[Store]) -> None:

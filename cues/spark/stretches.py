@@ -20,7 +20,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cues.base import clock, events
@@ -33,7 +33,7 @@ from cues.records.batch import Page
 from cues.spark.executor import Stretch, edges_of, pack_job, up_to_stop
 from cues.spark.pages import ERRORS, NO_HASH, CommitRun, InputRange, PagesResult, StepJob, run_stretch
 from cues.spark.place import Site
-from cues.spark.remote import SparkRunner, why_local
+from cues.spark.remote import SparkRunner, ranges_of, why_local
 from cues.spark.staging import Staged, StagingArea
 from cues.steps.failure import stopped_at
 from cues.steps.part import Part
@@ -210,7 +210,7 @@ class StretchStepper(Stepper):
         stage = StagingArea(self.store.directory, os.getpid())
         try:
             began = time.monotonic()
-            results = self._run_stretches(self.cut(taken), stage)
+            results = self._run_stretches(self.cut(taken), stage, ranges_of(taken))
             self.ranges.pace(time.monotonic() - began)
             if results is None:
                 return False
@@ -222,15 +222,16 @@ class StretchStepper(Stepper):
         finally:
             stage.clear()
 
-    def _run_stretches(self, stretches: list[Stretch], stage: StagingArea) -> list[PagesResult] | None:
+    def _run_stretches(
+        self, stretches: list[Stretch], stage: StagingArea, ranges: Mapping[str, tuple[int, int]]
+    ) -> list[PagesResult] | None:
         """The results of executors; None if one gave its stretch up.
 
         Raises the fatal error of a result, :class:`ProcessorStopped` if Spark could not run the job, and
         :class:`Interrupted` if the runner was closed meanwhile.
         """
         call = functools.partial(run_stretch, self._packed_job(), stage, self.ranges.size)
-        count = sum(stretch.messages for stretch in stretches)
-        with self._jobs.step(f"{self.node.id}: {count} messages", f"of {count} messages"):
+        with self._jobs.step(ranges):
             results: list[PagesResult] = self._context.parallelize(stretches, len(stretches)).map(call).collect()
         for result in results:
             self.counters.retries += result.retries

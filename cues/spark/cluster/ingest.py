@@ -27,7 +27,7 @@ from cues.spark.cluster.frames import Encoding
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.columns import Encoder
-from cues.spark.failures import in_short
+from cues.spark.failures import advice, in_short
 from cues.spark.source import Source
 from cues.steps.hashes import Hasher
 
@@ -49,6 +49,9 @@ class BatchCommits:
     _failed: BaseException | None = None
     """The error of a batch."""
 
+    _extent = ""
+    """The batch under way, as the end of "could not do a batch"."""
+
     def commit_batch(self, rows: Any, number: int) -> None:
         raise NotImplementedError
 
@@ -69,8 +72,10 @@ class BatchCommits:
         """The error that ended the query: the error of a batch if there is one, else Spark's."""
         if isinstance(self._failed, Fenced):
             return self._failed
-        why = self._failed.message if isinstance(self._failed, CuesError) else f"{in_short(error)}."
-        hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
+        if isinstance(self._failed, CuesError):
+            why, hint = self._failed.message, self._failed.hint
+        else:
+            why, hint = f"Spark could not do a batch{self._extent}: {in_short(error)}.", advice(error, default)
         return ProcessorStopped(
             f"{self.node.id} stopped: {why}",
             hint or default,
@@ -126,6 +131,8 @@ class StreamIngest(BatchCommits):
 
     @override
     def commit_batch(self, rows: Any, number: int) -> None:
+        self._extent = f", number {number}"
+        self.driver.context.setJobDescription(f"{self.node.id}: batch {number}")
         last = self.ledger.now
         covered = range_of(self.driver.files.table(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None

@@ -53,6 +53,7 @@ from cues.spark.cluster.step import Stage
 from cues.spark.columns import frame_encoder
 from cues.spark.conf import SHUFFLES, copy_of, said, shuffles
 from cues.spark.datasource import source_for
+from cues.spark.executor import shown_ranges
 from cues.spark.failures import in_short
 from cues.spark.options import FrameSource
 from cues.spark.plans import QueryPlan, call, fields_of, process_of
@@ -343,6 +344,9 @@ class FrameQuery(BatchCommits, Stage):
         with self._committing:
             faults.point("frame.batch")
             batch = self._batch_of(number)
+            ranges = {names.tailer_id(self.node.key, queue): span for queue, span in batch.ranges.items()}
+            self._extent = f" over {shown_ranges(ranges)}"
+            self.driver.context.setJobDescription(f"{self.node.id}: {shown_ranges(ranges)}")
             if batch.number <= self.committed:
                 rows.write.format("noop").mode("overwrite").save()  # for its state
             else:

@@ -42,7 +42,7 @@ from cues.spark.cluster.publish import publish
 from cues.spark.cluster.rows import Entrance
 from cues.spark.cluster.state_files import StateRun
 from cues.spark.cluster.tasks import Task, TaskJob, TaskOutput, run_keys, run_task, scatter
-from cues.spark.executor import JobGroup, Stretch, edges_of, pack_job, up_to_stop
+from cues.spark.executor import JobGroup, Stretch, edges_of, pack_job, shown_ranges, up_to_stop
 from cues.steps.failure import failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
 from cues.steps.pace import Pace
@@ -194,7 +194,7 @@ class Stage:
             self.ledger.check()
             return False
         faults.point("spark.take")
-        with self._jobs.step(f"{self.node.id}: {taking.ranges}", f"over {_shown(taking)}"), self._held(taking):
+        with self._jobs.step(taking.ranges), self._held(taking):
             if any(self.inputs[tailer].first > low for tailer, (low, _) in taking.ranges.items()):
                 return True  # retention was faster: take again
             if self.ordered and taking is not self.ledger.now.taking:
@@ -369,7 +369,7 @@ class Stage:
             held = sum(output.count for output in ran)
             if held != count:
                 raise Diverged(
-                    f"{self.node.id} took {_shown(taking)}, {count} messages, but the files had {held}.",
+                    f"{self.node.id} took {shown_ranges(taking.ranges)}, {count} messages, but the files had {held}.",
                     "restore the directory from a copy.",
                     processor=self.node.id,
                 )
@@ -535,7 +535,3 @@ class Stage:
 
 def _count(taking: StepRange) -> int:
     return next(high - low for low, high in taking.ranges.values())
-
-
-def _shown(taking: StepRange) -> str:
-    return ", ".join(f"{tailer} [{low}, {high})" for tailer, (low, high) in taking.ranges.items())
