@@ -1,7 +1,8 @@
-"""SQLite, PostgreSQL and DuckDB as ``sql_source.py`` and ``sql_sink.py`` use them: one form of statements and columns.
+"""SQLite, PostgreSQL, MySQL and DuckDB for ``sql_source.py`` and ``sql_sink.py``: one form of statements and columns.
 
-SQLite and PostgreSQL are reached through SQLAlchemy (the extra ``sql``), DuckDB through its own driver: the dialect of
-SQLAlchemy for DuckDB cannot list the columns of a table with DuckDB 2.
+MariaDB is a MySQL here. SQLite, PostgreSQL and MySQL are reached through SQLAlchemy (the extras ``sql`` and
+``mysql``), DuckDB through its own driver: the dialect of SQLAlchemy for
+DuckDB cannot list the columns of a table with DuckDB 2.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,13 +32,13 @@ FAMILIES: Final = {
     "float": r"^(double|float|real)",
     "decimal": r"^(decimal|numeric)",
     "boolean": r"^bool",
-    "bytes": r"^(blob|bytea|binary|varbinary)",
+    "bytes": r"^((tiny|medium|long)?blob|bytea|binary|varbinary)",
     "timestamp": r"^(timestamp|datetime)",
     "date": r"^date$",
     "time": r"^time\b",
     "uuid": r"^uuid",
     "json": r"^jsonb?$",
-    "text": r"^(text|(n|var)*char|character|string|clob)",
+    "text": r"^((tiny|medium|long)?text|(n|var)*char|character|string|clob)",
 }
 """The types of columns, and the SQL types that belong to each."""
 
@@ -48,7 +50,13 @@ _DDL_OF: Final = {
     "postgresql": {"bytes": "bytea", "json": "jsonb", "timestamp": "timestamp with time zone"},
     "sqlite": dict.fromkeys(("decimal", "timestamp", "date", "time", "uuid", "json"), "text"),
     "duckdb": {"timestamp": "timestamp with time zone", "decimal": "decimal(38, 9)"},
-}
+    "mysql": {
+        "timestamp": "timestamp(6) null", "decimal": "decimal(38, 9)", "text": "longtext", "bytes": "longblob",
+        "time": "time(6)", "uuid": "char(36)",
+    },
+}  # fmt: skip
+_KEY_OF_MYSQL: Final = {"text": "varchar(255)", "bytes": "varbinary(255)", "timestamp": "timestamp(6)"}
+"""Types for columns of a primary key."""
 
 
 class Column(NamedTuple):
@@ -63,8 +71,10 @@ def family_of(type: str) -> str:
     return next((family for family, pattern in FAMILIES.items() if re.search(pattern, type, re.I)), type)
 
 
-def ddl_of(family: str, dialect: str) -> str:
+def ddl_of(family: str, dialect: str, in_key: bool = False) -> str:
     """Return the SQL type for a new column."""
+    if in_key and dialect == "mysql" and family in _KEY_OF_MYSQL:
+        return _KEY_OF_MYSQL[family]
     return _DDL_OF.get(dialect, {}).get(family) or _DDL.get(family, family)
 
 
@@ -76,17 +86,22 @@ _UNREAD: Final = {
         r"^interval": "datepart('month', {0}) <> 0 or datepart('year', {0}) <> 0",
     },
     "postgresql": {r"^interval": "extract(month from {0}) <> 0 or extract(year from {0}) <> 0"},
+    "mysql": {r"^(date|timestamp)": "year({0}) = 0 or month({0}) = 0 or dayofmonth({0}) = 0"},
 }
 """Values that a driver changes silently, by database and type: infinity, years outside of Python's, 24:00:00,
-nanoseconds, months (30 days in Python). A condition of SQL is true for them; ``{0}`` is the column."""
+nanoseconds, months (30 days in Python), dates with zeros. A condition of SQL is true for them; ``{0}`` is the
+column."""
 
 _COARSE: Final = {
     "duckdb": r"_ns$|^interval|^(float|real)$",
     "postgresql": r"^(interval|real|float4)",
-    "mysql": r"^float",
-    "mariadb": r"^float",
+    "mysql": r"^(float|time\b|bit|enum|set|json)",
 }
-"""Types whose values the driver makes coarser, so that a row is not found again by the value that was read."""
+"""Types whose rows are not found again by the value that was read: the driver makes it coarser, or MySQL orders it in
+another way than it compares it."""
+_UNITS: Final = re.compile(r"^(datetime|timestamp|time)$")
+_MYSQL_TIMESTAMP: Final = 7
+"""The type of a column, as the drivers of MySQL number it."""
 
 
 def unread(column: str, type: str, dialect: str, depth: int = 0) -> str:
@@ -314,14 +329,24 @@ class Connection:
     def __init__(self, connection: Any) -> None:
         self.raw = connection
         self.dialect: str = connection.dialect.name if hasattr(connection, "dialect") else "duckdb"
-        self.mark = "%s" if self.dialect == "postgresql" else "?"
+        if self.dialect == "mariadb":
+            self.dialect = "mysql"
+        self.mark = "%s" if self.dialect in ("postgresql", "mysql") else "?"
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> None:
         """Run a statement, and ignore its result."""
         if self.dialect == "duckdb":
             self.raw.execute(statement, list(values))
         else:
-            self.raw.exec_driver_sql(statement, tuple(values))
+            self.raw.exec_driver_sql(self._spelled(statement), tuple(values))
+
+    def _spelled(self, statement: str) -> str:
+        """Return a statement with the quotes of MySQL. Texts are parameters, so each quote is one of a name."""
+        if self.dialect != "mysql":
+            return statement
+        if "`" in statement:
+            raise InvalidArgument("A name of a table or column has a backtick.", "use letters, digits and _.")
+        return statement.replace('"', "`")
 
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement for each of the rows, not in DuckDB."""
@@ -362,7 +387,17 @@ class Connection:
         """Run a query, and return all its rows."""
         if self.dialect == "duckdb":
             return list(self.raw.execute(statement, list(values)).fetchall())
-        return [tuple(row) for row in self.raw.exec_driver_sql(statement, tuple(values))]
+        result = self.raw.exec_driver_sql(self._spelled(statement), tuple(values))
+        if self.dialect != "mysql":
+            return [tuple(row) for row in result]
+        # The session is in UTC, and the driver does not say so.
+        zoned = [at for at, column in enumerate(result.cursor.description) if column[1] == _MYSQL_TIMESTAMP]
+        rows = [list(row) for row in result]
+        for at in zoned:
+            for row in rows:
+                if isinstance(row[at], datetime):
+                    row[at] = row[at].replace(tzinfo=UTC)
+        return [tuple(row) for row in rows]
 
     def table(self, query: str, values: Sequence[Any], types: Mapping[str, Any]) -> Any:
         """Run a query; return its rows as a table of Arrow with columns of these types, in their order.
@@ -414,11 +449,47 @@ class Connection:
             return {column: Column(type.lower(), nullable == "YES") for column, type, nullable in found}
         import sqlalchemy as sa
 
+        if self.dialect == "mysql":
+            return {column: Column(type, nullable == "YES") for column, type, _, nullable in self._described(table)}
         try:
             listed = sa.inspect(self.raw).get_columns(name, schema or None)
         except sa.exc.NoSuchTableError:
             return {}
         return {c["name"]: Column(str(c["type"]).lower(), bool(c["nullable"])) for c in listed}
+
+    def _described(self, table: str) -> list[tuple[str, str, str | None, str]]:
+        """Return the name, the type, the collation and NO or YES for NULL, of each column of a table of MySQL."""
+        import sqlalchemy as sa
+
+        try:
+            found = self.rows(f"show full columns from {quoted_table(table)}")
+        except sa.exc.ProgrammingError as error:
+            if error.orig is not None and error.orig.args[:1] == (1146,):
+                return []
+            raise
+        texts = ([text.decode() if isinstance(text, bytes) else text for text in row[:4]] for row in found)
+        return [(name, _UNITS.sub(r"\1(0)", type.lower()), collation, null) for name, type, collation, null in texts]
+
+    def takes_part(self, table: str) -> str | None:
+        """Return the engine of a table of MySQL that takes no part in transactions; None if it does."""
+        if self.dialect != "mysql":
+            return None
+        schema, _, name = table.rpartition(".")
+        found = self.rows(
+            "select coalesce(t.engine, t.table_type), coalesce(e.transactions, 'NO') from information_schema.tables t"
+            " left join information_schema.engines e on e.engine = t.engine"
+            " where t.table_schema = coalesce(%s, database()) and t.table_name = %s order by binary t.table_name = %s",
+            [schema or None, name, name],
+        )
+        return None if found and found[-1][1] == "YES" else str(found[-1][0] if found else "unknown")
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """The longest statement that a server of MySQL takes."""
+        kept: dict[str, Any] = self.raw.info  # of the connection of the driver
+        if "cues_packet_bytes_max" not in kept:
+            kept["cues_packet_bytes_max"] = self.rows("select @@max_allowed_packet")[0][0]
+        return int(kept["cues_packet_bytes_max"])
 
     def exact_types(self, table: str) -> dict[str, str]:
         """Return the types of the columns with all that changes values: digits, zones, items, the base of a domain."""
@@ -462,6 +533,12 @@ class Connection:
                     [name, schema or None],
                 )
             ]
+        if self.dialect == "mysql":
+            keys_of: dict[str, set[str]] = {}
+            for row in self.rows(f"show index from {quoted_table(table)} where non_unique = 0"):
+                # The beginning of a column, or an expression, is not the column.
+                keys_of.setdefault(row[2], set()).add(row[4] if row[7] is None and row[4] else f"{row[4]} ({row[7]})")
+            return list(keys_of.values())
         import sqlalchemy as sa
 
         about = sa.inspect(self.raw)
@@ -515,11 +592,17 @@ class Reader:
                 yield Connection(raw)
             return
         with self._engine.connect() as connection, self._interruptible(connection.connection.driver_connection):
+            if connection.dialect.name in ("mysql", "mariadb"):
+                from cues.checkpoints import session_of_mysql
+
+                connection.exec_driver_sql(session_of_mysql(self._target.timeout_s))
             yield Connection(connection)
 
     @contextmanager
     def _interruptible(self, driver: Any) -> Iterator[None]:
         self._interrupt = getattr(driver, "interrupt", None) or getattr(driver, "cancel", None)
+        if hasattr(driver, "thread_id"):  # MySQL
+            self._interrupt = functools.partial(_kill_query, self._engine, driver.thread_id())
         try:
             yield
         finally:
@@ -542,6 +625,11 @@ class Reader:
         """Close the connections."""
         if "_engine" in self.__dict__:
             self._engine.dispose()
+
+
+def _kill_query(engine: Any, thread: int) -> None:
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"kill query {int(thread)}")
 
 
 def duckdb_module() -> Any:

@@ -1,4 +1,4 @@
-"""Sinks that write messages into a table exactly once: append, upsert or delete, in SQLite, PostgreSQL or DuckDB.
+"""Sinks that write messages into a table exactly once: append, upsert, delete; in SQLite, PostgreSQL, MySQL, DuckDB.
 
     orders = Table("postgresql+psycopg://…", "orders", {"id": "integer", "total": "decimal"}, mode="upsert", key="id")
     graph.add(orders.sink("priced"))
@@ -13,8 +13,9 @@ there with a type of the same family, and an upsert needs a unique key.
     delete    delete the rows with the keys of the messages
 
 Many rows are written at once: in PostgreSQL by COPY (upserts and deletes: into a temporary table, and one statement),
-in DuckDB as a table of Arrow, in SQLite by ``executemany``. Rows that lie on the queue as columns stay columns on the
-way into PostgreSQL and DuckDB, if the type of each column has the values of the database's column one to one.
+in DuckDB as a table of Arrow, in SQLite by ``executemany``, in MySQL by statements of up to ``max_allowed_packet``.
+Rows that lie on the queue as columns stay columns on the way
+into PostgreSQL and DuckDB, if the type of each column has the values of the database's column one to one.
 
 A message has a field for each column, and no other; for a delete it has the fields of the key. A message that does not
 fit, or that the database refuses (a constraint), fails: it is written to the error queue, or stops the sink. A failure
@@ -24,12 +25,17 @@ there.
 Values: a column gets the same value, or a plainer form that :mod:`cues.processors.sql_values` documents; a value that
 the column would change fails its message. SQLite has no types for decimals, times, UUIDs and JSON: they are text there.
 
+MySQL and MariaDB: the table must be one of InnoDB, or of another engine with transactions. Where a key has text, its
+collation says which keys are equal, so messages are written in their order. If the table has a second unique key, an
+upsert is an update, and an insert where no row was found: the statement for both would update the row of the other key.
+
 Not guaranteed: rows that other programs change. The table is not altered if its columns differ.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 import os
 import re
@@ -50,6 +56,13 @@ _PARAMETERS_MAX: Final = 5_000
 
 MANY_ROWS: Final = 10
 """Rows from which COPY, or a table of Arrow, is faster than a statement with parameters."""
+
+_STATEMENT_BYTES: Final = 1_000
+"""Bytes of a statement of MySQL besides its values and its names."""
+_VALUE_BYTES: Final = 24
+"""Bytes of a value besides its text: quotes, ``_binary``, a comma, parts of a number or a time."""
+_ESCAPED: Final = [bytes([byte]) for byte in b"\0\n\r\x1a\"'\\"]
+_OPTIONS_OF_MYSQL: Final = " engine = InnoDB default character set utf8mb4 collate utf8mb4_bin"
 
 _COPIED: Final = (
     r"smallint|integer|bigint|double precision|numeric(\(\d+,-?\d+\))?|boolean|text|character( varying)?(\(\d+\))?"
@@ -78,7 +91,7 @@ class Table:
                  of the message is deleted, and the message needs no other fields
 
     Kind: sink
-    Needs: extra `sql`
+    Needs: extra `sql`; for MySQL and MariaDB `mysql`
     Guarantee: exactly once: each message is written to the table once
     Mechanism: row of delivery, in the transaction of the writes
     """
@@ -125,6 +138,12 @@ class Table:
         self._ready_in = 0
         self._found: dict[str, str] = {}
         """The types of the columns of the table in the database, once it is ready."""
+        self._not_null: frozenset[str] = frozenset()
+        """The columns of a table of MySQL that take no NULL: it would put a value of its own there."""
+        self.in_order = False
+        """Whether keys that differ here can be equal in the database."""
+        self.has_keys = False
+        """Whether the table has a unique key besides that of an upsert."""
         self.copies = False
         """Whether PostgreSQL takes its rows by COPY."""
 
@@ -194,6 +213,8 @@ class Writer(databases.Connection):
     def write(self, messages: Any) -> None:
         """Write a message, a list of messages or a table, by the mode of the table. Raises ValueError for a misfit."""
         if self._table.deleting is not None:
+            if self._table.in_order:
+                return self._write_in_order(messages, self._table.deleting)
             messages = self._without_deleted(messages, self._table.deleting)
         for run in columns.runs_of(messages, joined=self._table.mode != "append"):
             table = None if isinstance(run, list) else self._as_it_is(run)
@@ -202,6 +223,26 @@ class Writer(databases.Connection):
             elif rows := self._rows(run):
                 self._put_rows(rows)
 
+    def _write_in_order(self, messages: Any, deleting: Table) -> None:
+        """Upsert and delete in the order of the messages, as many of one kind at once as follow each other."""
+        field = str(self._table.delete)
+        listed: list[dict[str, Any]] = []
+        for run in columns.runs_of(messages, joined=True):
+            listed += run if isinstance(run, list) else columns.dicts(run, "a message")
+        for gone, some in itertools.groupby(listed, self._deletes):
+            rows = [message if gone else {n: v for n, v in message.items() if n != field} for message in some]
+            writer = Writer(deleting, self.raw) if gone else self
+            writer._put_rows(writer._rows(rows))
+
+    def _deletes(self, message: dict[str, Any]) -> bool:
+        field = str(self._table.delete)
+        if message.get(field) not in (True, False):
+            raise ValueError(
+                f"The message has {message.get(field)!r:.60} in the field {field!r} of delete=. Try: a stream"
+                " before the sink that sets it to True or False."
+            )
+        return bool(message[field])
+
     def _without_deleted(self, messages: Any, deleting: Table) -> list[dict[str, Any]]:
         """Delete the rows of the keys whose last message deletes; return the last messages of the others."""
         field, key = str(self._table.delete), self._table.key
@@ -209,11 +250,7 @@ class Writer(databases.Connection):
         replaced: list[dict[str, Any]] = []
         for run in columns.runs_of(messages, joined=True):
             for message in run if isinstance(run, list) else columns.dicts(run, "a message"):
-                if message.get(field) not in (True, False):
-                    raise ValueError(
-                        f"The message has {message.get(field)!r:.60} in the field {field!r} of delete=. Try: a stream"
-                        " before the sink that sets it to True or False."
-                    )
+                self._deletes(message)
                 of = tuple(message.get(name) for name in key)
                 replaced += [last.pop(of)] if of in last else []
                 last[of] = message
@@ -242,6 +279,8 @@ class Writer(databases.Connection):
             messages = run if isinstance(run, list) else columns.dicts(run, "a message")
             rows = [tuple(self._kept(n, [message[n]])[0] for n in names) for message in map(self._checked, messages)]
         at = [names.index(name) for name in key]
+        if self._table.in_order:
+            return rows
         if self._table.mode == "upsert":  # one statement must not change a row twice
             rows = list({tuple(row[place] for place in at): row for row in rows}.values())
         if at:  # two transactions that lock the same rows lock them in one order
@@ -274,6 +313,8 @@ class Writer(databases.Connection):
     def _put_rows(self, rows: list[tuple[Any, ...]]) -> None:
         if self.dialect == "sqlite":
             self.run_many(self._statement(1), rows)
+        elif self._table.has_keys:
+            self._update_or_insert(rows)
         elif len(rows) >= MANY_ROWS and self._table.copies:
             with self._copying() as copy:
                 for row in rows:
@@ -281,10 +322,48 @@ class Writer(databases.Connection):
         elif len(rows) >= MANY_ROWS and (table := self._as_table(rows)) is not None:
             self._put_table(table)
         else:
-            at_once = max(1, _PARAMETERS_MAX // len(rows[0]))
-            for start in range(0, len(rows), at_once):
-                chunk = rows[start : start + at_once]
+            for chunk in self._chunks(rows):
                 self.run(self._statement(len(chunk)), [value for row in chunk for value in row])
+
+    def _chunks(self, rows: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of each statement."""
+        at_once = max(1, _PARAMETERS_MAX // len(rows[0]))
+        parts = (rows[start : start + at_once] for start in range(0, len(rows), at_once))
+        if self.dialect != "mysql":
+            yield from parts
+            return
+        most = self.packet_bytes_max - _STATEMENT_BYTES - len(self._statement(0))
+        for part in parts:
+            sizes = [sum(map(_size_in_mysql, row)) for row in part]
+            start = total = 0
+            for at, size in enumerate(sizes):
+                if size > most:  # the server would end the connection, as if it was away
+                    raise ValueError(
+                        f"The row needs {size} bytes in a statement; max_allowed_packet of {self._table.where} is"
+                        f" {self.packet_bytes_max}. Try: a higher max_allowed_packet, or smaller messages."
+                    )
+                if total + size > most:
+                    yield part[start:at]
+                    start, total = at, 0
+                total += size
+            yield part[start:]
+
+    def _update_or_insert(self, rows: list[tuple[Any, ...]]) -> None:
+        """Update each row that has the key, and insert the others: no other key is asked."""
+        table = self._table
+        names, name = table.names, databases.quoted_table(table.table)
+        changed = [at for at, column in enumerate(names) if column not in table.key]
+        at_key = [names.index(column) for column in table.key]
+        same = " and ".join(f"{databases.quoted(column)} = {self.mark}" for column in table.key)
+        listed = ", ".join(f"{databases.quoted(names[at])} = {self.mark}" for at in changed)
+        for row in rows:
+            list(self._chunks([row]))
+            key = [row[at] for at in at_key]
+            if not self.rows(f"select 1 from {name} where {same} for update", key):
+                listed_row = ", ".join([self.mark] * len(names))
+                self.run(f"insert into {name} ({self._listed}) values ({listed_row})", row)
+            elif changed:
+                self.run(f"update {name} set {listed} where {same}", [*(row[at] for at in changed), *key])
 
     def _as_table(self, rows: list[tuple[Any, ...]]) -> Any:
         """Return rows as a table of Arrow for DuckDB; None if a column has a type that Arrow has not."""
@@ -355,6 +434,9 @@ class Writer(databases.Connection):
     def _statement(self, source: str | int) -> str:
         """Return the statement that writes the rows of another table, or so many rows of parameters."""
         table, name, listed = self._table, databases.quoted_table(self._table.table), self._listed
+        if table.mode == "delete" and isinstance(source, int) and self.dialect == "mysql":
+            row = f"({', '.join([self.mark] * len(table.names))})"
+            return f"delete from {name} where ({listed}) in ({', '.join([row] * source)})"
         if table.mode == "delete" and isinstance(source, int):
             same = " and ".join(f"{databases.quoted(column)} = {self.mark}" for column in table.names)
             return f"delete from {name} where {' or '.join([f'({same})'] * source)}"
@@ -369,6 +451,10 @@ class Writer(databases.Connection):
         if table.mode == "append":
             return statement
         changed = [column for column in table.names if column not in table.key]
+        if self.dialect == "mysql":
+            quoted = map(databases.quoted, changed or table.key[:1])
+            update = ", ".join(f"{column} = values({column})" for column in quoted)
+            return f"{statement} on duplicate key update {update}"
         update = ", ".join(f"{databases.quoted(column)} = excluded.{databases.quoted(column)}" for column in changed)
         conflict = f"on conflict ({', '.join(map(databases.quoted, table.key))})"
         return f"{statement} {conflict} do {f'update set {update}' if update else 'nothing'}"
@@ -388,6 +474,8 @@ class Writer(databases.Connection):
 
     def _kept(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
         try:
+            if name in self._table._not_null and None in values:
+                raise ValueError("is NOT NULL, and does not take None")
             return sql_values.kept_all(values, self._kind(name))
         except (TypeError, ValueError) as error:
             raise ValueError(
@@ -418,9 +506,21 @@ class Writer(databases.Connection):
                 "change columns= or the table, or use another table.",
                 where=table.where,
             )
+        if engine := self.takes_part(table.table):
+            raise CheckpointError(
+                f"The table {table.table!r} in {table.where} is of the engine {engine}, which has no transactions.",
+                f"alter table {table.table} engine = InnoDB.",
+                where=table.where,
+            )
         if table.deleting is not None:
             Writer(table.deleting, self.raw).make_or_check()
-        if table.mode == "upsert" and set(table.key) not in self.unique_keys(table.table):
+        keys = self.unique_keys(table.table) if table.key else []
+        if self.dialect == "mysql":
+            table._not_null = frozenset(name for name in table.names if not there[name].nullable)
+            exact = ("integer", "bytes", "timestamp", "date", "decimal", "boolean")
+            table.in_order = any(databases.family_of(there[name].type) not in exact for name in table.key)
+            table.has_keys = table.mode == "upsert" and len(keys) > 1
+        if table.mode == "upsert" and set(table.key) not in keys:
             raise CheckpointError(
                 f"The table {table.table!r} has no unique key of the columns {', '.join(table.key)}.",
                 f"create unique index on {table.table} ({', '.join(table.key)}).",
@@ -436,11 +536,13 @@ class Writer(databases.Connection):
                 where=table.where,
             )
         listed = [
-            f"{databases.quoted(name)} {databases.ddl_of(type, self.dialect)}" for name, type in table.types.items()
+            f"{databases.quoted(name)} {databases.ddl_of(type, self.dialect, name in table.key)}"
+            for name, type in table.types.items()
         ]
         if table.key:
             listed.append(f"primary key ({', '.join(map(databases.quoted, table.key))})")
-        self.run(f"create table if not exists {databases.quoted_table(table.table)} ({', '.join(listed)})")
+        options = _OPTIONS_OF_MYSQL if self.dialect == "mysql" else ""
+        self.run(f"create table if not exists {databases.quoted_table(table.table)} ({', '.join(listed)}){options}")
 
 
 def _holds(found: str, wanted: str, dialect: str) -> bool:
@@ -448,4 +550,16 @@ def _holds(found: str, wanted: str, dialect: str) -> bool:
     family = databases.family_of(found)
     if dialect == "sqlite" and wanted in ("decimal", "timestamp", "date", "time", "uuid", "json") and family == "text":
         return True
+    if dialect == "mysql":
+        is_flag = wanted == "boolean" and found.startswith("tinyint(1)")
+        return is_flag or (wanted in ("uuid", "json") and family == "text") or family == wanted
     return family == wanted
+
+
+def _size_in_mysql(value: Any) -> int:
+    """Return the most bytes that a value has in a statement."""
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, (bytes, bytearray)):
+        return len(value) + sum(map(value.count, _ESCAPED)) + _VALUE_BYTES
+    return len(str(value)) + _VALUE_BYTES

@@ -91,7 +91,7 @@ class Rows:
     ``reserved``   ``"q/type"`` or ``"q/topics"``, which rows may set then (:mod:`cues.processors.foreign`)
 
     Kind: source
-    Needs: extra `sql`
+    Needs: extra `sql`; for MySQL and MariaDB `mysql`
     Guarantee: exactly once: each row that is visible within `lag_s` is on the queue once, also after kill -9
     Mechanism: position of the key of the last row, committed with the messages
     """

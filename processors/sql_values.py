@@ -18,6 +18,9 @@ None is NULL everywhere. A database casts, rounds and cuts without a word, and t
 of its own zone; so each value is checked here before the database sees it. The rules of single values are those of
 columns in files (:mod:`cues.processors.columns`).
 
+In MySQL and MariaDB a TIMESTAMP has a zone, a DATETIME has none. A time may also be a timedelta, a bit field an int or
+bytes. NaN and infinity, blanks at the end of a CHAR, and NULL in a column that is NOT NULL are refused.
+
 SQLite has no type for decimals, times, UUIDs and JSON: they are text there. It makes a number of text that looks like
 one in a column of numbers: a decimal of at most 15 digits is written so, and other text is refused. With columns= as a
 list of names, a column of SQLite takes each value as the type of the value.
@@ -57,6 +60,8 @@ class Kind(NamedTuple):
 
     @property
     def has_zone(self) -> bool:
+        if self.dialect == "mysql":
+            return self.type.startswith("timestamp")
         return "with time zone" in self.type or self.type.startswith(("timestamptz", "timetz"))
 
     @property
@@ -101,7 +106,9 @@ def _all(values: list[Any], kind: Kind) -> bool:
 def _fitted(value: Any, kind: Kind) -> Any:
     sqlite = kind.dialect == "sqlite"
     family = kind.family or _natural(value) if sqlite else kind.family
-    if fit := (_SQLITE_FITS if sqlite else _FITS).get(family):
+    if fit := _FITS_OF.get(kind.dialect, _FITS).get(family):
+        return fit(value, kind)
+    if kind.dialect == "mysql" and (fit := _MYSQL_FITS.get(re.split(r"\W", family)[0])):
         return fit(value, kind)
     if item := kind.item:
         return [kept(each, item) for each in value] if isinstance(value, (list, tuple)) else WRONG
@@ -128,7 +135,7 @@ def _members(value: dict[Any, Any], kind: Kind) -> Any:
 
 def _integer(value: Any, kind: Kind) -> Any:
     bits = 128 if "huge" in kind.type and kind.dialect == "duckdb" else 64
-    signed = kind.dialect != "duckdb" or kind.type[0] != "u"
+    signed = kind.type[0] != "u" if kind.dialect == "duckdb" else "unsigned" not in kind.type
     return columns.whole(value, -(1 << bits - 1) if signed else 0, 1 << bits - signed)
 
 
@@ -137,7 +144,7 @@ def _float(value: Any, kind: Kind) -> Any:
 
 
 def _is_short(kind: Kind) -> bool:
-    return bool(re.match(r"(real|float4|float)$", kind.type))
+    return bool(re.match(r"(real|float4|float)( unsigned)?$", kind.type))
 
 
 def _decimal(value: Any, kind: Kind) -> Any:
@@ -192,11 +199,15 @@ _STAYS: Final[dict[str, tuple[type, Callable[[list[Any], Kind], bool]]]] = {
     "integer": (int, lambda values, kind: WRONG not in (_integer(min(values), kind), _integer(max(values), kind))),
     "float": (
         float,
-        lambda values, kind: not any(map(math.isnan, values)) if kind.dialect == "sqlite" else not _is_short(kind),
+        lambda values, kind: (
+            not any(map(math.isnan, values))
+            if kind.dialect == "sqlite"
+            else kind.dialect != "mysql" and not _is_short(kind)
+        ),
     ),
     "boolean": (bool, _all),
-    "text": (str, lambda values, kind: not _length(kind)),
-    "bytes": (bytes, _all),
+    "text": (str, lambda values, kind: not _length(kind) and kind.dialect != "mysql"),
+    "bytes": (bytes, lambda values, kind: kind.dialect != "mysql"),
     "date": (date, lambda values, kind: kind.dialect != "sqlite"),
     "timestamp": (
         datetime,
@@ -320,6 +331,74 @@ _SQLITE_FITS: Final[dict[str, Fit]] = {
     "time": _as_text(_only(time)),
     "uuid": _as_text(_uuid),
 }
+
+
+# --- MySQL --------------------------------------------------------------------------------------
+
+
+def _mysql_float(value: Any, kind: Kind) -> Any:
+    # A column such as float(7,2) rounds.
+    found: Any = WRONG if "," in kind.type else _float(value, kind)
+    return found if found is not WRONG and math.isfinite(found) else WRONG
+
+
+def _mysql_text(value: Any, kind: Kind) -> Any:
+    """Text as it is: beyond the end MySQL cuts blanks also in strict mode, and a CHAR has none at its end."""
+    text = _text(value, kind)
+    if text is WRONG:
+        return WRONG
+    if size := _MYSQL_BYTES_MAX.get(kind.type):
+        return text if len(text) * 4 <= size or len(text.encode()) <= size else WRONG
+    length = re.match(r"(var)?char\((\d+)\)", kind.type)
+    is_cut = length is not None and (len(text) > int(length[2]) or (not length[1] and text.endswith(" ")))
+    return WRONG if is_cut else text
+
+
+def _mysql_bytes(value: Any, kind: Kind) -> Any:
+    """Bytes as they are: a BINARY adds zeros."""
+    length = re.match(r"binary\((\d+)\)", kind.type)
+    fits = isinstance(value, (bytes, bytearray)) and (length is None or len(value) == int(length[1]))
+    return value if fits else WRONG
+
+
+def _mysql_time(value: Any, kind: Kind) -> Any:
+    """A time, or a timedelta as text, which the driver writes wrongly if it is negative."""
+    if not isinstance(value, timedelta):
+        return columns.clock(value, False, kind.microseconds)
+    whole = abs(value) // timedelta(microseconds=1)
+    if whole % kind.microseconds or whole >= 839 * 3_600_000_000:
+        return WRONG
+    minutes, rest = divmod(whole, 60_000_000)
+    sign = "-" if value < timedelta() else ""
+    return f"{sign}{minutes // 60:02}:{minutes % 60:02}:{rest // 1_000_000:02}.{rest % 1_000_000:06}"
+
+
+def _mysql_bit(value: Any, kind: Kind) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        value = int.from_bytes(value)
+    size = int(re.sub(r"\D", "", kind.type) or 1)
+    return int(value) if isinstance(value, int) and 0 <= value < 1 << size else WRONG
+
+
+def _mysql_year(value: Any, kind: Kind) -> Any:
+    return value if value == 0 else columns.whole(value, 1901, 2156)  # it takes 26 for 2026
+
+
+_MYSQL_BYTES_MAX: Final = {"tinytext": 255, "text": 65_535, "mediumtext": 16_777_215}
+_MYSQL_FITS: Final[dict[str, Fit]] = {
+    **_FITS,
+    "integer": lambda value, kind: (
+        int(value) if isinstance(value, bool) and kind.type.startswith("tinyint(1)") else _integer(value, kind)
+    ),
+    "float": _mysql_float,
+    "text": _mysql_text,
+    "bytes": _mysql_bytes,
+    "time": _mysql_time,
+    "uuid": lambda value, kind: _plain_text(_uuid(value, kind)),
+    "bit": _mysql_bit,
+    "year": _mysql_year,
+}
+_FITS_OF: Final = {"sqlite": _SQLITE_FITS, "mysql": _MYSQL_FITS}
 _NATURAL: Final[tuple[tuple[Any, str], ...]] = (
     (bool, "boolean"), (int, "integer"), (float, "float"), ((bytes, bytearray), "bytes"), (Decimal, "decimal"),
     (datetime, "timestamp"), (date, "date"), (time, "time"), (UUID, "uuid"), ((str, dict, list, tuple), "text"),

@@ -28,6 +28,7 @@ from cues.steps.pace import Pace, Stride
 if TYPE_CHECKING:
     from kafka_broker import Broker
     from kinesis_server import KinesisServer
+    from mariadb_server import MariaDB
     from nats_server import NatsServer
     from postgres import Postgres
     from pyspark.sql import SparkSession
@@ -95,7 +96,7 @@ def _group(item: pytest.Function) -> str | None:
     if item.path.stem.startswith("test_spark"):
         # A Java each, and many megabytes. Two groups, or the tests of Spark would still run when all others have ended.
         return "spark processes" if item.path.stem in SPARK_PROCESSES else "spark"
-    for fixture in ("spark", "postgres", "kafka", "redis", "nats", "kinesis"):
+    for fixture in ("spark", "postgres", "mariadb", "kafka", "redis", "nats", "kinesis"):
         if fixture in item.fixturenames:
             return fixture
     scopes = {found[-1].scope for found in item._fixtureinfo.name2fixturedefs.values() if found}
@@ -175,6 +176,18 @@ def postgres() -> Iterator[Postgres]:
             "no PostgreSQL that may be run here (pip install 'cues-streams[test]'; as root, where nobody sees it)"
         )
     with postgres.running("wal_level=logical", "max_replication_slots=100", "max_wal_senders=100") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """A MariaDB of the tests' own, with a binlog; ``database()`` makes a new one in it."""
+    pytest.importorskip("pymysql")
+    import mariadb_server
+
+    if mariadb_server.MARIADB is None:
+        pytest.skip(mariadb_server.MISSING)
+    with mariadb_server.running(*mariadb_server.BINLOG) as found:
         yield found
 
 

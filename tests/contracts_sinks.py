@@ -58,15 +58,18 @@ def _selected(db: sql.SQLite) -> list[int]:
 
 POSTGRES: list[Any] = []
 """The server of the tests (tests/postgres.py), if a case needs it."""
+MARIADB: list[Any] = []
+"""The server of the tests (tests/mariadb_server.py), if a case needs it."""
 
 
 def database(path: Path, kind: str) -> str:
     """The same new database for each call with this directory, also from another process."""
-    if kind != "postgres":
+    if kind not in ("postgres", "mariadb"):
         return str(path / f"target.{kind}")
     url = path / "url"
     if not url.exists():
-        url.write_text(POSTGRES[0].database())
+        path.mkdir(exist_ok=True)
+        url.write_text((POSTGRES if kind == "postgres" else MARIADB)[0].database())
     return url.read_text()
 
 
@@ -79,8 +82,10 @@ def _table_numbers(table: Table) -> list[int]:
     try:
         with reader.begin() as connection:
             # In the order of insertion: PostgreSQL and DuckDB append to a new table, too.
-            order = {"sqlite": "rowid", "duckdb": "rowid", "postgresql": "ctid"}[connection.dialect]
-            return [n for (n,) in connection.rows(f"select n from numbers order by {order}")]
+            order = {"sqlite": "rowid", "duckdb": "rowid", "postgresql": "ctid"}.get(connection.dialect)
+            # MySQL has no such order for a query; its tables of InnoDB without a key are read in it.
+            ordered = f" order by {order}" if order else ""
+            return [n for (n,) in connection.rows(f"select n from numbers{ordered}")]
     finally:
         reader.close()
 
@@ -232,6 +237,7 @@ SINKS = {
     "table-sqlite": SinkCase(_table("db"), write, _table_numbers, ("sqlalchemy",)),
     "table-duckdb": SinkCase(_table("duckdb"), write, _table_numbers, ("sqlalchemy", "duckdb")),
     "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
+    "table-mariadb": SinkCase(_table("mariadb"), write, _table_numbers, ("sqlalchemy", "pymysql")),
     "delta": SinkCase(_delta, write, _delta_numbers, ("deltalake",)),
     "kafka": SinkCase(_topic, write, _topic_numbers, ("confluent_kafka",)),
     "redis": SinkCase(_redis, write, _redis_numbers, ("redis",)),
@@ -261,6 +267,7 @@ IN_PROCESSES = (
     "table-sqlite",
     "table-duckdb",
     "table-postgres",
+    "table-mariadb",
     "delta",
     "kafka",
     "redis",

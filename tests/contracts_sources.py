@@ -332,6 +332,7 @@ SOURCES = {
     "rows-sqlite": SourceCase(_rows("db"), ("sqlalchemy",)),
     "rows-duckdb": SourceCase(_rows("duckdb"), ("sqlalchemy", "duckdb")),
     "rows-postgres": SourceCase(_rows("postgres"), ("sqlalchemy", "psycopg")),
+    "rows-mariadb": SourceCase(_rows("mariadb"), ("sqlalchemy", "pymysql")),
     "postgres-snapshot": SourceCase(_postgres(snapshot=True), ("psycopg",), _row_of_change),
     "postgres-changes": SourceCase(_postgres(snapshot=False), ("psycopg",), _row_of_change),
     "http-list": SourceCase(_poll("/list", id="n"), ("httpx",)),

@@ -15,7 +15,19 @@ from typing import Any, cast
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import IN_PROCESSES, KAFKA, NATS, REDIS, SINKS, WANTED, SinkCase, feed, file_numbers, graph_over
+from contracts_sinks import (
+    IN_PROCESSES,
+    KAFKA,
+    MARIADB,
+    NATS,
+    REDIS,
+    SINKS,
+    WANTED,
+    SinkCase,
+    feed,
+    file_numbers,
+    graph_over,
+)
 from contracts_sinks import POSTGRES as SERVERS
 from sets import slow_except
 from test_processors_sql import Presented
@@ -28,10 +40,14 @@ from cues.processors.file_sink import FileSink
 FILES = [name for name, case in SINKS.items() if case.numbers is file_numbers]
 
 
-@pytest.fixture(params=slow_except([name for name in SINKS if name not in ("kafka", "redis", "nats")], SINKS))
+@pytest.fixture(
+    params=slow_except([name for name in SINKS if name not in ("kafka", "redis", "nats", "table-mariadb")], SINKS)
+)
 def case(request: pytest.FixtureRequest) -> SinkCase:
     if "postgres" in request.param:
         SERVERS[:] = [request.getfixturevalue("postgres")]
+    if "mariadb" in request.param:
+        MARIADB[:] = [request.getfixturevalue("mariadb")]
     if request.param == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
     if request.param == "redis":
@@ -129,6 +145,8 @@ def test_the_control_without_the_row_doubles(case: SinkCase, tmp_path: Path, mon
 def test_random_kills_leave_each_message_once(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if "postgres" in name:
         SERVERS[:] = [request.getfixturevalue("postgres")]
+    if "mariadb" in name:
+        MARIADB[:] = [request.getfixturevalue("mariadb")]
     if name == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
     if name == "redis":

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
-from contracts_sinks import KAFKA, NATS, POSTGRES, REDIS
+from contracts_sinks import KAFKA, MARIADB, NATS, POSTGRES, REDIS
 from contracts_sources import HTTP, KINESIS, ROWS, SOURCES, SourceCase, begun, graph_over, http_answer
 from http_servers import serving
 from sets import slow_except
@@ -23,8 +23,8 @@ from cues import codec, testing
 
 FAST = ("jsonl", "tail", "rows-sqlite")
 SERVERS = (
-    "rows-duckdb", "rows-postgres", "kafka", "redis", "nats", "kinesis", "http-list", "http-pages", "http-cursor",
-    "postgres-snapshot", "postgres-changes",
+    "rows-duckdb", "rows-postgres", "rows-mariadb", "kafka", "redis", "nats", "kinesis", "http-list", "http-pages",
+    "http-cursor", "postgres-snapshot", "postgres-changes",
 )  # fmt: skip
 
 
@@ -40,6 +40,8 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         pytest.importorskip(module)
     if "postgres" in request.param:
         POSTGRES[:] = [request.getfixturevalue("postgres")]
+    if "mariadb" in request.param:
+        MARIADB[:] = [request.getfixturevalue("mariadb")]
     if request.param == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
     if request.param == "redis":

@@ -32,12 +32,17 @@ _STATES: Final = re.compile(r"08(?!P01)|57P|53|40001|40P01")
 """SQLSTATEs, by their beginning: connections (not a protocol violation), the operator (shutdown, start), resources, and
 transactions to repeat."""
 
-_MYSQL: Final = frozenset([1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 2002, 2003, 2006, 2013, 2055])
-"""Codes of MySQL and MariaDB: too many connections, shutdown, network, lock wait, deadlock, lost connections."""
+_MYSQL: Final = frozenset(
+    (
+        1020, 1021, 1040, 1047, 1053, 1114, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1927, 2002, 2003, 2006,
+        2013, 2055, 3101, 4031,
+    )
+)  # fmt: skip
+"""Codes of MySQL and MariaDB: a full disk or table, too many connections, a cluster that is not ready, shutdown,
+network, lock wait, deadlock and other transactions to repeat, lost and killed connections."""
 
-_DRIVERS: Final = frozenset(
-    ("psycopg", "psycopg2", "sqlite3", "duckdb", "_duckdb", "pymysql", "MySQLdb", "mysql", "mariadb")
-)
+_DRIVERS_OF_MYSQL: Final = frozenset(("pymysql", "MySQLdb", "mysql", "mariadb"))
+_DRIVERS: Final = frozenset(("psycopg", "psycopg2", "sqlite3", "duckdb", "_duckdb", *_DRIVERS_OF_MYSQL))
 """Packages of the exceptions of drivers."""
 _SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PROTOCOL")
 
@@ -121,6 +126,9 @@ def _of_database(error: BaseException) -> bool:
     """Return whether an exception of a driver says that the database or the object store is away."""
     package, name = type(error).__module__.partition(".")[0], type(error).__name__
     state: Any = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    code = error.args[0] if error.args else None
+    if package in _DRIVERS_OF_MYSQL and code in _MYSQL:  # PyMySQL 2 has an SQLSTATE, which is "HY000" for most of them
+        return True
     if isinstance(state, str):
         return _STATES.match(state) is not None
     if package == "obstore":
@@ -136,5 +144,4 @@ def _of_database(error: BaseException) -> bool:
         return str(getattr(error, "sqlite_errorname", "")).startswith(_SQLITE)
     if "duckdb" in package and name == "IOException":
         return "lock on file" in text or "No space left" in text
-    code = error.args[0] if error.args else None
-    return code in _MYSQL
+    return False

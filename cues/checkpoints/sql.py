@@ -17,14 +17,19 @@ of the other, and ``restore`` either sees a running commit or makes it fail:
 The sinks of one database follow the protocol of ``deliveries.py``.
 
 Not guaranteed: anything about a database that loses commits. SQLite files opened by a URL are in WAL mode with
-``synchronous=full``; on a server with ``synchronous_commit`` off, each transaction here turns it on. An owner that is
-stopped inside a transaction: PostgreSQL ends its transaction after half the timeout; SQLite cannot, so a process that
-waits for it gets :class:`cues.errors.CheckpointError`.
+``synchronous=full``; on a server with ``synchronous_commit`` off, each transaction here turns it on. MariaDB and MySQL
+must have ``innodb_flush_log_at_trx_commit=1``, their default, and tables of InnoDB. An owner that is stopped inside a
+transaction: PostgreSQL and MariaDB end its transaction after half the timeout; SQLite and MySQL cannot, so a process
+that waits for it gets :class:`cues.errors.CheckpointError`.
+
+In MariaDB and MySQL each transaction here sets its session: strict mode, ``NO_AUTO_VALUE_ON_ZERO``, the time zone UTC,
+and the longest wait for a lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -48,6 +53,7 @@ from cues.steps.process import Process
 try:
     import sqlalchemy as sa
     from sqlalchemy import event, exc
+    from sqlalchemy.dialects import mysql
 except ImportError as error:
     raise Unsupported(
         "Checkpoints in databases need SQLAlchemy, which is not installed.", "pip install 'cues-streams[sql]'."
@@ -59,7 +65,15 @@ TIMEOUT_S: Final = 30.0
 _SETTING_UP: Final = 0x63756573
 """The key of the advisory lock under which tables are created in PostgreSQL, whose catalogue knows no other."""
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
-_CONFLICTS_OF_MYSQL: Final = frozenset({1213})
+_CONFLICTS_OF_MYSQL: Final = frozenset({1020, 1213, 3101})
+"""Record has changed since last read, deadlock, rolled back by a replication group."""
+_OF_A_ROW_IN_MYSQL: Final = frozenset(
+    (1292, 1364, 1365, 1366, 1411, 1416, 1441, 1526, 1644, 1690, 3140, 3141, 3143, 3819, 4025, 4078, 4161)
+)
+"""Values that a column does not take, a check, a partition, an error of a trigger: the driver has them with failures of
+the server in one class."""
+_NOT_OF_A_ROW_IN_MYSQL: Final = frozenset((1044, 1046, 1049, 1054, 1142, 1143, 1146))
+"""No permission, no database, no column, no table."""
 _CONFLICTS_OF_SQLITE: Final = frozenset({261, 262, 517})
 """SQLITE_BUSY_RECOVERY, SQLITE_LOCKED_SHAREDCACHE and SQLITE_BUSY_SNAPSHOT, for which SQLite does not wait."""
 _NOT_OF_A_ROW: Final = frozenset({"3F000", "25006", "42501", "42703", "42P01"})
@@ -70,6 +84,14 @@ _MADE_ATTEMPTS: Final = 3
 Work = Callable[[sa.Connection], Any]
 """The user's own writes in a commit. Its result is ignored."""
 
+_MYSQL: Final = ("mysql", "mariadb")
+"""The dialects of SQLAlchemy for MySQL and MariaDB."""
+_NAME: Final = sa.Text().with_variant(mysql.VARCHAR(500, collation="utf8mb4_bin"), *_MYSQL)
+"""The type of a name that is a key: MySQL takes no TEXT, and other collations take two names for one."""
+_LONG: Final = sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL)
+_IN_MYSQL: Final[dict[str, Any]] = {f"{name}_{key}": value for name in _MYSQL for key, value in
+                    (("engine", "InnoDB"), ("charset", "utf8mb4"), ("row_format", "DYNAMIC"))}  # fmt: skip
+
 _SECRET: Final = re.compile("pass|pwd|secret|token|credential|key$", re.IGNORECASE)
 """The names in the query of a URL whose values are not shown."""
 
@@ -77,26 +99,29 @@ _metadata = sa.MetaData()
 _checkpoints = sa.Table(
     "cues_checkpoints",
     _metadata,
-    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("name", _NAME, primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
-    sa.Column("checkpoint", sa.Text),
+    sa.Column("checkpoint", _LONG),
+    **_IN_MYSQL,
 )
 _leases = sa.Table(
     "cues_leases",
     _metadata,
-    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("name", _NAME, primary_key=True),
     sa.Column("lease", sa.Text, nullable=False),
+    **_IN_MYSQL,
 )
 _positions = sa.Table(
     TABLE,
     _metadata,
-    sa.Column("processor", sa.Text, primary_key=True),
+    sa.Column("processor", _NAME, primary_key=True),
     sa.Column("store", sa.Text, nullable=False),
     sa.Column("generation", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("ends", sa.Text, nullable=False),
+    sa.Column("ends", _LONG, nullable=False),
     sa.Column("hash", sa.Text, nullable=False),
-    sa.Column("seals", sa.Text),
+    sa.Column("seals", _LONG),
+    **_IN_MYSQL,
 )
 
 
@@ -268,7 +293,8 @@ class SQLCheckpoint(Closing):
         """Begin a transaction that commits at the end of the block. Database failures become CheckpointError."""
         with self._failures(), (engine or self._open()).begin() as connection:
             driver: Any = connection.connection.dbapi_connection
-            if getattr(driver, "autocommit", False) is True:
+            is_mysql = connection.dialect.name in _MYSQL
+            if getattr(driver, "autocommit", False) is True or (is_mysql and driver.get_autocommit()):
                 raise InvalidArgument(
                     f"The engine for {self.where} commits each statement by itself (AUTOCOMMIT).",
                     "give an engine that uses transactions.",
@@ -278,6 +304,8 @@ class SQLCheckpoint(Closing):
                 connection.exec_driver_sql("begin immediate")
             if connection.dialect.name == "postgresql":
                 connection.execute(_BOUNDED, {"wait": f"{self.timeout_s}s", "idle": f"{self.timeout_s / 2}s"})
+            if is_mysql:
+                connection.exec_driver_sql(session_of_mysql(self.timeout_s))
             yield connection
 
     @contextmanager
@@ -287,7 +315,10 @@ class SQLCheckpoint(Closing):
             yield
         except exc.DBAPIError as error:
             of_target = isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated
-            if of_target or _state(error) in _NOT_OF_A_ROW:
+            number = _number(error)
+            if number in _OF_A_ROW_IN_MYSQL:
+                raise
+            if of_target or _state(error) in _NOT_OF_A_ROW or number in _NOT_OF_A_ROW_IN_MYSQL:
                 raise CheckpointError(
                     f"The database {self.where} failed: {_told(error)}",
                     f"start again when the database can be reached; a transaction waits {self.timeout_s:g} s for"
@@ -336,7 +367,16 @@ class SQLCheckpoint(Closing):
     def _alone(self, connection: sa.Connection, fn: Callable[[sa.Connection], Any]) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SETTING_UP)))
-        fn(connection)
+        if connection.dialect.name not in _MYSQL:
+            fn(connection)
+            return
+        # A statement that changes tables ends the transaction there, so the lock is the session's.
+        connection.exec_driver_sql(f"do get_lock('cues_{_SETTING_UP}', {math.ceil(self.timeout_s)})")
+        try:
+            fn(connection)
+        finally:
+            with contextlib.suppress(exc.DBAPIError):  # a session that is lost has no lock
+                connection.exec_driver_sql(f"do release_lock('cues_{_SETTING_UP}')")
 
     def _make(self, connection: sa.Connection) -> None:
         """Create our tables and those of the user."""
@@ -475,15 +515,32 @@ _BOUNDED: Final = sa.text(
 )
 
 
+def session_of_mysql(timeout_s: float) -> str:
+    """Return the statement for a session of MySQL or MariaDB in which values are taken as they are, or refused.
+
+    MariaDB also ends a transaction whose client is silent for half the time.
+    """
+    wait, idle = max(1, math.ceil(timeout_s)), max(1, math.ceil(timeout_s / 2))
+    return (
+        "set session sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
+        f" time_zone = '+00:00', innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}"
+        f" /*M!100300 , idle_transaction_timeout = {idle} */"
+    )
+
+
+def _number(error: exc.DBAPIError) -> Any:
+    """Return the number that MySQL's drivers give an error."""
+    return next(iter(getattr(error.orig, "args", ())), None)
+
+
 def _state(error: exc.DBAPIError) -> str:
     return str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", ""))
 
 
 def _asks_to_repeat(error: exc.DBAPIError) -> bool:
     """Return whether the database undid the transaction because of another one: its repetition is the remedy."""
-    number = next(iter(getattr(error.orig, "args", ())), None)
     code = getattr(error.orig, "sqlite_errorcode", None)
-    return _state(error) in _CONFLICTS or number in _CONFLICTS_OF_MYSQL or code in _CONFLICTS_OF_SQLITE
+    return _state(error) in _CONFLICTS or _number(error) in _CONFLICTS_OF_MYSQL or code in _CONFLICTS_OF_SQLITE
 
 
 def _told(error: exc.DBAPIError) -> str:
@@ -528,7 +585,8 @@ def new_engine(url: sa.URL, timeout_s: float) -> sa.Engine:
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"{url.drivername} needs {error.name}, which is not installed.",
-            f"pip install {error.name}; or use postgresql+psycopg://…, whose driver comes with cues-streams[sql].",
+            f"pip install {error.name}; or use postgresql+psycopg://… or mysql+pymysql://…, whose drivers come with"
+            " cues-streams[sql] and cues-streams[mysql].",
         ) from error
 
 
