@@ -42,6 +42,7 @@ MODULES = {
     "cues.processors.sql_source": "a source of the rows of a table",
     "cues.processors.sql_sink": "sinks into tables",
     "cues.processors.postgres_changes": "a source of the changes of PostgreSQL tables",
+    "cues.processors.mysql_changes": "a source of the changes of MySQL and MariaDB tables",
     "cues.processors.pgoutput": "the messages and values of PostgreSQL's logical replication",
     "cues.processors.delta": "Delta tables as targets of sinks",
     "cues.processors.delta_source": "Delta tables as sources: snapshots, versions, changes",

@@ -170,6 +170,7 @@ def test_every_ready_made_source_is_in_the_table() -> None:
         "sqs",
         "kinesis-stream",  # test_processors_kinesis.py
         "event-stream",  # test_event_stream.py
+        "mysql-changes",
         "postgres-changes",  # a row is a field of the message, so its columns set no key of the message
         "link-receiver",  # test_link.py: what is reserved there is less
     }

@@ -29,6 +29,7 @@ from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
 from cues.processors.kinesis import KinesisSender, KinesisStream
 from cues.processors.mqtt import Mqtt, Publisher
+from cues.processors.mysql_changes import Changes as MySQLChanges
 from cues.processors.nats_streams import NatsStream, NatsSubject
 from cues.processors.postgres_changes import Changes
 from cues.processors.rabbitmq import RabbitPublisher, RabbitQueue
@@ -224,6 +225,10 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         Changes,
         {"url": "postgresql://h/d", "tables": "t", "slot": "cues", "publication": None, "snapshot": True}
         | {"follow": False, "warn_bytes": 5, "timeout_s": 5},
+    ),
+    "MySQLChanges": (
+        MySQLChanges,
+        {"url": "mysql://h/d", "tables": "t", "server_id": None, "snapshot": True, "follow": False, "timeout_s": 5},
     ),
     "NatsSubject": (
         NatsSubject,

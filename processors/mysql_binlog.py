@@ -1,0 +1,455 @@
+"""The binlog of MySQL and MariaDB: the connection that streams it, its events, and the values of rows.
+
+    Gtid       begins a transaction in MariaDB
+    Query      BEGIN, COMMIT, and each statement that is logged as text
+    TableMap   the columns of a table, before its rows; ``binlog_row_metadata=FULL`` gives their names and the key
+    Rows       inserted, updated or deleted rows of one table
+    Xid        ends a transaction
+    Heartbeat  nothing was written for a while
+
+The stream is PyMySQL's connection with the command for replicas. (The package ``mysql-replication`` is not used: it
+connects again by itself, at a place that its caller does not see, and gives None for dates with zeros.)
+
+(MySQL: Replication Protocol; MariaDB: Replication Protocol)
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from cues.errors import CuesError, NotInstalled
+
+QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, XA_PREPARE, GTID = 2, 4, 15, 16, 19, 27, 38, 162
+_COMMAND_DUMP: Final = 0x12
+ROWS: Final = {23: "insert", 24: "update", 25: "delete", 30: "insert", 31: "update", 32: "delete"}
+REFUSED: Final = {
+    39: "an update of a part of JSON (set binlog_row_value_options = '')",
+    40: "a compressed transaction (set binlog_transaction_compression = OFF)",
+    **dict.fromkeys(range(165, 172), "a compressed event (set log_bin_compress = OFF)"),
+}
+"""Events that are not read, by number, and how the server is told not to write them."""
+
+_CODECS: Final = {
+    "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "ascii", "latin1": "latin1", "ucs2": "utf-16-be",
+    "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "binary": "",
+}  # fmt: skip
+"""Character sets whose texts are decoded surely."""
+_WINDOWS: Final = {bytes([n]): bytes([n]).decode("cp1252", "ignore") or chr(n) for n in range(128, 160)}
+"""The characters of MySQL's latin1 that are not those of ISO 8859-1."""
+
+
+class Header(NamedTuple):
+    """The kind of an event, its time in seconds, its server, and the place in the log after it."""
+
+    kind: int
+    time: int
+    server: int
+    end: int
+
+
+class Column(NamedTuple):
+    """A column of a table: its name, and the function that returns its value in an event and the place after it."""
+
+    name: str
+    read: Callable[[bytes, int], tuple[Any, int]]
+
+
+class Table(NamedTuple):
+    """A table as its event describes it. ``key`` has the places of the columns of the primary key."""
+
+    name: str
+    columns: list[Column]
+    key: list[int]
+    problem: str | None
+    """Why its rows cannot be read surely."""
+
+
+def pymysql() -> Any:
+    """Return the module pymysql. Raises :class:`NotInstalled`."""
+    try:
+        return importlib.import_module("pymysql")
+    except ImportError as error:
+        raise NotInstalled(f"MySQL needs PyMySQL ({error}).", "pip install 'cues-streams[mysql]'.") from None
+
+
+def dump(connection: Any, file: str, position: int, server_id: int) -> None:
+    """Have the server send its log from a place on; without a file from the GTIDs that the session has set."""
+    body = struct.pack("<IHI", position, 0, server_id) + file.encode()
+    connection._execute_command(_COMMAND_DUMP, body)
+
+
+def packets(connection: Any) -> Iterator[tuple[Header, bytes]]:
+    """Yield each event: its header, and all after it without its checksum. Raises errors of PyMySQL."""
+    has_checksum: bool | None = None
+    while True:
+        data = connection._read_packet().get_all_data()
+        if data[0] == 0xFE and len(data) < 9:
+            raise pymysql().err.OperationalError(2013, "the server ended the log")
+        time, kind, server, _, end, _ = _HEADER.unpack_from(data, 1)
+        # The first event comes before the one that says whether there are checksums.
+        is_right = int.from_bytes(data[-4:], "little") == zlib.crc32(memoryview(data)[1:-4])
+        if kind == FORMAT:
+            has_checksum = data[-5] == 1
+        if has_checksum and not is_right:
+            raise CuesError(
+                "An event of the log has a wrong checksum: it was damaged.", "look at the disk of the server."
+            )
+        last = -4 if has_checksum or (has_checksum is None and is_right) else len(data)
+        yield Header(kind, time, server, end), data[1 + _HEADER.size : last]
+
+
+_HEADER: Final = struct.Struct("<IBIIIH")
+
+
+def rotation(body: bytes) -> tuple[str, int]:
+    """Return the file and the place of a Rotate event."""
+    return body[8:].decode(), struct.unpack_from("<Q", body)[0]
+
+
+def query(body: bytes) -> tuple[str, str]:
+    """Return the database and the text of a Query event."""
+    size, (more,) = body[8], struct.unpack_from("<H", body, 11)
+    at = 13 + more
+    return body[at : at + size].decode(), body[at + size + 1 :].decode(errors="replace")
+
+
+def gtid(body: bytes) -> tuple[int, int, bool]:
+    """Return the number, the domain and whether there is one statement only, of a Gtid event of MariaDB."""
+    number, domain, flags = struct.unpack_from("<QIB", body)
+    return number, domain, bool(flags & 1)
+
+
+class Decoder:
+    """Decodes the tables and rows of a stream. ``charsets`` has the name of the character set of each collation."""
+
+    def __init__(self, charsets: dict[int, str]) -> None:
+        self._charsets = charsets
+        self._tables: dict[int, Table] = {}
+        self._known: dict[bytes, Table] = {}
+
+    def table_map(self, body: bytes) -> Table:
+        """Keep a table; return it. The same description is the same object."""
+        id, described = int.from_bytes(body[:6], "little"), body[8:]
+        if described not in self._known:
+            self._known[described] = self._table(described)
+        self._tables[id] = self._known[described]
+        return self._tables[id]
+
+    def forget(self) -> None:
+        """Forget the numbers of tables: another file begins."""
+        self._tables.clear()
+
+    def rows(self, kind: int, body: bytes) -> tuple[str, Table, Iterator[tuple[list[Any] | None, list[Any] | None]]]:
+        """Return the operation, the table, and each row before and after."""
+        id, at = int.from_bytes(body[:6], "little"), 8
+        if kind >= 30:
+            at += int.from_bytes(body[8:10], "little")
+        if id not in self._tables:
+            raise CuesError("The log has rows of a table that it did not describe.", "report this as a bug of Cues.")
+        table = self._tables[id]
+        return ROWS[kind], table, self._each(ROWS[kind], table, body, at)
+
+    def _each(self, operation: str, table: Table, body: bytes, at: int) -> Iterator[Any]:
+        count, at = _length(body, at)
+        size = (count + 7) // 8
+        masks = []
+        for _ in range(2 if operation == "update" else 1):
+            masks.append(body[at : at + size])
+            at += size
+        if any(int.from_bytes(mask, "little") & (1 << count) - 1 != (1 << count) - 1 for mask in masks):
+            raise CuesError(
+                f"A change of {table.name} does not have all columns: it was written with another binlog_row_image.",
+                "run `set global binlog_row_image = 'FULL'`, end the sessions that have another one, and begin anew.",
+            )
+        while at < len(body):
+            images: list[list[Any]] = []
+            for _ in masks:
+                nulls, at = int.from_bytes(body[at : at + size], "little"), at + size
+                row: list[Any] = []
+                for n, column in enumerate(table.columns):
+                    if nulls >> n & 1:
+                        row.append(None)
+                    else:
+                        value, at = column.read(body, at)
+                        row.append(value)
+                images.append(row)
+            if operation == "insert":
+                yield None, images[0]
+            else:
+                yield images[0], images[1] if operation == "update" else None
+
+    def _table(self, body: bytes) -> Table:
+        at = 1 + body[0] + 1
+        schema, name = body[1 : at - 1].decode(), body[at + 1 : at + 1 + body[at]].decode()
+        at += body[at] + 2
+        count, at = _length(body, at)
+        types, at = list(body[at : at + count]), at + count
+        size, at = _length(body, at)
+        metas, at = _metas(types, body[at : at + size]), at + size + (count + 7) // 8
+        facts: dict[int, bytes] = {}
+        while at < len(body):
+            kind = body[at]
+            size, at = _length(body, at + 1)
+            facts[kind], at = body[at : at + size], at + size
+        return self._described(f"{schema}.{name}", types, metas, facts)
+
+    def _described(self, table: str, types: list[int], metas: list[int], facts: dict[int, bytes]) -> Table:
+        real = [_real(type, meta) for type, meta in zip(types, metas)]
+        names = _texts(facts.get(4, b""))
+        if len(names) != len(types):
+            return Table(table, [], [], "the log does not have the names of its columns")
+        numeric = [n for n, type in enumerate(real) if type in (1, 2, 3, 4, 5, 8, 9, 246)]
+        signs = facts.get(1, b"")
+        unsigned = {n for place, n in enumerate(numeric) if signs[place // 8] & 0x80 >> place % 8}
+        sets = _charsets(facts, 2, 3, [n for n, type in enumerate(real) if type in (15, 253, 252, 254)])
+        sets |= _charsets(facts, 10, 11, [n for n, type in enumerate(real) if type in (247, 248)])
+        members: dict[int, list[bytes]] = {}
+        for kind, type in ((5, 248), (6, 247)):
+            lists = iter(_lists(facts.get(kind, b"")))
+            members |= {n: next(lists, []) for n, found in enumerate(real) if found == type}
+        columns, problems = [], []
+        for n, (name, type, meta) in enumerate(zip(names, real, metas)):
+            charset = self._charsets.get(sets.get(n, 63), "unknown")
+            codec = _CODECS.get(charset)
+            if codec is None:
+                problems.append(f"the column {name.decode()} has the character set {charset}")
+                codec = ""
+            values = [_decoded(value, codec) for value in members.get(n, [])]
+            read = _reader(type, meta, codec, n in unsigned, values)
+            if read is None:
+                problems.append(f"the column {name.decode()} has the type {type} of the log")
+                read = _nothing
+            columns.append(Column(name.decode(), read))
+        key = [n for n, _ in _pairs(facts.get(8, b""), 1)] or [n for n, _ in _pairs(facts.get(9, b""), 2)]
+        return Table(table, columns, key, problems[0] if problems else None)
+
+
+def _nothing(data: bytes, at: int) -> tuple[Any, int]:
+    raise CuesError("A row has a column whose type is unknown.", "leave its table out of tables=.")
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Return a packed number, and the place after it."""
+    first = data[at]
+    if first < 251:
+        return first, at + 1
+    size = {252: 2, 253: 3, 254: 8}[first]
+    return int.from_bytes(data[at + 1 : at + 1 + size], "little"), at + 1 + size
+
+
+def _texts(data: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(data):
+        size, at = _length(data, at)
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+def _lists(data: bytes) -> Iterator[list[bytes]]:
+    at = 0
+    while at < len(data):
+        count, at = _length(data, at)
+        found = []
+        for _ in range(count):
+            size, at = _length(data, at)
+            found.append(data[at : at + size])
+            at += size
+        yield found
+
+
+def _pairs(data: bytes, size: int) -> list[tuple[int, int]]:
+    numbers, at = [], 0
+    while at < len(data):
+        number, at = _length(data, at)
+        numbers.append(number)
+    return [(numbers[n], numbers[n + size - 1]) for n in range(0, len(numbers), size)]
+
+
+def _charsets(facts: dict[int, bytes], default: int, each: int, columns: list[int]) -> dict[int, int]:
+    """Return the collation of each column of text: one for all but some, or one for each."""
+    if each in facts:
+        return {n: collation for n, (collation, _) in zip(columns, _pairs(facts[each], 1))}
+    if default not in facts:
+        return {}
+    most, at = _length(facts[default], 0)
+    others = dict(_pairs(facts[default][at:], 2))
+    return {n: others.get(place, most) for place, n in enumerate(columns)}
+
+
+def _metas(types: list[int], data: bytes) -> list[int]:
+    found, at = [], 0
+    for type in types:
+        size = {4: 1, 5: 1, 252: 1, 255: 1, 245: 1, 17: 1, 18: 1, 19: 1, 140: 1, 15: 2, 253: 2, 254: 2, 246: 2, 16: 2,
+                141: 2, 247: 2, 248: 2}.get(type, 0)  # fmt: skip
+        found.append(int.from_bytes(data[at : at + size], "big" if type in (254, 246, 247, 248) else "little"))
+        at += size
+    return found
+
+
+def _real(type: int, meta: int) -> int:
+    """Return the type of a column: an ENUM and a SET are in a CHAR."""
+    return meta >> 8 if type == 254 and meta >> 8 in (247, 248) else type
+
+
+def _decoded(data: bytes, codec: str) -> Any:
+    if codec == "latin1":
+        return "".join(_WINDOWS.get(data[n : n + 1]) or chr(data[n]) for n in range(len(data)))
+    return data.decode(codec) if codec else data
+
+
+Read = Callable[[bytes, int], tuple[Any, int]]
+
+
+def _reader(type: int, meta: int, codec: str, unsigned: bool, values: list[str]) -> Read | None:
+    if sizes := {1: 1, 2: 2, 9: 3, 3: 4, 8: 8}.get(type):
+        return lambda data, at: (int.from_bytes(data[at : at + sizes], "little", signed=not unsigned), at + sizes)
+    match type:
+        case 4:
+            return lambda data, at: (shortest(struct.unpack_from("<f", data, at)[0]), at + 4)
+        case 5:
+            return lambda data, at: (struct.unpack_from("<d", data, at)[0], at + 8)
+        case 246:
+            return lambda data, at: _decimal(data, at, meta >> 8, meta & 255)
+        case 13:
+            return lambda data, at: (data[at] and 1900 + data[at], at + 1)
+        case 10:
+            return _date
+        case 17:
+            return lambda data, at: _timestamp(data, at, meta)
+        case 18:
+            return lambda data, at: _datetime(data, at, meta)
+        case 19:
+            return lambda data, at: _time(data, at, meta)
+        case 15 | 253:
+            return _text_reader(1 if meta < 256 else 2, codec)
+        case 254:
+            size = ((meta >> 8 & 0x30 ^ 0x30) << 4) | meta & 255
+            read = _text_reader(1 if size < 256 else 2, codec)
+            if codec:
+                return read
+
+            def padded(data: bytes, at: int) -> tuple[Any, int]:
+                value, at = read(data, at)
+                return value.ljust(size, b"\0"), at
+
+            return padded
+        case 252 | 255:
+            return _text_reader(meta, codec if type == 252 else "")
+        case 16:
+            whole = (meta >> 8) + ((meta & 255) > 0)
+            return lambda data, at: (data[at : at + whole], at + whole)
+        case 247:
+            size = meta & 255
+
+            def one(data: bytes, at: int) -> tuple[Any, int]:
+                number = int.from_bytes(data[at : at + size], "little")
+                return values[number - 1] if number else "", at + size
+
+            return one
+        case 248:
+            size = meta & 255
+
+            def several(data: bytes, at: int) -> tuple[Any, int]:
+                bits = int.from_bytes(data[at : at + size], "little")
+                return ",".join(value for n, value in enumerate(values) if bits >> n & 1), at + size
+
+            return several
+    return None
+
+
+def _text_reader(width: int, codec: str) -> Read:
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        begin = at + width
+        end = begin + int.from_bytes(data[at:begin], "little")
+        return _decoded(data[begin:end], codec), end
+
+    return read
+
+
+def shortest(value: float) -> float:
+    """Return a float of four bytes as the number with the fewest digits that is it, as a text would have."""
+    for digits in range(6, 9):
+        found = float(f"{value:.{digits}g}")
+        if abs(found) <= 3.4028234663852886e38 and struct.unpack("<f", struct.pack("<f", found))[0] == value:
+            return found
+    return float(f"{value:.9g}")
+
+
+def _decimal(data: bytes, at: int, digits: int, scale: int) -> tuple[Decimal, int]:
+    """Nine digits are four bytes, fewer have fewer; the first bit is 1 for numbers from 0 on, else all are inverted."""
+    sizes = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+    first, last = digits - scale, scale
+    groups = [*([first % 9] if first % 9 else []), *[9] * (first // 9)]
+    after = [*[9] * (last // 9), *([last % 9] if last % 9 else [])]
+    total = sum(sizes[n] for n in (*groups, *after))
+    raw = bytearray(data[at : at + total])
+    negative = not raw[0] & 0x80
+    raw[0] ^= 0x80
+    if negative:
+        raw = bytearray(byte ^ 0xFF for byte in raw)
+    texts, place = ["", ""], 0
+    for side, parts in enumerate((groups, after)):
+        for count in parts:
+            number = int.from_bytes(raw[place : place + sizes[count]], "big")
+            texts[side] += f"{number:0{count}}"
+            place += sizes[count]
+    return Decimal(f"{'-' if negative else ''}{texts[0] or '0'}{'.' + texts[1] if texts[1] else ''}"), at + total
+
+
+def _date(data: bytes, at: int) -> tuple[Any, int]:
+    packed = int.from_bytes(data[at : at + 3], "little")
+    year, month, day = packed >> 9, packed >> 5 & 15, packed & 31
+    try:
+        return date(year, month, day), at + 3
+    except ValueError:
+        return f"{year:04}-{month:02}-{day:02}", at + 3
+
+
+def _fraction(data: bytes, at: int, digits: int) -> tuple[int, int]:
+    """Return microseconds, and the place after them."""
+    size = (digits + 1) // 2
+    return int.from_bytes(data[at : at + size], "big") * 10 ** (6 - 2 * size), at + size
+
+
+def _as_text(digits: int, microseconds: int) -> str:
+    return f".{microseconds:06}"[: digits + 1] if digits else ""
+
+
+def _timestamp(data: bytes, at: int, digits: int) -> tuple[Any, int]:
+    seconds = int.from_bytes(data[at : at + 4], "big")
+    microseconds, end = _fraction(data, at + 4, digits)
+    if not seconds and not microseconds:
+        return "0000-00-00 00:00:00" + _as_text(digits, 0), end
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds), end
+
+
+def _datetime(data: bytes, at: int, digits: int) -> tuple[Any, int]:
+    packed = int.from_bytes(data[at : at + 5], "big") - (1 << 39)
+    microseconds, end = _fraction(data, at + 5, digits)
+    days, clock = packed >> 17, packed & 0x1FFFF
+    months, day = days >> 5, days & 31
+    parts = months // 13, months % 13, day, clock >> 12, clock >> 6 & 63, clock & 63
+    try:
+        return datetime(*parts, microseconds), end
+    except ValueError:
+        year, month, day, hour, minute, second = parts
+        text = f"{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}"
+        return text + _as_text(digits, microseconds), end
+
+
+def _time(data: bytes, at: int, digits: int) -> tuple[timedelta, int]:
+    size = 3 + (digits + 1) // 2
+    shift = 8 * (size - 3)
+    packed = int.from_bytes(data[at : at + size], "big") - (1 << 23 + shift)
+    negative, packed = packed < 0, abs(packed)
+    whole, part = packed >> shift, packed & (1 << shift) - 1
+    microseconds = part * 10 ** (6 - 2 * (size - 3)) if shift else 0
+    found = timedelta(hours=whole >> 12 & 0x3FF, minutes=whole >> 6 & 63, seconds=whole & 63, microseconds=microseconds)
+    return -found if negative else found, at + size

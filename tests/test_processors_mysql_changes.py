@@ -1,0 +1,606 @@
+"""Changes of MySQL and MariaDB tables: a snapshot, then every change, exactly once; crashes, outages, lost logs.
+
+Almost every test replays the messages, and compares the result with the table. The replay refuses an insert of a row
+that is there, and an update or delete of a row that is not: it finds each message that is doubled, lost or too early.
+The server is MariaDB: tests/mariadb_server.py. Without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import seeds
+from children import Child
+from mariadb_server import MariaDB
+from test_processors_mysql_tables import Database
+
+import cues
+from cues import testing
+from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.processors.mysql_changes import Changes
+
+pymysql = pytest.importorskip("pymysql")
+pytest.importorskip("sqlalchemy")
+
+Rows = dict[str, dict[Any, dict[str, Any]]]
+
+
+@pytest.fixture
+def db(mariadb: MariaDB) -> Iterator[Database]:
+    found = Database(mariadb)
+    yield found
+    found.session.close()
+
+
+def replayed(messages: list[dict[str, Any]], rows: Rows | None = None) -> Rows:
+    """The tables after the messages. Each message must fit to the rows that are there."""
+    rows = {} if rows is None else rows
+    places = [(m["log"], m["number"]) for m in messages if m["operation"] != "snapshot"]
+    assert len(set(places)) == len(places)
+    for message in messages:
+        table = rows.setdefault(message["table"], {})
+        key = tuple(message["key"].values())
+        operation = message["operation"]
+        if operation in ("snapshot", "insert"):
+            assert key not in table, message
+            table[key] = message["row"]
+        elif operation == "update":
+            assert table[key] == message["before"], message
+            table[key] = message["row"]
+        elif operation == "delete":
+            assert table.pop(key) == message["before"], message
+        else:
+            table.clear()
+    return rows
+
+
+def rows_of(db: Database, *tables: str) -> Rows:
+    found: Rows = {}
+    for table in tables or ("t",):
+        with db.session.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(f"select * from {table}")
+            found[f"{db.name}.{table}"] = {(row["id"],): row for row in cursor.fetchall()}
+    return found
+
+
+def a_process() -> Any:
+    return SimpleNamespace(state={}, stopping=False)
+
+
+def read(source: Changes, position: Any = None, process: Any = None) -> list[Any]:
+    return [message for _, message in source(position, process or a_process()) if message is not None]
+
+
+def drained(db: Database, store: cues.Store, *tables: str, **options: Any) -> list[Any]:
+    """All messages on the queue after one more run."""
+    source = Changes(db.url, tables or "t", **options)
+    testing.run_until_idle(cues.Graph("g", [cues.Source("q", source)]), store)
+    return testing.messages(store, "q")
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def test_a_snapshot_then_each_operation(db: Database, store: cues.Store) -> None:
+    db.run("create table t (id int primary key, x text)", "insert into t values (1, 'a'), (2, null)")
+    first, second = drained(db, store)
+    assert first.pop("time").tzinfo is not None and first.pop("log") == second["log"]
+    assert first == {
+        "operation": "snapshot", "table": f"{db.name}.t", "key": {"id": 1}, "row": {"id": 1, "x": "a"},
+        "before": None, "number": None, "gtid": None,
+    }  # fmt: skip
+    db.run(
+        "begin", "insert into t values (3, 'c')", "update t set x = 'z' where id = 1", "delete from t where id = 2",
+        "update t set id = 4 where id = 3", "commit", "truncate table t", "/* now */ TRUNCATE  `t`",
+    )  # fmt: skip
+    *changes, last, again = drained(db, store)[2:]
+    assert [(m["operation"], m["key"], m["row"], m["before"]) for m in changes] == [
+        ("insert", {"id": 3}, {"id": 3, "x": "c"}, None),
+        ("update", {"id": 1}, {"id": 1, "x": "z"}, {"id": 1, "x": "a"}),
+        ("delete", {"id": 2}, None, {"id": 2, "x": None}),
+        ("delete", {"id": 3}, None, {"id": 3, "x": "c"}),
+        ("insert", {"id": 4}, {"id": 4, "x": "c"}, None),
+    ]
+    numbers = [m["number"] for m in changes]
+    assert numbers == sorted(set(numbers)) and len({(m["log"], m["gtid"]) for m in changes}) == 1
+    assert (last["operation"], last["key"], last["row"]) == (again["operation"], again["key"], again["row"])
+    assert (last["operation"], last["key"], last["row"]) == ("truncate", {}, None)
+    assert len(drained(db, store)) == 9
+
+
+VALUES: dict[str, list[str]] = {
+    "tinyint": ["-5", "127"], "tinyint unsigned": ["255"], "tinyint(1)": ["1"], "smallint": ["-3"],
+    "smallint unsigned": ["65535"], "mediumint": ["-8388608"], "mediumint unsigned": ["16777215"],
+    "int unsigned": ["4294967295"], "int zerofill": ["7"], "bigint": ["-9223372036854775808"],
+    "float": ["0.1", "1.17549e-38", "16777216", "-3.40282e38", "3.4028234e38"], "float unsigned": ["0.1"],
+    "double": ["0.1", "-1e300"], "double unsigned": ["1.5"], "decimal(20,5)": ["-123456789012345.12345", "-0.00001"],
+    "decimal(65,30)": ["-1.000000000000000000000000000001"], "decimal(5,0)": ["-99999"],
+    "decimal(9,9)": ["0.123456789"], "decimal(10,2) unsigned": ["1.5"],
+    "year": ["2026", "0", "1901"], "bigint unsigned": ["18446744073709551615"],
+    "date": ["'2026-02-28'", "'0000-00-00'", "'2026-00-00'", "'9999-12-31'"],
+    "datetime": ["'2026-02-28 01:02:03'", "'0000-00-00'"], "datetime(1)": ["'2026-02-28 01:02:03.4'"],
+    "datetime(3)": ["'2026-02-28 01:02:03.456'", "'0000-00-00'"],
+    "datetime(6)": ["'2026-02-28 01:02:03.000004'", "'0001-01-01'", "'2026-00-00 01:00:00.5'"],
+    "timestamp null": ["'2026-02-28 01:02:03'", "'0000-00-00'"], "timestamp(4) null": ["'2026-02-28 01:02:03.4567'"],
+    "timestamp(6) null": ["'2038-01-19 03:14:07.999999'", "'0000-00-00'"],
+    "time": ["'-838:59:59'", "'01:02:03'", "'-00:00:01'"], "time(2)": ["'-00:00:00.01'", "'-01:02:03.99'"],
+    "time(4)": ["'-00:00:00.0001'", "'12:00:00.5'"],
+    "time(6)": ["'-838:59:58.000001'", "'-00:00:00.000001'", "'838:59:59.999999'"],
+    "char(5)": ["'ab'", "''"], "char(5) character set latin1": ["'é€'"], "char(200)": ["'😀'"],
+    "varchar(9)": ["'ab '", "'ключ'"], "varchar(9) character set latin1": ["'é€'", "x'818d8f909d'"],
+    "varchar(9) character set ucs2": ["'ключ'"], "varchar(9) character set utf16": ["'😀'"],
+    "varchar(9) character set utf32": ["'😀'"], "varchar(9) character set utf8mb3": ["'ключ'"],
+    "varchar(300)": ["'x'"], "varchar(9) character set ascii": ["'x'"], "text": ["'x😀'"],
+    "longtext character set latin1": ["'é'"], "tinytext": ["''"], "binary(4)": ["x'0100'", "''"],
+    "varbinary(4)": ["x'0100'"], "binary(255)": ["x'00ff'"], "blob": ["x'00ff'"], "longblob": ["x'00'"],
+    "enum('a','é','c d')": ["'é'", "'c d'", "''"], "enum('a','é') character set latin1": ["'é'"],
+    "set('a','é','c')": ["'a,c'", "''", "'é'"], "bit(1)": ["b'1'"], "bit(9)": ["b'100000001'"], "bit(64)": ["b'1'"],
+    "json": ["'{\"a\": [1, null]}'"], "point": ["point(1,2)"],
+    "geometry": ["st_geomfromtext('linestring(0 0,1 1)')"],
+}  # fmt: skip
+
+
+def test_values_of_all_types_are_the_same_in_snapshot_and_changes(db: Database) -> None:
+    db.run("set sql_mode = ''")
+    db.run(f"create table t (id int primary key, {', '.join(f'c{n} {type}' for n, type in enumerate(VALUES))})")
+    for number in range(max(map(len, VALUES.values()))):
+        listed = ", ".join(texts[number] if number < len(texts) else "null" for texts in VALUES.values())
+        db.run(f"insert into t values ({number}, {listed})")
+    process = a_process()
+    items = list(Changes(db.url, "t")(None, process))
+    snapshot = [message["row"] for _, message in items if message is not None]
+    db.run("update t set id = id + 100")
+    changes = read(Changes(db.url, "t"), items[-1][0], process)
+    for row in snapshot:
+        deleted, inserted = (
+            next(m for m in changes if m["operation"] == operation and m["key"]["id"] % 100 == row["id"])
+            for operation in ("delete", "insert")
+        )
+        for n, type in enumerate(VALUES):
+            found = [each[f"c{n}"] for each in (row, deleted["before"], inserted["row"])]
+            assert len({(value.__class__, str(value), value) for value in found}) == 1, (type, found)
+
+
+@pytest.mark.parametrize("type", ["uuid", "inet6", "varchar(9) character set sjis", "text compressed"])
+def test_a_type_that_the_log_does_not_tell_surely_is_refused_by_name(type: str, db: Database) -> None:
+    """Before the first message; and when a column is added in the middle."""
+    db.run("create table t (id int primary key, x int)", "insert into t values (1, 1)")
+    process = a_process()
+    *_, (position, _) = Changes(db.url, "t")(None, process)
+    db.run(f"alter table t add y {type}", "insert into t (id) values (2)")
+    with pytest.raises(CuesError, match=rf"y (of {db.name}.t is|has the)"):
+        read(Changes(db.url, "t"), position, process)
+    if "sjis" not in type:
+        with pytest.raises(CuesError, match=rf"The column y of {db.name}.t is .*\n?.*Try: leave the table out"):
+            read(Changes(db.url, "t"))
+
+
+def test_a_table_that_changes_its_columns_in_the_middle(db: Database, store: cues.Store) -> None:
+    """A new column, a removed one, a new type, a new name: each message has the columns of its time."""
+    db.run("create table t (id int primary key, x text, y text)", "insert into t values (1, '1', 'b')")
+    drained(db, store)
+    db.run(
+        "insert into t values (2, '7', 'c')",
+        "alter table t add n int default 5 after id",
+        "insert into t values (3, 6, '8', 'd')",
+        "alter table t drop column y",
+        "alter table t modify x int",
+        "insert into t values (4, 1, 9)",
+        "alter table t rename column x to z",
+        "insert into t values (5, 1, 9)",
+        "alter table t drop primary key, add primary key (id, n)",
+        "insert into t values (5, 2, 9)",
+    )
+    found = drained(db, store)[1:]
+    assert [m["row"] for m in found] == [
+        {"id": 2, "x": "7", "y": "c"},
+        {"id": 3, "n": 6, "x": "8", "y": "d"},
+        {"id": 4, "n": 1, "x": 9},
+        {"id": 5, "n": 1, "z": 9},
+        {"id": 5, "n": 2, "z": 9},
+    ]
+    assert [m["key"] for m in found][-2:] == [{"id": 5}, {"id": 5, "n": 2}]
+
+
+def test_several_tables_by_a_pattern(db: Database, store: cues.Store) -> None:
+    """Also one that is made later."""
+    for table in ("a_1", "a_2", "b_1"):
+        db.run(f"create table {table} (id int primary key)", f"insert into {table} values (1)")
+    assert len(drained(db, store, "a_*")) == 2
+    db.run("create table a_3 (id int primary key)", *(f"insert into {t} values (2)" for t in ("a_1", "a_3", "b_1")))
+    assert replayed(drained(db, store, "a_*")) == rows_of(db, "a_1", "a_2", "a_3")
+    with pytest.raises(cues.ProcessorStopped, match="which this source did not have when it began"):
+        drained(db, store, "a_*", "b_1")
+
+
+# --- exactly once -------------------------------------------------------------------------------
+
+KEYS = {
+    "int": ["-5", "0", "9", "10", "200"],
+    "bigint unsigned": ["0", "9", "18446744073709551615"],
+    "varchar(9) collate utf8mb4_general_ci": ["'a'", "'B'", "'ä b'", "'zz'", "''"],
+    "char(3)": ["'a'", "'ab'", "'😀'"],
+    "varchar(9) character set latin1": ["'a'", "'é'", "'€'"],
+    "binary(2)": ["x'00'", "x'00ff'", "x'ff'"],
+    "varbinary(9)": ["x'00'", "x'ff00'", "'a'"],
+}
+
+
+@pytest.mark.parametrize("type", KEYS)
+def test_a_snapshot_that_stops_after_any_row_is_continued(type: str, db: Database) -> None:
+    """Between the parts a row before and a row after the place are changed, deleted, added and moved over it."""
+    keys = [(key, n) for key in KEYS[type] for n in (1, 2)]
+    for stop in range(1, len(keys), 3):
+        db.run("drop table if exists t", f"create table t (k {type}, n int, x int default 0, primary key (k, n))")
+        db.run(*(f"insert into t values ({key}, {n}, 0)" for key, n in keys))
+        process = a_process()
+        items = Changes(db.url, "t")(None, process)
+        first = list(itertools.islice(items, stop))
+        items.close()  # type: ignore[attr-defined]
+        for at, (key, n) in enumerate(keys):
+            if at % 2:
+                db.run(f"update t set n = {n + 10} where k = {key} and n = {n}")
+            else:
+                db.run(f"update t set x = 1 where k = {key} and n = {n}")
+        db.run(
+            f"insert into t (k, n) values ({keys[0][0]}, 0), ({keys[-1][0]}, 99)",
+            f"delete from t where k = {keys[0][0]} and n = 1",
+            f"update t set k = {keys[-1][0]}, n = 50 where k = {keys[0][0]} and n = 12",
+            f"update t set k = {keys[0][0]}, n = 51 where k = {keys[-1][0]} and n = 12",
+        )
+        rest = read(Changes(db.url, "t"), first[-1][0], process)
+        found = replayed([message for _, message in first] + rest)[f"{db.name}.t"]
+        assert sorted(map(str, found)) == sorted(map(str, db.rows("select k, n from t")))
+        assert [row["x"] for _, row in sorted(found.items())] == [
+            x for _, x in sorted(((k, n), x) for k, n, x in db.rows("select k, n, x from t"))
+        ]
+
+
+class Writers:
+    """Threads that run random transactions on the tables t and u: several rows, rollbacks, savepoints, moved keys."""
+
+    def __init__(self, db: Database, seed: int, count: int = 3, pause_s: float = 0.002) -> None:
+        self._db, self._ends, self._pause_s = db, threading.Event(), pause_s
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(seed + n,)) for n in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            session = self._db.connect()
+            cursor = session.cursor()
+            while not self._ends.is_set():
+                with contextlib.suppress(pymysql.err.IntegrityError, pymysql.err.OperationalError):
+                    cursor.execute("begin")
+                    for _ in range(chance.choice([1, 1, 2, 5, 30])):
+                        self._change(cursor, chance)
+                    cursor.execute("rollback" if chance.random() < 0.1 else "commit")
+                time.sleep(chance.random() * self._pause_s)
+            session.close()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _change(self, cursor: Any, chance: random.Random) -> None:
+        table, id, other = chance.choice("tu"), chance.randint(1, 400), chance.randint(1, 400)
+        is_undone = chance.random() < 0.1
+        if is_undone:
+            cursor.execute("savepoint s")
+        cursor.execute(
+            chance.choice(
+                [
+                    f"insert ignore into {table} values ({id}, 'new')",
+                    f"insert into {table} values ({id}, 'new') on duplicate key update x = concat('d', x)",
+                    f"update {table} set x = left(concat('u', x), 50) where id between {id} and {id + 3}",
+                    f"delete from {table} where id = {id}",
+                    f"update ignore {table} set id = {other} where id = {id}",
+                    f"replace into {table} values ({id}, 'replaced')",
+                    f"delete from {table} where id = {other}",
+                ]
+            )
+        )
+        if is_undone:
+            cursor.execute("rollback to s")
+
+    def stop(self) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not self.errors, self.errors
+
+
+@contextlib.contextmanager
+def writing(db: Database, **options: Any) -> Iterator[None]:
+    writers = Writers(db, seeds.new(), **options)
+    try:
+        yield
+    finally:
+        writers.stop()
+
+
+def two_tables(db: Database) -> None:
+    for table in "tu":
+        db.run(f"create table {table} (id int primary key, x varchar(99))")
+        db.run(f"insert into {table} select 2 * seq, 'old' from seq_1_to_150")
+
+
+@pytest.mark.slow
+def test_a_source_that_is_interrupted_anywhere_while_others_write(db: Database) -> None:
+    """Parts of random lengths, each with the state and the position of the one before."""
+    two_tables(db)
+    chance, process, position, found = random.Random(seeds.new()), a_process(), None, list[Any]()
+    with writing(db):
+        for _ in range(25):
+            items = Changes(db.url, ["t", "u"], follow=True)(position, process)
+            part = list(itertools.islice(items, chance.randint(1, 60)))
+            position = part[-1][0]
+            found += [message for _, message in part if message is not None]
+            items.close()  # type: ignore[attr-defined]
+    found += read(Changes(db.url, ["t", "u"]), position, process)
+    assert replayed(found) == rows_of(db, "t", "u")
+    assert {m["operation"] for m in found} == {"snapshot", "insert", "update", "delete"}
+
+
+def test_the_control_without_the_places_in_the_state_doubles(db: Database) -> None:
+    db.run("create table t (id int primary key)", "insert into t values (1), (2)")
+    process = a_process()
+    items = Changes(db.url, "t")(None, process)
+    position, first = next(items)
+    items.close()  # type: ignore[attr-defined]
+    db.run("insert into t values (3)")
+    kept = process.state["snapshot"]
+    rest = read(Changes(db.url, "t"), position, process)
+    assert len(replayed([first, *rest])[f"{db.name}.t"]) == 3
+    kept["segments"] = [[1, None, kept["from"][:2]]]
+    file, place, gtids = kept["from"]
+    process.state["snapshot"] = kept
+    with pytest.raises(AssertionError):
+        replayed([first, *rest, *read(Changes(db.url, "t"), [1, file, place, 0, gtids], process)])
+
+
+CHILD = """
+import sys, cues
+from cues.processors.mysql_changes import Changes
+
+url, path, *tables = sys.argv[1:]
+graph = cues.Graph("g", [cues.Source("q", Changes(url, tables), batch_size=7)], durability="process")
+
+@graph.sink("q", batch=True, batch_size=20)
+def tell(messages):
+    print(len(messages), flush=True)
+
+with graph.start(store=path) as running:
+    running.wait_done()
+"""
+
+
+@pytest.mark.slow
+def test_random_kills_while_others_write(db: Database, tmp_path: Path) -> None:
+    """25 kills, at a random line each."""
+    two_tables(db)
+    chance = random.Random(seeds.new())
+    with writing(db, pause_s=0.02):
+        for _ in range(25):
+            child = Child(CHILD, db.url, tmp_path / "store", "t", "u")
+            with contextlib.suppress(AssertionError):  # it has ended
+                for _ in range(chance.randint(1, 12)):
+                    child.line()
+            time.sleep(chance.random() * 0.05)
+            child.kill()
+    Child(CHILD, db.url, tmp_path / "store", "t", "u").end()
+    with cues.open(tmp_path / "store") as store:
+        assert replayed(testing.messages(store, "q")) == rows_of(db, "t", "u")
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_transaction_of_100_000_rows(db: Database, tmp_path: Path) -> None:
+    db.run("create table t (id int primary key, x int)", "create table u (id int primary key)")
+    Child(CHILD, db.url, tmp_path / "store", "t").end()
+    db.run("begin", "insert into t select seq, 1 from seq_1_to_50000", "insert into u select seq from seq_1_to_100")
+    db.run("update t set x = 2", "delete from t where id % 2", "commit")
+    chance = random.Random(seeds.new())
+    for _ in range(5):
+        child = Child(CHILD, db.url, tmp_path / "store", "t")
+        for _ in range(chance.randint(1, 300)):
+            child.line()
+        child.kill()
+    Child(CHILD, db.url, tmp_path / "store", "t").end()
+    with cues.open(tmp_path / "store") as store:
+        found = testing.messages(store, "q")
+        assert len(found) == 125_000 and replayed(found) == rows_of(db)
+
+
+@pytest.mark.slow
+def test_a_million_rows_in_one_transaction_need_no_memory(db: Database) -> None:
+    import resource
+
+    db.run("create table t (id int primary key, x char(20))")
+    process = a_process()
+    *_, (position, _) = Changes(db.url, "t")(None, process)
+    db.run("insert into t select seq, 'x' from seq_1_to_1000000")
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    count = sum(message is not None for _, message in Changes(db.url, "t")(position, process))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{time.monotonic() - began:.1f} s, {grown:.1f} MiB more")
+    assert count == 1_000_000 and grown < 50
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_restarted_server_a_purged_log_a_replica_and_a_rebuilt_server(tmp_path: Path) -> None:
+    import mariadb_server
+
+    if mariadb_server.MARIADB is None:
+        pytest.skip(mariadb_server.MISSING)
+    with (
+        mariadb_server.running(*mariadb_server.BINLOG) as server,
+        cues.open(tmp_path / "s", durability="process") as store,
+    ):
+        db = Database(server)
+        db.run("create table t (id int primary key)", "insert into t values (1)")
+        graph = cues.Graph("g", [cues.Source("q", Changes(db.url, "t", follow=True, timeout_s=5))])
+        with graph.start(store=store):
+            for n in range(2, 5):
+                db.run(f"insert into t values ({n})")
+                server.end(9 if n % 2 else 15)
+                time.sleep(0.5)
+                server.start()
+                db.session = db.connect()
+            db.run("insert into t values (9)")
+            ends = time.monotonic() + 60
+            while len(testing.messages(store, "q")) < 5 and time.monotonic() < ends:
+                time.sleep(0.1)
+        assert replayed(testing.messages(store, "q")) == rows_of(db)
+        process = a_process()
+        *_, (position, _) = Changes(db.url, "t")(None, process)
+        with mariadb_server.running(*mariadb_server.BINLOG[:-1], "server-id=2", "log-slave-updates") as other:
+            db.run("grant replication slave on *.* to cues@localhost", "insert into t values (10)")
+            with other.connect() as session, session.cursor() as cursor:
+                cursor.execute("reset master")
+                cursor.execute(
+                    f"change master to master_host='127.0.0.1', master_port={server.port}, master_user='cues',"
+                    " master_use_gtid=slave_pos"
+                )
+                cursor.execute("drop user cues@localhost")
+                cursor.execute("reset master")
+                cursor.execute("start slave")
+                cursor.execute("select master_gtid_wait(%s, 60)", [db.rows("select @@gtid_binlog_pos")[0][0]])
+                assert cursor.fetchone() == (0,)
+                cursor.execute("stop slave")
+                cursor.execute(f"insert into {db.name}.t values (11)")
+            state = SimpleNamespace(state=dict(process.state), stopping=False)
+            url = f"mysql+pymysql://cues@127.0.0.1:{other.port}/{db.name}"
+            found = read(Changes(url, "t"), position, state)
+            assert [message["key"]["id"] for message in found] == [10, 11]
+        with mariadb_server.running(*mariadb_server.BINLOG) as rebuilt:
+            fresh = Database(rebuilt)
+            fresh.run("create table t (id int primary key)", "insert into t values (7)")
+            with pytest.raises(Diverged):
+                read(Changes(fresh.url, "t"), position, SimpleNamespace(state=dict(process.state), stopping=False))
+        db.run("flush logs", "insert into t values (12)", "flush logs")
+        db.run(f"purge binary logs to '{db.rows('show master status')[0][0]}'")
+        old = [1, "binlog.000001", 4, 0, "0-1-2"]
+        with pytest.raises(
+            Diverged, match=r"does not have the log from the position on.*purged[\s\S]*Try: give the source"
+        ):
+            read(Changes(db.url, "t"), old, process)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("binlog_format", "MIXED", "binlog_format=MIXED; expected ROW"),
+        ("binlog_row_image", "MINIMAL", "binlog_row_image=MINIMAL; expected FULL"),
+        ("binlog_row_metadata", "NO_LOG", "binlog_row_metadata=NO_LOG; expected FULL"),
+    ],
+)
+def test_settings_of_the_server_are_checked_at_the_start(setting: str, value: str, words: str, db: Database) -> None:
+    old = db.rows(f"select @@global.{setting}")[0][0]
+    db.run("create table t (id int primary key)", f"set global {setting} = '{value}'")
+    try:
+        with pytest.raises(CuesError, match=rf"{words}[\s\S]*Try: run `set global {setting}"):
+            read(Changes(db.url, "t"))
+    finally:
+        db.run(f"set global {setting} = '{old}'")
+
+
+def test_changes_that_cannot_be_read_surely_stop_the_source(db: Database) -> None:
+    """A session with another image, without names, or with statements in the place of rows."""
+    for setting, words in (
+        ("binlog_row_image = MINIMAL", "does not have all columns"),
+        ("binlog_format = STATEMENT", "has a statement in the place of rows"),
+    ):
+        db.run(
+            "drop table if exists t",
+            "create table t (id int primary key, x int, y int)",
+            "insert into t values (1, 1, 1)",
+        )
+        process = a_process()
+        *_, (position, _) = Changes(db.url, "t")(None, process)
+        with db.connect() as other, other.cursor() as cursor:
+            cursor.execute(f"set session {setting}")
+            cursor.execute("update t set x = 2")
+        with pytest.raises(CuesError, match=words):
+            read(Changes(db.url, "t"), position, process)
+    process = a_process()
+    *_, (position, _) = Changes(db.url, "t")(None, process)
+    db.run("set global binlog_row_metadata = NO_LOG", "update t set x = 3", "set global binlog_row_metadata = FULL")
+    with pytest.raises(CuesError, match="the log does not have the names of its columns"):
+        read(Changes(db.url, "t"), position, process)
+
+
+def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
+    db.run("create table t (x int)", "create table u (d date primary key)", "create view v as select * from t")
+    with pytest.raises(CuesError, match="has no primary key, by which a snapshot is read"):
+        read(Changes(db.url, "t"))
+    with pytest.raises(CuesError, match="has a date in its primary key"):
+        read(Changes(db.url, "u"))
+    for name in ("v", "missing"):
+        with pytest.raises(CuesError, match=f"{name}' does not exist, or is no table"):
+            read(Changes(db.url, name))
+    process = a_process()
+    *_, (position, _) = Changes(db.url, "t", snapshot=False)(None, process)
+    db.run("insert into t values (5)")
+    assert [(m["key"], m["row"]) for m in read(Changes(db.url, "t"), position, process)] == [({}, {"x": 5})]
+    with pytest.raises(CuesError, match="REPLICATION SLAVE"):
+        read(Changes(db.url.replace("cues@", "nobody:x@"), "t"))
+    for options, words in (
+        ({"url": "postgresql://h/d"}, "not a URL of MySQL"),
+        ({"url": "mysql://h/d?x=1"}, "has the option 'x'"),
+        ({"url": "mysql://h"}, "without a database"),
+        ({"tables": []}, "tables= is empty"),
+        ({"follow": 1}, "is not a flag"),
+        ({"server_id": 0}, "server_id"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            Changes(**{"url": db.url, "tables": "t", **options})
+    with pytest.raises(Diverged, match=r"is not one of cues\.processors\.mysql_changes"):
+        read(Changes(db.url, "t"), [9], a_process())
+
+
+@pytest.mark.slow
+def test_100_000_messages(db: Database, store: cues.Store) -> None:
+    db.run("create table t (id int primary key, x varchar(9))", "insert into t select seq, 'x' from seq_1_to_50000")
+    began = time.monotonic()
+    drained(db, store)
+    middle = time.monotonic()
+    db.run("update t set x = 'y'")
+    written = time.monotonic()
+    found = drained(db, store)
+    print(f"snapshot {middle - began:.1f} s, changes {time.monotonic() - written:.1f} s")
+    assert len(found) == 100_000 and replayed(found) == rows_of(db)
+
+
+def test_the_example_of_the_page(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    page = Path(__file__).parent.parent / "docs" / "how-to" / "mysql-changes.md"
+    code = page.read_text().split("# replica.py\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(code.replace("mysql+pymysql://cues@localhost/shop", db.url).replace(", follow=True", ""), found)
+    db.run("create table orders (id bigint primary key, item text, total decimal(12, 2))")
+    db.run("insert into orders select seq, 'tea', seq / 2.0 from seq_1_to_20")
+    with cues.open("store", durability="process") as store:
+        for statements in (
+            (),
+            ("update orders set total = 0 where id < 5", "delete from orders where id in (6, 7)"),
+            ("delete from orders where id = 8", "insert into orders values (8, 'milk', 1), (21, null, null)"),
+            ("update orders set id = 30 where id = 1", "update orders set id = 1 where id = 2"),
+        ):
+            db.run(*statements)
+            testing.run_until_idle(found["graph"], store)
+            with duckdb.connect("replica.duckdb") as copy:
+                rows = copy.execute("select * from orders order by id").fetchall()
+            assert rows == db.rows("select * from orders order by id")
