@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from cues.errors import CuesError, NotInstalled
 
-QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, XA_PREPARE, GTID = 2, 4, 15, 16, 19, 27, 38, 162
+QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, PREPARE, GTID = 2, 4, 15, 16, 19, 27, 38, 162
 _COMMAND_DUMP: Final = 0x12
 ROWS: Final = {23: "insert", 24: "update", 25: "delete", 30: "insert", 31: "update", 32: "delete"}
 REFUSED: Final = {
@@ -119,10 +119,14 @@ def query(body: bytes) -> tuple[str, str]:
     return body[at : at + size].decode(), body[at + size + 1 :].decode(errors="replace")
 
 
-def gtid(body: bytes) -> tuple[int, int, bool]:
-    """Return the number, the domain and whether there is one statement only, of a Gtid event of MariaDB."""
+def gtid(body: bytes) -> tuple[int, int, bool, bool]:
+    """Return the number and the domain of a Gtid event of MariaDB; whether it is of one statement, and of XA."""
     number, domain, flags = struct.unpack_from("<QIB", body)
-    return number, domain, bool(flags & 1)
+    return number, domain, bool(flags & 1), bool(flags & _PREPARED)
+
+
+_PREPARED: Final = 64
+"""The flag of a transaction that is not yet committed: it was only prepared (XA)."""
 
 
 class Decoder:

@@ -87,6 +87,7 @@ _KEYS: Final = (*_WHOLE, *_BINARY, "char", "varchar")
 """Types of keys by which a snapshot is read: integers, and all others by the bytes of UTF-8."""
 _TRUNCATE: Final = re.compile(r"\s*truncate\s+(?:table\s+)?((?:`[^`]+`|[\w$]+)(?:\s*\.\s*(?:`[^`]+`|[\w$]+))?)", re.I)
 _COMMENT: Final = re.compile(r"/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.S)
+_TO: Final = "ROLLBACK TO"
 _STATEMENT: Final = re.compile(r"\s*(insert|update|delete|replace|load)\b", re.I)
 
 _log = logging.getLogger("cues.processors")
@@ -513,7 +514,7 @@ class Reading:
         begin, gtid, count = place, None, 0
         """The place at which the transaction begins, its GTID, and the number of rows of it so far."""
         held: Message | None = None
-        inside, single, moved = False, False, time.monotonic()
+        inside, single, is_prepared, moved = False, False, False, time.monotonic()
         for header, body in mysql_binlog.packets(wire):
             kind = header.kind
             done = False
@@ -522,14 +523,14 @@ class Reading:
                 self._file = file
                 decoder.forget()
             elif kind == mysql_binlog.GTID:
-                number, domain, single = mysql_binlog.gtid(body)
+                number, domain, single, is_prepared = mysql_binlog.gtid(body)
                 gtid = f"{domain}-{header.server}-{number}"
                 inside, count = True, 0
             elif kind == mysql_binlog.QUERY:
                 schema, text = mysql_binlog.query(body)
-                if text == "BEGIN":
-                    inside, count = True, 0
-                elif text in ("COMMIT", "ROLLBACK"):
+                if text == "BEGIN" or text.startswith("XA START"):
+                    inside, count, is_prepared = True, 0, is_prepared or text != "BEGIN"
+                elif text.startswith(("COMMIT", "ROLLBACK", "XA COMMIT", "XA ROLLBACK")) and not text.startswith(_TO):
                     done = True
                 else:
                     for message in self._statement(schema, text, begin):
@@ -542,6 +543,11 @@ class Reading:
             elif kind in mysql_binlog.ROWS:
                 operation, table, rows = decoder.rows(kind, body)
                 is_ours = self._is_ours(table)
+                if is_ours and is_prepared:
+                    raise CuesError(
+                        f"The transaction at {file}:{begin} is one of XA, which may be undone after it is in the log.",
+                        "use transactions without XA for these tables; give the source another id, which begins anew.",
+                    )
                 for before, after in rows:
                     count += 2
                     if not is_ours or count <= skipped:
@@ -553,13 +559,8 @@ class Reading:
                         if held is not None:
                             yield [_VERSION, file, begin, held["number"], self._gtids], held
                         held = self._facts(message, file, begin, at, gtid, header)
-            elif kind == mysql_binlog.XID:
+            elif kind in (mysql_binlog.XID, mysql_binlog.PREPARE):
                 done = True
-            elif kind == mysql_binlog.XA_PREPARE and held is not None:
-                raise CuesError(
-                    f"The transaction at {file}:{begin} is one of XA, which may be undone after it is in the log.",
-                    "use transactions without XA for these tables; give the source another id, which begins anew.",
-                )
             elif kind in mysql_binlog.REFUSED:
                 raise CuesError(
                     f"The log of {source.where} has {mysql_binlog.REFUSED[kind]}.",
@@ -569,6 +570,7 @@ class Reading:
                 if gtid is not None:
                     self._gtids = _advanced(self._gtids, gtid)
                 begin, skipped, gtid, inside, single, count = header.end, 0, None, False, False, 0
+                is_prepared = False
                 if held is not None:
                     moved = time.monotonic()
                     yield [_VERSION, file, begin, 0, self._gtids], held

@@ -541,6 +541,28 @@ def test_changes_that_cannot_be_read_surely_stop_the_source(db: Database) -> Non
         read(Changes(db.url, "t"), position, process)
 
 
+def test_transactions_that_are_only_prepared_are_refused_if_they_have_rows_of_the_source(db: Database) -> None:
+    db.run("create table t (id int primary key)", "create table u (id int primary key)")
+    process = a_process()
+    *_, (position, _) = Changes(db.url, "t")(None, process)
+    db.run("xa start 'x'", "insert into u values (1)", "xa end 'x'", "xa prepare 'x'", "xa commit 'x'")
+    db.run("insert into t values (1), (2)", "flush logs", "insert into t values (3)")
+    *_, (after, _) = items = list(Changes(db.url, "t")(position, process))
+    assert [message["key"]["id"] for _, message in items if message is not None] == [1, 2, 3]
+    assert [message["key"]["id"] for message in read(Changes(db.url, "t"), items[0][0], process)] == [2, 3]
+    assert len({message["log"] for _, message in items if message is not None}) == 2
+    db.run("xa start 'y'", "insert into t values (4)", "xa end 'y'", "xa prepare 'y'", "xa rollback 'y'")
+    with pytest.raises(CuesError, match="is one of XA, which may be undone"):
+        read(Changes(db.url, "t"), after, process)
+
+
+def test_tables_without_transactions_and_those_of_other_databases(db: Database, store: cues.Store) -> None:
+    db.run("create table t (id int primary key, x int) engine = MyISAM", "insert into t values (1, 1)")
+    drained(db, store)
+    db.run("insert into t values (2, 1), (3, 1)", "update t set x = id", "delete from t where id = 2")
+    assert replayed(drained(db, store)) == rows_of(db)
+
+
 def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
     db.run("create table t (x int)", "create table u (d date primary key)", "create view v as select * from t")
     with pytest.raises(CuesError, match="has no primary key, by which a snapshot is read"):
