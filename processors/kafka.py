@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -17,7 +18,27 @@ from cues.errors import InvalidArgument, Unsupported
 LOG: Final = logging.getLogger("cues.processors.kafka")
 """What librdkafka says, such as a broker that cannot be reached."""
 
+TOLD_S: Final = 60.0
+"""Seconds for which a line of librdkafka is not repeated: without a broker it says the same forty times a second."""
+
 SHAPES: Final = ("record", "value")
+
+_told: Final[dict[str, float]] = {}
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """True if the text was not logged of late. The names of clients and the times in it do not count."""
+    text = re.sub(r"#\w+-\d+|\(after .*", "", record.getMessage())
+    now = time.monotonic()
+    if now - _told.get(text, -TOLD_S) < TOLD_S:
+        return False
+    if len(_told) >= 1000:
+        _told.clear()
+    _told[text] = now
+    return True
+
+
+LOG.addFilter(_is_news)
 
 
 def library() -> Any:

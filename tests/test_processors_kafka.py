@@ -33,7 +33,7 @@ import cues
 from cues import testing
 from cues.base import events
 from cues.errors import CheckpointError, Diverged, InvalidArgument, Unsupported
-from cues.processors import kafka_sink, kafka_source
+from cues.processors import kafka, kafka_sink, kafka_source
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
 
@@ -622,3 +622,28 @@ def test_an_error_that_lasts_is_told_before_a_position_is_validated(
     monkeypatch.setattr(kafka_source.Reading, "_next", lambda self: [refused] if self._unvalidated else [])
     with pytest.raises(cues.CuesError, match="TOPIC_AUTHORIZATION_FAILED"):
         read(source, position)
+
+
+@pytest.mark.parametrize("kind", ["Producer", "Consumer"])
+def test_a_broker_that_is_away_does_not_fill_the_log(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """librdkafka tells each attempt, twice: a program whose log has no limit would write millions of lines a day."""
+    import confluent_kafka
+
+    def texts() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "cues.processors.kafka"]
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        servers = f"127.0.0.1:{free.getsockname()[1]}"
+    own = {
+        "reconnect.backoff.ms": 1,
+        "reconnect.backoff.max.ms": 5,
+        **({"group.id": "g"} if kind == "Consumer" else {}),
+    }
+    for _ in range(2):  # the second client has another name
+        client = kafka.client(getattr(confluent_kafka, kind), servers, {}, own)
+        if kind == "Consumer":
+            client.subscribe(["t"])
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            client.poll(0.05)
+    assert 1 <= len(texts()) <= 8, texts()
