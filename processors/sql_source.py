@@ -129,6 +129,11 @@ class Rows:
         check_number("poll_s", poll_s, 0)
 
     @property
+    def where(self) -> str:
+        """The table and its database, for messages."""
+        return f"{self.table} at {databases.target_of(self.target).where}"
+
+    @property
     def one_process(self) -> str | None:
         """The file, if no other process can read the database while one writes it."""
         return getattr(databases.target_of(self.target), "one_process", None)

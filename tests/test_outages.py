@@ -32,6 +32,7 @@ from cues.cli.app import run as cli
 from cues.errors import Away, CheckpointError, GraphError, InvalidArgument, ProcessorStopped, WaitTimeout
 from cues.processors.http_sink import Requests
 from cues.processors.http_source import Poll
+from cues.processors.sql_source import Rows
 
 COUNT = 200
 
@@ -969,6 +970,17 @@ def test_a_wait_names_the_place_although_the_driver_does_not(part: str, tmp_path
     where, _, why = text.partition(" since ")
     assert where == "plant.readings at tcp:7"
     assert re.fullmatch(r"\d\d:\d\d:\d\d: (CheckpointError: .*begin a transaction: )?ConnectionResetError", why)
+
+
+def test_a_table_of_a_database_that_is_away_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    rows = Rows("postgresql+psycopg://ada@127.0.0.1:9/shop", "orders", "id", follow=True)
+    with (
+        pytest.raises(ProcessorStopped),
+        cues.Graph("g", [cues.Source("in", rows)], store=tmp_path / "s").start() as run,
+    ):
+        text = until(lambda: run.counters()["g.in"].away)
+    assert text.startswith("orders at postgresql+psycopg://ada@127.0.0.1:9/shop since ")
 
 
 def test_a_server_that_is_silent_is_named_with_the_time(tmp_path: Path) -> None:
