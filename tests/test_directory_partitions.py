@@ -38,7 +38,8 @@ from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.maintenance import Maintenance
 from cues.spark.cluster.shared import SharedQueue
 from cues.spark.options import READ, READ_STREAM, QueueAddress, ReadOptions
-from cues.spark.reading import QueueReader, QueueStream, row_of
+from cues.spark.reading import QueueReader, row_of
+from cues.spark.streams import QueueStream
 
 
 @pytest.fixture

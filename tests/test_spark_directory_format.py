@@ -32,7 +32,8 @@ from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.files import open_files
 from cues.spark.cluster.maintenance import Maintenance
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
-from cues.spark.reading import ROW, QueueReader, QueueStream
+from cues.spark.reading import ROW, QueueReader
+from cues.spark.streams import QueueStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,11 +21,14 @@ from pyspark.sql.datasource import DataSource
 from cues.overrides import override
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
 from cues.spark.place import message_first
-from cues.spark.reading import QueueReader, QueueStream, find, row_of
+from cues.spark.reading import QueueReader, find, row_of
+from cues.spark.session import require_streams
 from cues.spark.writing import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from cues.spark.streams import QueueStream
 
 
 class CuesSource(DataSource):
@@ -60,6 +63,9 @@ class CuesSource(DataSource):
     @message_first()
     def streamReader(self, schema: T.StructType) -> QueueStream:
         options = ReadOptions.of(self.options, READ_STREAM)
+        require_streams("A stream of the format cues")
+        from cues.spark.streams import QueueStream
+
         if options.frame is not None:
             from cues.spark.cluster.batch_stream import BatchStream
 

@@ -359,14 +359,30 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def _require_pyspark() -> None:
     try:
+        from pyspark.sql.datasource import DataSourceArrowWriter  # noqa: F401
+    except ImportError:
+        raise NotInstalled(
+            f"Spark needs pyspark 4.0 or newer; {_installed()}.", "run pip install 'cues-streams[spark]'."
+        ) from None
+
+
+def require_streams(what: str) -> None:
+    """Raise :class:`Unsupported` if ``what`` reads a queue as a stream, and this Spark is older than 4.2.
+
+    An older one asks a source in Python for no limit of a batch, and calls none for its trigger "available now".
+    """
+    try:
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow  # noqa: F401
     except ImportError:
-        try:
-            import pyspark
-
-            installed = f"pyspark {pyspark.__version__} is installed"
-        except ImportError:
-            installed = "pyspark is not installed"
-        raise NotInstalled(
-            f"Spark needs pyspark 4.2 or newer; {installed}.", "run pip install 'cues-streams[spark]'."
+        raise Unsupported(
+            f"{what} needs Spark 4.2 or newer; {_installed()}.",
+            "use a cluster with Spark 4.2; all else of Cues works from Spark 4.0 on.",
         ) from None
+
+
+def _installed() -> str:
+    try:
+        import pyspark
+    except ImportError:
+        return "pyspark is not installed"
+    return f"pyspark {pyspark.__version__} is installed"

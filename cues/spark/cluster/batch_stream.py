@@ -27,7 +27,7 @@ from cues.spark.cluster.batches import Batch, Batches, next_ranges
 from cues.spark.cluster.files import open_files
 from cues.spark.cluster.shared import SharedQueue
 from cues.spark.options import FrameSource, QueueAddress, ReadOptions
-from cues.spark.reading import QueueStream
+from cues.spark.streams import QueueStream
 
 _LEADER: Final = "leader"
 _NUMBER: Final = "number"
