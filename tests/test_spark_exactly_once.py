@@ -43,7 +43,7 @@ import test_spark_exactly_once
 from cues import faults
 from cues.spark.datasource import CuesSource
 from cues.spark.options import WriteOptions
-from cues.spark.writing import StreamWriter
+from cues.spark.streams import StreamWriter
 
 root, point, batch, delivery, size, function = sys.argv[1:]
 driver = os.getpid()

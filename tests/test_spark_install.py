@@ -73,7 +73,7 @@ def test_without_pyspark_the_extra_is_named(machine: Machine) -> None:
     found = machine.run("--engine", "spark")
     assert (found.code, found.out) == (2, "")
     assert found.err.splitlines() == [
-        "Error: Spark needs pyspark 4.2 or newer; pyspark is not installed.",
+        "Error: Spark needs pyspark 4.0 or newer; pyspark is not installed.",
         "Try: run pip install 'cues-streams[spark]'.",
     ]
 

@@ -32,7 +32,7 @@ from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
 from cues.spark.position import Indices
 from cues.spark.reading import QueueReader, QueueStream, ReadSlice, row_of
 from cues.spark.slices import cut, edges
-from cues.spark.writing import StreamWriter
+from cues.spark.streams import StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

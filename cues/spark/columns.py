@@ -37,6 +37,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from cues.errors import CodecError, InvalidArgument, ReturnError, Unsupported
+from cues.spark.installed import times_in_utc
 
 
 class Misfit(Exception):
@@ -70,7 +71,7 @@ class Column:
     def __init__(self, field: T.StructField, strict: bool) -> None:
         self.name = field.name
         self.nullable = field.nullable
-        self.type = to_arrow_type(field.dataType, timezone="UTC")
+        self.type = to_arrow_type(field.dataType, **times_in_utc())
         self._convert = converter(field.dataType, strict)
         self._strict = strict
         self._plain = _PLAIN.get(type(field.dataType), set())
@@ -242,7 +243,7 @@ _SCALARS: Final[tuple[tuple[Any, Convert], ...]] = (
     (T.BinaryType, _exactly(bytes, "bytes")),
     (T.DateType, _exactly(date, "a date")),
     (T.DayTimeIntervalType, _exactly(timedelta, "a timedelta")),
-    (T.TimeType, _clock),
+    (getattr(T, "TimeType", ()), _clock),  # new in Spark 4.1
     (T.TimestampType, _aware),
     (T.TimestampNTZType, _naive),
 )

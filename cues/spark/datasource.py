@@ -19,16 +19,16 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
 from cues.overrides import override
+from cues.spark.installed import require_streams
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
 from cues.spark.place import message_first
 from cues.spark.reading import QueueReader, find, row_of
-from cues.spark.session import require_streams
-from cues.spark.writing import BatchWriter, StreamWriter
+from cues.spark.writing import BatchWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cues.spark.streams import QueueStream
+    from cues.spark.streams import QueueStream, StreamWriter
 
 
 class CuesSource(DataSource):
@@ -80,6 +80,9 @@ class CuesSource(DataSource):
     @override
     @message_first()
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> StreamWriter:
+        require_streams("A stream of the format cues")
+        from cues.spark.streams import StreamWriter
+
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
 
 

@@ -24,6 +24,7 @@ from cues.errors import GraphError
 from cues.graphs.processor import Node, wants_process
 from cues.spark.columns import frame_encoder
 from cues.spark.failures import in_short
+from cues.spark.installed import require_streams
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
 from cues.steps.process import Delivery, Process
@@ -147,6 +148,7 @@ def _query_of(session: Any, system: Any, node: Node) -> QueryPlan | None:
             raise _refused(node, "has trigger=, and runs in steps, because it keeps no state", "leave trigger= out.")
         return None
     mode = asked or "append"
+    require_streams(f"{node.id}, a frame that keeps state,")
     _check_query(session, node, top, mode)
     frame_encoder(node.id, result)
     return QueryPlan(mode, any("EventTimeWatermark" in name for name in names))

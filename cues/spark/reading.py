@@ -32,6 +32,7 @@ from cues.errors import InvalidArgument, MessagesPurged
 from cues.overrides import override
 from cues.queues.committed import Isolation
 from cues.spark.columns import Column
+from cues.spark.installed import times_in_utc
 from cues.spark.options import Position, QueueAddress, ReadOptions
 from cues.spark.place import MessageRows, ReadableQueue, message_first, pin
 from cues.spark.position import Indices, widened
@@ -61,7 +62,7 @@ class Columns:
     """The columns of a query, made from record batches."""
 
     def __init__(self, schema: T.StructType, options: ReadOptions, spread: bool = False) -> None:
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self.schema = to_arrow_schema(schema, **times_in_utc())
         own = {field.name: field.dataType for field in row_of(spread).fields} if options.row_columns else {}
         self._fields: dict[str, Column] = {}
         for field in schema.fields:

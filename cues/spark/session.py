@@ -33,6 +33,7 @@ from cues.errors import NotInstalled, Unsupported
 from cues.spark import conf as settings_of
 from cues.spark import java
 from cues.spark.failures import in_short
+from cues.spark.installed import require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -201,7 +202,7 @@ def require() -> None:
 
 def active() -> SparkSession | None:
     """The session that this process already has, if any. It may be of another thread."""
-    _require_pyspark()
+    require_pyspark()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -213,7 +214,7 @@ def active() -> SparkSession | None:
 
 def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str] | None = None) -> SparkSession:
     """Make a quiet session; the caller stops it. Raises the errors of :func:`session`."""
-    _require_pyspark()
+    require_pyspark()
     from pyspark.sql import SparkSession
 
     submitted = _submitted()
@@ -355,34 +356,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _require_pyspark() -> None:
-    try:
-        from pyspark.sql.datasource import DataSourceArrowWriter  # noqa: F401
-    except ImportError:
-        raise NotInstalled(
-            f"Spark needs pyspark 4.0 or newer; {_installed()}.", "run pip install 'cues-streams[spark]'."
-        ) from None
-
-
-def require_streams(what: str) -> None:
-    """Raise :class:`Unsupported` if ``what`` reads a queue as a stream, and this Spark is older than 4.2.
-
-    An older one asks a source in Python for no limit of a batch, and calls none for its trigger "available now".
-    """
-    try:
-        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow  # noqa: F401
-    except ImportError:
-        raise Unsupported(
-            f"{what} needs Spark 4.2 or newer; {_installed()}.",
-            "use a cluster with Spark 4.2; all else of Cues works from Spark 4.0 on.",
-        ) from None
-
-
-def _installed() -> str:
-    try:
-        import pyspark
-    except ImportError:
-        return "pyspark is not installed"
-    return f"pyspark {pyspark.__version__} is installed"

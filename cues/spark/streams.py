@@ -1,4 +1,4 @@
-"""Streams of the format ``cues``: batch after batch of the messages that are appended to a queue.
+"""Streams of the format ``cues``: batch after batch of what a queue gets is read, or appended to a queue.
 
 A stream's offsets are parts of the queue (:class:`cues.spark.checkpoint.Offset`). Admission control is
 ``maxMessagesPerTrigger``. Of several partitions it takes the oldest messages first. Otherwise the messages of one
@@ -16,7 +16,12 @@ import os
 from typing import Any
 
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from cues.base.texts import quoted
@@ -24,11 +29,12 @@ from cues.errors import Diverged
 from cues.forwarding import external_writers
 from cues.overrides import override
 from cues.queues.store import Store
-from cues.spark.checkpoint import Offset
+from cues.spark.checkpoint import Offset, range_of
 from cues.spark.options import ReadOptions
 from cues.spark.place import message_first
 from cues.spark.position import Indices, read_place, widened
 from cues.spark.reading import Reading
+from cues.spark.writing import Writing, whole
 
 
 class QueueStream(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -119,3 +125,12 @@ class QueueStream(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         places = (read_place(place) for identity, place in row.position[1] if identity == self.pinned.identity)
         return next(places, None)
+
+
+class StreamWriter(Writing, DataSourceStreamArrowWriter):
+    """A stream's batches, one transaction each."""
+
+    @override
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        id, checkpoint = self.options.id, self.options.checkpoint
+        self.append(whole(messages), range_of(checkpoint, batchId) if id is not None and checkpoint else None)

@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 import msgpack
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from cues import codec, faults
 from cues.errors import CodecError, CuesError, InvalidArgument, PositionMismatch, QueueOptionsError, Unsupported
@@ -45,7 +45,6 @@ from cues.queues.store import Store
 from cues.records import batch
 from cues.records.packed import packed_rows
 from cues.spark import staging
-from cues.spark.checkpoint import range_of
 from cues.spark.columns import Encoder
 from cues.spark.options import WriteOptions
 from cues.spark.position import Range, SourceRange, write_place
@@ -58,7 +57,7 @@ _ARRAY: Final = struct.Struct(">BI")
 """The head of a msgpack array of up to 2³² items."""
 
 
-class _Writing:
+class Writing:
     """The common part of batch and stream writers. It is sent to the executors."""
 
     def __init__(self, schema: T.StructType, options: WriteOptions, overwrite: bool) -> None:
@@ -203,22 +202,13 @@ class _Writing:
         raise PositionMismatch(message, hint, source=id, kept=None if row is None else row.position, found=str(covered))
 
 
-class BatchWriter(_Writing, DataSourceArrowWriter):
+class BatchWriter(Writing, DataSourceArrowWriter):
     """A batch write: one transaction of any size."""
 
     @override
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         span = self.options.range
-        self.append(_whole(messages), None if span is None else Range(*span))
-
-
-class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """A stream's batches, one transaction each."""
-
-    @override
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        id, checkpoint = self.options.id, self.options.checkpoint
-        self.append(_whole(messages), range_of(checkpoint, batchId) if id is not None and checkpoint else None)
+        self.append(whole(messages), None if span is None else Range(*span))
 
 
 def _check_placing(queue: str, options: QueueOptions) -> None:
@@ -231,7 +221,7 @@ def _check_placing(queue: str, options: QueueOptions) -> None:
             )
 
 
-def _whole(messages: list[WriterCommitMessage | None]) -> list[Staged]:
+def whole(messages: list[WriterCommitMessage | None]) -> list[Staged]:
     """The results of all tasks. Raises :class:`CuesError` if one is missing."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):

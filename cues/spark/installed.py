@@ -1,0 +1,47 @@
+"""The version of pyspark that is installed, and what it is too old for."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from cues.errors import NotInstalled, Unsupported
+
+
+def require_pyspark() -> None:
+    """Raise :class:`NotInstalled` without a pyspark that Cues works with."""
+    try:
+        from pyspark.sql.datasource import DataSourceArrowWriter  # noqa: F401
+    except ImportError:
+        raise NotInstalled(
+            f"Spark needs pyspark 4.0 or newer; {_installed()}.", "run pip install 'cues-streams[spark]'."
+        ) from None
+
+
+def require_streams(what: str) -> None:
+    """Raise :class:`Unsupported` if ``what`` reads a queue as a stream, and this Spark is older than 4.2.
+
+    An older one asks a source in Python for no limit of a batch, and calls none for its trigger "available now".
+    """
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow  # noqa: F401
+    except ImportError:
+        raise Unsupported(
+            f"{what} needs Spark 4.2 or newer; {_installed()}.",
+            "use a cluster with Spark 4.2; all else of Cues works from Spark 4.0 on.",
+        ) from None
+
+
+def _installed() -> str:
+    try:
+        import pyspark
+    except ImportError:
+        return "pyspark is not installed"
+    return f"pyspark {pyspark.__version__} is installed"
+
+
+def times_in_utc() -> dict[str, Any]:
+    """Return the argument of pyspark's functions for types of Arrow that makes times UTC: before Spark 4.2 they are."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_type).parameters else {}

@@ -1,0 +1,115 @@
+"""The pages of Spark: the commands of the first page run, on a real cluster with an object store; manifests fit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cues.cli.app import COMMANDS
+
+DOCS = Path(__file__).parents[1] / "docs"
+CUES = str(Path(sys.executable).with_name("cues"))
+
+GRAPH = """
+import cues
+
+graph = cues.Graph("flights")
+
+
+@graph.source("raw")
+def rows(position):
+    for n in range(position or 0, 500):
+        yield n + 1, {"n": n}
+
+
+@graph.stream("raw", "enriched")
+def enrich(message):
+    return {"n": message["n"], "double": message["n"] * 2}
+"""
+
+
+def commands() -> list[str]:
+    (block,) = re.findall(r"```sh\n(.*?)```", (DOCS / "spark.md").read_text(), re.S)
+    return [line.partition("  #")[0].strip() for line in block.splitlines() if line.startswith("cues ")]
+
+
+@pytest.mark.slow
+def test_each_command_of_the_first_page_runs(tmp_path: Path) -> None:
+    """The bucket and the cluster of the page are a real S3 server and a standalone cluster of two workers."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+    import object_store
+    from spark_cluster import Cluster
+
+    (tmp_path / "graph.py").write_text(GRAPH)
+    said: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        storage = stack.enter_context(object_store.running())
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in storage.items():
+            patch.setenv(name, value)
+        object_store.make_bucket("bucket")
+        cluster = stack.enter_context(Cluster())
+        for command in commands():
+            words = shlex.split(command.replace("spark://host:7077", cluster.master))
+            if "--master" in words:  # the first runs of the page keep their queues in the store
+                words += ["--store", "another"]
+            done = subprocess.run(
+                [CUES, *words[1:]],
+                cwd=tmp_path,
+                env={**os.environ, **cluster.environment},
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert done.returncode == 0, command + done.stdout[-2000:] + done.stderr[-2000:]
+            said[command] = done.stdout + done.stderr
+    runs = [text for command, text in said.items() if command.startswith("cues run")]
+    assert len(runs) == 4 and len(said) == 5
+    assert "500" in runs[1] and "500" in runs[3]
+    (status,) = [text for command, text in said.items() if command.startswith("cues status")]
+    assert "enriched" in status and "500" in status
+
+
+def options() -> set[str]:
+    from cues.cli.app import load
+
+    return {name for parameter in load("run").params for name in parameter.opts}
+
+
+def test_the_manifest_for_kubernetes_starts_a_command_that_exists() -> None:
+    yaml: Any = pytest.importorskip("yaml")
+    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "spark-platforms.md").read_text(), re.S)
+    service, stateful = yaml.safe_load_all(block)
+    assert service["kind"] == "Service" and stateful["kind"] == "StatefulSet"
+    assert service["spec"]["clusterIP"] == "None", "a service without an address, which names the pod"
+    pod = stateful["spec"]["template"]
+    assert pod["metadata"]["labels"] == service["spec"]["selector"] == stateful["spec"]["selector"]["matchLabels"]
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"] and stateful["spec"]["replicas"] == 1
+    (container,) = pod["spec"]["containers"]
+    words = [*container["command"], *container["args"]]
+    assert words[:2] == ["cues", "run"] and "run" in COMMANDS
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert given <= options(), given - options()
+    conf = dict(word.removeprefix("--conf=").split("=", 1) for word in words if word.startswith("--conf="))
+    ports = {port["name"]: str(port["port"]) for port in service["spec"]["ports"]}
+    assert ports == {"driver": conf["spark.driver.port"], "blocks": conf["spark.blockManager.port"]}
+    assert conf["spark.driver.host"] == service["metadata"]["name"]
+    assert conf["spark.kubernetes.container.image"] == container["image"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]
+    }
+
+
+def test_the_options_of_the_pages_exist() -> None:
+    for page in ("spark.md", "spark-platforms.md"):
+        for line in re.findall(r"^(?:\w+=\S+ )?cues run .*", (DOCS / page).read_text(), re.M):
+            given = set(re.findall(r"(?<=\s)--[\w-]+", line.partition("#")[0]))
+            assert given <= options(), (page, given - options())
