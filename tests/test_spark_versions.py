@@ -113,3 +113,17 @@ def test_a_graph_runs_on_this_version_of_spark(version: str, tmp_path: Path) -> 
     assert len(ran("-m", "cues", "tail", "q#even", "-n", "all").splitlines()) == 1499
     said = ran("format.py")
     assert f"rows 2999 sum {sum(range(3000)) - 1700}" in said and "refused" in said
+
+
+def test_a_stream_is_refused_by_name_on_an_older_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+    from cues.spark.datasource import CuesSource
+    from cues.spark.reading import ROW
+
+    with cues.open(tmp_path / "s", durability="process") as store:
+        store.queue("out").appender().write({"n": 1})
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    stream = CuesSource({"path": f"{tmp_path / 's'}#out"}).streamReader(ROW)
+    for look in (stream.initialOffset, stream.latestOffset):
+        with pytest.raises(cues.CuesError, match=r"needs Spark 4\.2 or newer"):
+            look()

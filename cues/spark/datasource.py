@@ -13,11 +13,13 @@ writers that they return to its executors.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from cues.errors import Unsupported
 from cues.overrides import override
 from cues.spark.installed import require_streams
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
@@ -61,9 +63,12 @@ class CuesSource(DataSource):
 
     @override
     @message_first()
-    def streamReader(self, schema: T.StructType) -> QueueStream:
+    def streamReader(self, schema: T.StructType) -> QueueStream | RefusedStream:
         options = ReadOptions.of(self.options, READ_STREAM)
-        require_streams("A stream of the format cues")
+        try:
+            require_streams("A stream of the format cues")
+        except Unsupported as error:
+            return RefusedStream(error)
         from cues.spark.streams import QueueStream
 
         if options.frame is not None:
@@ -84,6 +89,27 @@ class CuesSource(DataSource):
         from cues.spark.streams import StreamWriter
 
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """A stream that this Spark is too old for. Spark 4.0 loses what :meth:`CuesSource.streamReader` raises itself."""
+
+    def __init__(self, error: Unsupported) -> None:
+        self._error = error
+
+    @override
+    @message_first()
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    @override
+    @message_first()
+    def latestOffset(self, *given: Any, **named: Any) -> dict[str, Any]:
+        raise self._error
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise self._error
 
 
 def source_for(spark: SparkSession) -> type[CuesSource]:
