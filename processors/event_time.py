@@ -498,7 +498,10 @@ class EventTime:
         if self.updates:
             self.write_early(call, row)
         elif self._early_us is not None:
-            self.change_many(call, [row])
+            named = b"e" + row[1:]
+            if call.state.get(named) is None:
+                call.state[named] = True
+            call.changed = True
 
     def change_many(self, call: Call, rows: Sequence[bytes]) -> None:
         """Note that open results have changed, in a call with columns."""
