@@ -45,6 +45,7 @@ MODULES = {
     "cues.processors.mysql_changes": "a source of the changes of MySQL and MariaDB tables",
     "cues.processors.pgoutput": "the messages and values of PostgreSQL's logical replication",
     "cues.processors.delta": "Delta tables as targets of sinks",
+    "cues.processors.iceberg": "Iceberg tables as targets of sinks",
     "cues.processors.delta_source": "Delta tables as sources: snapshots, versions, changes",
     "cues.processors.columns": "types of the columns of tables in files",
     "cues.processors.sql_values": "values in the columns of databases",

@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks for files, databases, Delta, Kafka, Redis, NATS, MQTT, RabbitMQ, SQS, Kinesis; joins.
+"""Ready-made sources, sinks, windows and joins: files, databases, lake tables, HTTP and brokers such as Kafka.
 
 Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
 says so, and loads it on first use.
@@ -11,7 +11,7 @@ says so, and loads it on first use.
     sql_source.py    rows of tables in SQLite, PostgreSQL and DuckDB, incrementally
     sql_sink.py      tables as targets of sinks: append, upsert, delete
     delta.py         Delta tables as targets of sinks, exactly once; delta_source.py has their versions as messages
-    lake.py          the base of tables in files as targets, such as those of Delta
+    iceberg.py       Iceberg tables as targets of sinks, exactly once; lake.py is the base of both targets
     kafka_source.py  records of a Kafka topic
     kafka_sink.py    Kafka topics as targets of sinks, exactly once; kafka.py is what both use
     redis_streams.py the entries of a Redis stream, and Redis as the target of sinks, exactly once

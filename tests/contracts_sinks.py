@@ -25,6 +25,7 @@ from cues.processors import places, sql
 from cues.processors.databases import DuckDB, Reader
 from cues.processors.delta import DeltaTarget
 from cues.processors.file_sink import FileSink
+from cues.processors.iceberg import IcebergTarget
 from cues.processors.kafka_sink import Topic
 from cues.processors.nats_streams import NatsSubject
 from cues.processors.redis_streams import RedisTarget
@@ -153,6 +154,22 @@ def delta_rows(target: DeltaTarget, columns: str = "*") -> list[dict[str, Any]]:
     return found
 
 
+def _iceberg(path: Path) -> IcebergTarget:
+    path.mkdir(parents=True, exist_ok=True)
+    catalog = {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}"}
+    return IcebergTarget("lake.numbers", catalog=catalog, evolve=True)
+
+
+def iceberg_rows(target: IcebergTarget) -> list[dict[str, Any]]:
+    table = target.open()
+    found: list[dict[str, Any]] = [] if table is None else table.scan().to_arrow().to_pylist()
+    return found
+
+
+def _iceberg_numbers(target: IcebergTarget) -> list[int]:
+    return sorted(row["n"] for row in iceberg_rows(target))
+
+
 def _delta_numbers(target: DeltaTarget) -> list[int]:
     return sorted(row["n"] for row in delta_rows(target, "n"))
 
@@ -239,6 +256,7 @@ SINKS = {
     "table-postgres": SinkCase(_table("postgres"), write, _table_numbers, ("sqlalchemy", "psycopg")),
     "table-mariadb": SinkCase(_table("mariadb"), write, _table_numbers, ("sqlalchemy", "pymysql")),
     "delta": SinkCase(_delta, write, _delta_numbers, ("deltalake",)),
+    "iceberg": SinkCase(_iceberg, write, _iceberg_numbers, ("pyiceberg",)),
     "kafka": SinkCase(_topic, write, _topic_numbers, ("confluent_kafka",)),
     "redis": SinkCase(_redis, write, _redis_numbers, ("redis",)),
     "nats": SinkCase(_nats, write, _nats_numbers, ("nats",)),
@@ -269,6 +287,7 @@ IN_PROCESSES = (
     "table-postgres",
     "table-mariadb",
     "delta",
+    "iceberg",
     "kafka",
     "redis",
     "nats",

@@ -25,6 +25,7 @@ from cues.processors.file_sink import FileSink
 from cues.processors.file_source import Files
 from cues.processors.http_sink import Requests
 from cues.processors.http_source import Poll
+from cues.processors.iceberg import IcebergTarget
 from cues.processors.kafka_sink import Topic
 from cues.processors.kafka_source import Records
 from cues.processors.kinesis import KinesisSender, KinesisStream
@@ -210,6 +211,11 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         DeltaTarget,
         {"where": "t", "schema": None, "mode": "append", "key": (), "partition_by": (), "evolve": False}
         | {"storage_options": None},
+    ),
+    "IcebergTarget": (
+        IcebergTarget,
+        {"table": "a.t", "catalog": "c", "schema": None, "mode": "append", "key": (), "partition_by": ()}
+        | {"evolve": False, "properties": None},
     ),
     "DeltaSource": (
         DeltaSource,
