@@ -360,7 +360,7 @@ def test_a_table_that_does_not_fit_is_told_before_the_first_message(tmp_path: Pa
 def test_a_table_that_is_removed_stops_the_sink(tmp_path: Path) -> None:
     target = target_at(tmp_path, schema=N)
     target.__cues_prepare__()
-    target._catalog.drop_table("lake.t")
+    target.open().catalog.drop_table("lake.t")
     with pytest.raises(CheckpointError, match="not there any more"):
         deliver(target_at(tmp_path), 1, 4)
     deliver(target, 1, 4)  # schema= makes it
