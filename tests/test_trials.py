@@ -494,6 +494,8 @@ def test_rabbitmq_kafka(tmp_path: Path) -> None:
                             rabbitmq.end(signal.SIGKILL)
                             running.life()
                             rabbitmq.start()
+                            # A quorum queue elects its leader after the start, and refuses publications until then.
+                            until(lambda: is_ready(rabbitmq), "the queue has no leader")
 
                 running.lives(feed, restart)
                 until(lambda: len(kafka.records("orders")) >= RECORDS, "records are missing", SERVED_S)
@@ -502,6 +504,15 @@ def test_rabbitmq_kafka(tmp_path: Path) -> None:
     finally:
         rabbitmq.stop()
     assert sorted(found) == list(range(RECORDS))
+
+
+def is_ready(rabbitmq: RabbitMQ) -> bool:
+    """Whether the queue of orders answers."""
+    try:
+        rabbitmq.count("orders")
+    except Exception:
+        return False
+    return True
 
 
 # --- a service ------------------------------------------------------------------------------------
