@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 import cues
 from cues import AnyOf, Graph, Sink, Source, Stream
+from cues.processors import joins, reducers, shape, windows
 
 Message = dict[str, Any]
 COUNT = 400
@@ -373,3 +375,130 @@ def noted(message: Message, process: Any) -> None:
         rows = [(m["n"], process.delivery_hash) for m in tx.fresh([message])]
         tx.executemany("insert into notes values (?, ?)", rows)
     db.close()
+
+
+def paused_by(n: int) -> Callable[..., Message]:
+    def refuses_one(message: Message) -> Message:
+        if message["n"] == n:
+            raise Refused(n, "is not wanted")
+        return message
+
+    return refuses_one
+
+
+def reads_by_itself(message: Message, process: Any) -> None:
+    """Writes each tenth message by itself, with the message that it reads by itself at the same place."""
+    other = process.tailers["other"].read()
+    if message["n"] % 10 == 0:
+        process.appenders["log"].write({"n": message["n"], "other": other["n"]})
+
+
+STORE_GRAPHS: dict[str, Callable[[], Graph]] = {
+    "rate": graph(Stream(several, "in", "out", rate="5000/s"), Stream(plain, "out", "more")),
+    "imperative": graph(
+        Stream(plain, "in", "doubled"),
+        Stream(reads_by_itself, "doubled", None, tailers={"other": "in"}, appenders={"log": "log"}),
+        Stream(mended, "log", "out"),
+    ),
+    "committed messages only": graph(Stream(several, "in", "out", isolation="committed")),
+    "pause": graph(Stream(paused_by(207), "in", "out", id="p", on_error="pause"), errors="errors"),
+    "pause of a batch": graph(
+        Stream(poisoned, "in", "out", batch=True, batch_size=60, on_error="pause"), errors="errors"
+    ),
+    "pause at the first message": graph(Stream(paused_by(0), "in", "out", id="p", on_error="pause"), errors="errors"),
+    "pause after some errors": graph(Stream(picky, "in", "out", max_errors="3/h"), errors="errors"),
+    "pause after the errors of a batch": graph(
+        Stream(poisoned, "in", "out", batch=True, batch_size=60, max_errors="5/h"), errors="errors"
+    ),
+    "errors below the limit": graph(Stream(picky, "in", "out", max_errors="100/h"), errors="errors"),
+}
+"""Graphs with options that a processor has on Spark only with its queues in a store."""
+
+
+# --- what is due ----------------------------------------------------------------------------------------
+
+
+def sets_timers(message: Message, process: Any) -> dict[str, Message]:
+    """One for each key, which each message replaces, or cancels."""
+    counted(message, process)
+    n = message["n"]
+    process.timer(n % 25, None if n % 50 == 49 else process.now + timedelta(seconds=n % 20 + 1))
+    return {"out": {"n": n, "count": process.state["count"]}}
+
+
+def fires(timer: Message, process: Any) -> dict[str, Message]:
+    """Fails for one key, and sets a further timer at its first call for another one."""
+    if timer["key"] == 7:
+        raise Refused(7, "is not wanted")
+    fired = process.state["fired"] = process.state.get("fired", 0) + 1
+    if timer["key"] == 11 and fired == 1:
+        process.timer(11, timer["at"] + timedelta(seconds=5), "again")
+    came = {"key": timer["key"], "name": timer["name"], "at": timer["at"], "hash": process.delivery_hash}
+    return {"fired": {**came, "count": process.state["count"], "fired": fired}}
+
+
+def told_of(timer: Message, process: Any) -> Message:
+    return {"key": timer["key"], "hash": process.delivery_hash, "index": process.index}
+
+
+def by_25(message: Message) -> int:
+    return message["n"] % 25  # type: ignore[no-any-return]
+
+
+def delays(message: Message) -> Any:
+    """Two of three are due later, some of them at the same time. An executor has its own clock, so by their field."""
+    at = START + timedelta(seconds=message["at"] + message["n"] % 7)
+    return cues.delayed(message, deliver_at=at) if message["n"] % 3 else message
+
+
+def due(*processors: Any, **options: Any) -> Callable[[], Graph]:
+    sources = [Source("in"), Source("quiet")]
+    return lambda: Graph("g", [*sources, *processors], durability="process", errors="errors", **options)
+
+
+_FORK = {"out": "out", "fired": "fired"}
+_IDLE: Any = {"time": "n", "idle": "10s"}
+DUE_GRAPHS: dict[str, Callable[[], Graph]] = {
+    "timers": due(
+        Stream(plain, "in", "plain"),
+        Stream(sets_timers, "plain", _FORK, key=by_25, timer=fires),
+        Stream(told_of, "fired", "told"),
+    ),
+    "after a death": due(Stream(dies_once, "in", "plain"), Stream(sets_timers, "plain", _FORK, key="n", timer=fires)),
+    "timers without a key": due(Stream(sets_timers, "in", _FORK, timer=fires)),
+    "timers of partitions": due(
+        Stream(sets_timers, "in", _FORK, key="n", timer=fires),
+        queues={queue: cues.QueueOptions(partitions=2, key="n") for queue in ("in", "out")},
+    ),
+    "time to live": due(Stream(counted, "in", "out", key=by_25, ttl="10m"), Stream(several, "out", "more")),
+    "time to live without a key": due(Stream(counted, "in", "out", ttl="50s")),
+    "debounce": due(
+        shape.debounce("in", "settled", key=by_25, quiet="5s", count="of"), Stream(plain, "settled", "out")
+    ),
+    "idle window": due(
+        windows.sessions(AnyOf("in", "quiet"), "out", 10, late="late", reduce={"count": reducers.count()}, **_IDLE)
+    ),
+    "idle join": due(
+        joins.interval({"left": "in", "right": "quiet"}, "out", key="n", how="left", late="late", **_IDLE)
+    ),
+    "delayed messages": due(Stream(delays, "in", "later"), Stream(several, "later", "out")),
+    "delayed messages with state": due(Stream(delays, "in", "later"), Stream(counted, "later", "out", key=by_25)),
+}
+"""Graphs with work that is due at a time."""
+
+START = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def _sent(at: float, low: int, high: int) -> tuple[float, list[Message]]:
+    return at, [{"n": n, "at": at} for n in range(low, high)]
+
+
+PLAY: list[tuple[float, list[Message]]] = [
+    _sent(0, 200, 300),
+    (30, []),
+    _sent(60, 250, 350),
+    (7200, []),
+    _sent(7210, 200, 220),
+    (7300, []),
+]
+"""Seconds, and the messages that are sent then. Nothing is due when messages are sent, so the order is one."""

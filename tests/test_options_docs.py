@@ -86,16 +86,19 @@ GENERATED = {
 
 
 def with_refusals(page: str) -> str:
-    """The page of Spark with the options that Spark refuses: the rows of the table that say yes."""
+    """The page of Spark with the options for which the driver calls the function, and those that Spark refuses."""
+    driven = ", ".join(f"`{name}=`" for name, entry in TABLE.items() if entry.in_driver)
+    page, count = re.subn(r"^\| functions with .*?(?= \| the driver)", f"| functions with {driven}", page, flags=re.M)
+    assert count == 1
     by_hint: dict[str, list[str]] = {}
     for name, entry in TABLE.items():
-        if entry.spark:
-            by_hint.setdefault(entry.spark.hint, []).append(name)
+        if entry.shared:
+            by_hint.setdefault(entry.shared.hint, []).append(name)
     rows = [
-        f"| {', '.join(f'`{name}=`' for name in names)} | yes | {hint.format(name='= or '.join(names))} |\n"
+        f"| {', '.join(f'`{name}=`' for name in names)} | {hint.format(name='= or '.join(names))} |\n"
         for hint, names in by_hint.items()
     ]
-    replaced, count = re.subn(r"(?:^\|[^|\n]*\| yes \|.*\n)+", lambda _: "".join(rows), page, flags=re.M)
+    replaced, count = re.subn(r"(?:^\| `\w+=`(?:, `\w+=`)* \|.*\n)+", lambda _: "".join(rows), page, flags=re.M)
     assert count == 1
     return replaced
 

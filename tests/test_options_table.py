@@ -20,7 +20,7 @@ def work(message: Any, process: Any) -> None:
 @pytest.mark.parametrize("name", OPTION_NAMES)
 def test_each_refusal_names_options_and_known_facts(name: str) -> None:
     entry, facts = TABLE[name], dict.fromkeys(FACTS, "x")
-    for each in (*entry.without, *([entry.spark] if entry.spark else [])):
+    for each in (*entry.without, *([entry.shared] if entry.shared else [])):
         assert each.wrong.format(**facts) and each.hint.format(**facts)
     assert {other for each in entry.without for other in each.others} <= {*OPTION_NAMES, "kind"} - {name}
     assert entry.wrong.format(**facts, error="x") is not None and entry.text
@@ -41,6 +41,32 @@ def test_the_strategy_of_a_graph_is_refused_as_that_of_a_processor_is(declared: 
     with pytest.raises(GraphError, match=text):
         graph.plan()
     cues.Graph("g", [cues.Source("in", retries=1)], strategy="at-most-once").plan()
+
+
+NOT_SHARED: dict[str, Any] = {
+    "tailers": "other",
+    "appenders": "log",
+    "across": "pending",
+    "isolation": "committed",
+    "timer": work,
+    "ttl": "10m",
+    "rate": "10/s",
+    "on_error": "pause",
+    "max_errors": "10/min",
+}
+
+
+def test_queues_in_a_shared_directory_refuse_by_name_each_option_that_the_table_says() -> None:
+    check = pytest.importorskip("cues.spark.cluster.engine").check
+    assert set(NOT_SHARED) == {name for name, entry in TABLE.items() if entry.shared}
+    for name, value in NOT_SHARED.items():
+        other = {"out": cues.QueueOptions(path="elsewhere")} if name == "across" else {}
+        stream = cues.Stream(work, "in", "out", id="p", **{name: value})  # type: ignore[arg-type]
+        graph = cues.Graph("g", [cues.Source("in"), cues.Source("other"), stream], queues=other, errors="e")
+        with pytest.raises(
+            GraphError, match=rf"g\.p .*{name}=.*shared directory.* Try: run the graph without --queues"
+        ):
+            check(graph.plan())
 
 
 FRAMES = [

@@ -555,13 +555,6 @@ def test_sources_and_unknown_processors_cannot_be_paused() -> None:
         assert cues.pause(store) == [] and len(cues.resume(store)) == 1 and cues.resume(store) == []
 
 
-def test_spark_refuses_the_options_by_name() -> None:
-    from cues.spark.driver import check
-
-    with pytest.raises(GraphError, match="only processors of the embedded engine pause"):
-        check(Shop(on_error="pause").graph.plan())
-
-
 def test_errors_of_a_processor_that_was_renamed_twice_are_under_its_last_name() -> None:
     def fails(message: Any) -> Any:
         raise ValueError(message["n"])

@@ -25,7 +25,6 @@ from cues.errors import Diverged, GraphError
 from cues.graphs import draw
 from cues.producers import clocks
 from cues.queues.base import view_of, views_of
-from cues.spark import engine as spark
 from cues.steps import ownership
 
 Site = tuple[str, int]
@@ -385,8 +384,6 @@ def test_a_seek_while_a_step_has_something_pending(tmp_path: Path) -> None:
 
 
 def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="which only the embedded engine does"):
-        spark.check(graph(tmp_path).plan())
     near = Graph("g", [Stream(same, "in", "out", id="s", across="pending")])
     with pytest.raises(GraphError, match="none of its queues is in another store"):
         near.plan()

@@ -236,15 +236,6 @@ def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
 
 
 @pytest.mark.slow
-def test_spark_refuses_a_rate_by_name() -> None:
-    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
-    from cues.spark import driver
-
-    with pytest.raises(GraphError, match=r"g\.p has rate=, which only the embedded engine does"):
-        driver.check(graph_of(print).plan())
-
-
-@pytest.mark.slow
 def test_a_running_graph_wakes_for_the_next_call_and_status_shows_the_wait(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ import spark_graphs
 import terminal
 from spark_cluster import until
 from spark_graphs import GRAPHS
-from test_spark_engine import IGNORED, left, run, template, without_times
+from test_spark_engine import IGNORED, IN_STORE, left, run, template, without_times
 
 from cues.spark import stretches
 from cues.spark.executor import edges_of
@@ -46,14 +46,14 @@ def fill(store: Path) -> None:
     run(spark_graphs.graph()(), store)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", IN_STORE)
 def test_a_backfill_leaves_what_the_embedded_engine_leaves(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    template(tmp_path / "template", GRAPHS[name]())
+    template(tmp_path / "template", IN_STORE[name]())
     for engine in ("embedded", "backfill"):
         shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
-    run(GRAPHS[name](), tmp_path / "embedded")
+    run(IN_STORE[name](), tmp_path / "embedded")
     fill(tmp_path / "backfill")
-    run(GRAPHS[name](), tmp_path / "backfill", engine="spark", spark=spark, backfill=True)
+    run(IN_STORE[name](), tmp_path / "backfill", engine="spark", spark=spark, backfill=True)
     expected, found = left(tmp_path / "embedded"), left(tmp_path / "backfill")
     if name == "alts":  # which input is served first is free; what comes from each is not
         for one in (expected, found):

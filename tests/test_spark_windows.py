@@ -86,15 +86,14 @@ def test_the_end_closes_windows_in_a_store(shared: bool, spark: SparkSession, tm
 
 
 @pytest.mark.parametrize("option", ["idle", "early"])
-def test_timers_are_refused_by_name(option: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_timers_are_refused_by_name_in_a_directory(option: str, tmp_path: Path) -> None:
     made = cues.Graph("g")
     made.source("a")
     made.source("b")
     given: Any = {option: "30s", "time": "t", "late": "late", "reduce": REDUCE}
     made.add(windows.sessions(cues.AnyOf("a", "b"), "out", 10, **given))
-    for options in ({}, {"queues": tmp_path / "queues"}):
-        with pytest.raises(GraphError, match="has timer=, which only the embedded engine does"):
-            made.start(engine="spark", spark=spark, store=tmp_path / "store", **options)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="has timer=, which a processor with its queues in a shared directory cannot"):
+        made.start(engine="spark", store=tmp_path / "store", queues=tmp_path / "queues")
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["store", "directory"])

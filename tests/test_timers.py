@@ -367,12 +367,6 @@ def test_a_timer_without_a_function_is_an_error(cues_store: Any) -> None:
     assert "graph.timer('p')" in str(error["err/cause"])
 
 
-def test_spark_refuses_timers_by_name() -> None:
-    driver = pytest.importorskip("cues.spark.driver")
-    with pytest.raises(cues.GraphError, match=r"g\.p has timer=, which only the embedded engine does"):
-        driver.check(graph_of().plan())
-
-
 def test_plain_data_keep_the_function_of_timers() -> None:
     graph = Graph.from_dict(graph_of().to_dict())
     assert graph.processors["p"].options.timer is fire

@@ -272,10 +272,3 @@ def test_range_and_timers_know_of_expired_values(cues_store: Any, clock: testing
 def test_what_cannot_have_a_time_to_live_is_refused(declare: Callable[[], Any], text: str) -> None:
     with pytest.raises(cues.GraphError, match=text):
         declare()
-
-
-@pytest.mark.slow
-def test_spark_refuses_a_time_to_live_by_name() -> None:
-    driver = pytest.importorskip("cues.spark.driver")
-    with pytest.raises(cues.GraphError, match=r"g\.p has ttl=10, which only the embedded engine does"):
-        driver.check(graph_of().plan())

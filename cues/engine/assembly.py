@@ -166,7 +166,7 @@ def assemble(
             marks = _marks(stores.home, nodes, rows, abroad)
             steppers: list[Stepper] = []
             for node in nodes:
-                kind = SourceStepper if node.kind == "source" else Stepper if node.pending else stepper_type
+                kind = SourceStepper if node.kind == "source" else stepper_type
                 if not node.pending:
                     # It may have been declared with across="pending" before.
                     left = pending.finish(

@@ -2,7 +2,7 @@
 
     option(default, text, …)     the field of an option, with its :class:`Option`
     Without, without             a refusal of the option together with others
-    NotOnSpark                   its refusal by Spark
+    NotShared                    its refusal with `--queues DIR` of Spark
 
 The texts of refusals are formats: ``"{where} has {name}={value!r}."``. :data:`FACTS` are the names in them.
 """
@@ -31,8 +31,8 @@ class Without(NamedTuple):
     """The values of the option itself that are refused; None: all but the default."""
 
 
-class NotOnSpark(NamedTuple):
-    """A refusal of an option by Spark. Its texts are formats over ``FACTS``."""
+class NotShared(NamedTuple):
+    """A refusal of an option by Spark with the queues in a shared directory. Its texts are formats over ``FACTS``."""
 
     wrong: str
     hint: str
@@ -59,8 +59,10 @@ class Option:
     """The refusal of a value that does not fit. ``{error}`` is the message of the exception."""
     ready: Ready | None
     """The ready-made processors that take the option; None: only functions of the user."""
-    spark: NotOnSpark | None
-    """The refusal of Spark, if only the embedded engine has the option."""
+    in_driver: str
+    """The reason why the driver of Spark calls the function, with the queues in a store; "": executors call it."""
+    shared: NotShared | None
+    """The refusal of Spark with the queues in a shared directory (``--queues DIR``); None: the option works there."""
     without: tuple[Without, ...]
     """The options that it excludes."""
 
@@ -74,10 +76,11 @@ def option(
     without: tuple[Without, ...] = (),
     wrong: str = "",
     ready: Ready | None = None,
-    spark: NotOnSpark | None = None,
+    in_driver: str = "",
+    shared: NotShared | None = None,
 ) -> T:
     """Return the field of an option: its default, with an :class:`Option`."""
-    entry = Option(text, fits, hint, wrong, ready, spark, without)
+    entry = Option(text, fits, hint, wrong, ready, in_driver, shared, without)
     return field(default=default, metadata={"option": entry})
 
 

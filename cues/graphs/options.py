@@ -1,8 +1,9 @@
 """The options of processors and of a start: names, types, defaults and texts.
 
     Options            the options of one processor: a frozen dataclass, which is the table of them all
-    refusal_of, exclusion_of, refusal_of_spark
-                       the refusals of declarations, of a start, and of Spark
+    refusal_of, exclusion_of, refusal_of_shared
+                       the refusals of declarations, of a start, and of Spark with the queues in a shared directory
+    why_in_driver      the options with which the driver of Spark calls the function
     ready_made         the options that ready-made processors take
     SourceOptions, StreamOptions, SinkOptions, FrameOptions, BroadcastOptions
                        the keyword arguments of a declaration, for type checkers and editors
@@ -32,7 +33,7 @@ from cues.base.data import dataclass
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.graphs.error_rate import ErrorRate
-from cues.graphs.option import NotOnSpark, Option, Ready, one_of, option, shown, without
+from cues.graphs.option import NotShared, Option, Ready, one_of, option, shown, without
 from cues.graphs.outage import WAIT, Outage, outage_of
 from cues.graphs.retry import Retry
 from cues.queues.options import duration_of
@@ -90,16 +91,19 @@ def _is_at_most_once(strategy: object) -> bool:
     return strategy == "at-most-once"
 
 
-_ONLY_EMBEDDED: Final = "{id} has {name}={value!r}, which only the embedded engine does."
+_NOT_SHARED: Final = "{id} has {name}={value!r}, which a processor with its queues in a shared directory cannot have."
+_IN_STORE: Final = "run the graph without --queues"
+_STATE: Final = "its state is in the driver's store"
 _TIMER_AND: Final = "{where} has timer= and {other}={other_value!r}."
-_NO_PAUSES: Final = NotOnSpark(
-    "{id} has {name}={value!r}, and only processors of the embedded engine pause.",
-    "use the embedded engine, or leave {name}= out.",
+_NO_PAUSES: Final = NotShared(
+    "{id} has {name}={value!r}, and a processor with its queues in a shared directory does not pause.",
+    f"{_IN_STORE}, or leave {{name}}= out.",
 )
-_IMPERATIVE: Final = NotOnSpark(
-    "{id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would read and write the"
-    " driver's store from an executor.",
-    "use the embedded engine, or declare inputs and outputs.",
+_IN_PERSON: Final = "it reads and writes queues by itself"
+_IMPERATIVE: Final = NotShared(
+    "{id} is imperative (tailers=, appenders=), which it cannot be with its queues in a shared directory: its function"
+    " would read and write queues from an executor.",
+    f"{_IN_STORE}, or declare inputs and outputs.",
 )
 _NO_PAUSES_AT_MOST_ONCE: Final = without(
     "{node} has {name}={value!r} and is at-most-once, which takes no message a second time.",
@@ -275,6 +279,7 @@ class Options:
         lambda key: key is None or isinstance(key, str) or callable(key),
         "give the name of a field, or a function of a message.",
         ready="free",
+        in_driver=_STATE,
     )
     instances: int = option(
         1,
@@ -340,12 +345,14 @@ class Options:
     tailers: Any = option(
         None,
         "Queues that the function reads by itself: a dict by binding, or names.",
-        spark=_IMPERATIVE,
+        in_driver=_IN_PERSON,
+        shared=_IMPERATIVE,
     )
     appenders: Any = option(
         None,
         "Queues that the function writes by itself: a dict by binding, or names.",
-        spark=_IMPERATIVE,
+        in_driver=_IN_PERSON,
+        shared=_IMPERATIVE,
     )
     checkpoint: CheckpointTarget | None = option(
         None,
@@ -384,7 +391,8 @@ class Options:
         lambda value: value in ACROSS,
         f"give {shown(ACROSS)}.",
         ready="stream",
-        spark=NotOnSpark(_ONLY_EMBEDDED, "use the embedded engine, or across='forwarded'."),
+        in_driver="its messages for other stores are written by the driver",
+        shared=NotShared(_NOT_SHARED, f"{_IN_STORE}, or with across='forwarded'."),
     )
     isolation: Isolation = option(
         "uncommitted",
@@ -393,9 +401,9 @@ class Options:
         lambda value: value in ISOLATIONS,
         f"give {shown(ISOLATIONS)}.",
         ready="reading",
-        spark=NotOnSpark(
-            _ONLY_EMBEDDED,
-            "use the embedded engine; or read the queue in Spark with option('isolation', 'committed').",
+        in_driver="the driver reads committed messages in the order of their commits",
+        shared=NotShared(
+            _NOT_SHARED, f"{_IN_STORE}; or read the queue in Spark with option('isolation', 'committed')."
         ),
     )
     renamed_from: str | None = option(
@@ -439,7 +447,10 @@ class Options:
                 strategy=_is_at_most_once,
             ),
         ),
-        spark=NotOnSpark("{id} has timer=, which only the embedded engine does.", "use the embedded engine."),
+        in_driver=_STATE,
+        shared=NotShared(
+            "{id} has timer=, which a processor with its queues in a shared directory cannot have.", f"{_IN_STORE}."
+        ),
     )
     ttl: str | float | timedelta | None = option(
         None,
@@ -454,7 +465,8 @@ class Options:
             ),
         ),
         wrong="{where} has ttl={value!r}: {error}",
-        spark=NotOnSpark(_ONLY_EMBEDDED, "use the embedded engine; or delete old values in the function."),
+        in_driver=_STATE,
+        shared=NotShared(_NOT_SHARED, f"{_IN_STORE}; or delete old values in the function."),
     )
     rate: str | None = option(
         None,
@@ -462,7 +474,8 @@ class Options:
         " is one call. It is for the processor as a whole: each of n partitions has 1/n of it. None: no limit.",
         lambda rate: rate is None or calls_per_s(rate),
         ready="reading",
-        spark=NotOnSpark("{id} has rate=, which only the embedded engine does.", "use the embedded engine."),
+        in_driver="its calls have a rate",
+        shared=NotShared(_NOT_SHARED, f"{_IN_STORE}."),
     )
     on_error: str | None = option(
         None,
@@ -472,7 +485,7 @@ class Options:
         "give 'pause', or leave it out.",
         without=(_NO_PAUSES_AT_MOST_ONCE,),
         ready="reading",
-        spark=_NO_PAUSES,
+        shared=_NO_PAUSES,
     )
     max_errors: str | None = option(
         None,
@@ -489,7 +502,7 @@ class Options:
             _NO_PAUSES_AT_MOST_ONCE,
         ),
         ready="reading",
-        spark=_NO_PAUSES,
+        shared=_NO_PAUSES,
     )
 
     def given(self) -> dict[str, Any]:
@@ -571,16 +584,22 @@ def exclusion_of(options: Options, kind: Kind, id: str, node: str = "") -> tuple
     return None
 
 
-def refusal_of_spark(options: Options, id: str) -> tuple[str, str] | None:
-    """Return text and hint for the first option that only the embedded engine has; None if Spark has all of them."""
+def refusal_of_shared(options: Options, id: str) -> tuple[str, str] | None:
+    """Return text and hint for the first option that is refused with the queues in a shared directory; else None."""
     for name, entry in TABLE.items():
         value = getattr(options, name)
-        if entry.spark is not None and _is_given(name, value):
+        if entry.shared is not None and _is_given(name, value):
             return (
-                entry.spark.wrong.format(id=id, name=name, value=value),
-                entry.spark.hint.format(name=name),
+                entry.shared.wrong.format(id=id, name=name, value=value),
+                entry.shared.hint.format(name=name),
             )
     return None
+
+
+def why_in_driver(options: Options) -> str | None:
+    """Return why the driver of Spark calls a function, with the queues in a store; None if executors may call it."""
+    reasons = (entry.in_driver for name, entry in TABLE.items() if _is_given(name, getattr(options, name)))
+    return next(filter(None, reasons), None)
 
 
 def ready_made(*groups: Ready) -> dict[str, Any]:
@@ -780,4 +799,6 @@ def kinds(name: str) -> str:
 
 def engines(name: str) -> str:
     """Return the engines that have an option, as docs/options.md shows them."""
-    return "embedded" if TABLE[name].spark else "Spark" if kinds(name) == "frame" else "all"
+    if kinds(name) == "frame":
+        return "Spark"
+    return "all" if TABLE[name].shared is None else "all, without `--queues`"

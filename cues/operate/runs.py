@@ -114,10 +114,9 @@ class RunRequest:
         """
         if self.engine != "spark":
             return {}
-        from cues.spark import driver
-
-        driver.check(plan)
         if self.queues is None:
+            from cues.spark import driver
+
             return {node.id: driver.place(node) for node in plan.running}
         from cues.spark.cluster import engine as cluster
 

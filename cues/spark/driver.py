@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cues.base import events
 from cues.engine.engine import Host
 from cues.engine.local import EmbeddedEngine
-from cues.errors import GraphError
 from cues.graphs.graph import Graph
-from cues.graphs.options import refusal_of_spark
-from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.spark import staging
@@ -51,7 +48,6 @@ class SparkEngine(EmbeddedEngine):
     def start(self, host: Host) -> None:
         graph = self.graph
         plan = graph.plan()
-        check(plan)
         try:
             remote = [node for node in plan.running if why_local(node) is None]
             given = self._given, self._master, remote, host.emit, self._conf
@@ -97,14 +93,6 @@ class SparkEngine(EmbeddedEngine):
             super().close()
         finally:
             self._session.close()
-
-
-def check(plan: Plan) -> None:
-    """Refuse by name the processors that cannot run on Spark, before anything is started."""
-    for node in plan.running:
-        refusal = refusal_of_spark(node.options, node.id)
-        if refusal is not None:
-            raise GraphError(*refusal, processor=node.name)
 
 
 def place(node: Node) -> str:

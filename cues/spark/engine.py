@@ -20,7 +20,7 @@ from cues.errors import InvalidArgument
 from cues.graphs.graph import Graph
 from cues.spark.backfill import BackfillEngine
 from cues.spark.conf import checked
-from cues.spark.driver import SparkEngine, check
+from cues.spark.driver import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,6 @@ def start(
     if queues is not None:
         from cues.spark.cluster.engine import ClusterEngine
 
-        check(graph.plan())
         if backfill:
             raise InvalidArgument(
                 "backfill=True processes queues of a store, and the queues of queues= are not in a store.",

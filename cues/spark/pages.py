@@ -165,8 +165,8 @@ class _PagesWork(StretchWork):
     @override
     def stage(self, place: int, taken: Taken, results: Results, count: int) -> None:
         self.result.shown += _shown(taken)
-        offset, values = self._stretch.offset + place, 0
-        for cut in results.cuts(self.job.node, count):
+        node, offset, values = self.job.node, self._stretch.offset + place, 0
+        for cut in results.cuts(node, count):
             failure = None if cut.failure is None else travelling(cut.failure)
             run = CommitRun(offset + cut.start, offset + cut.stop, failure=failure)
             self.result.runs.append(run)
@@ -175,7 +175,8 @@ class _PagesWork(StretchWork):
                 self._room = max(0, self._room - staged.inline_bytes)
                 values += staged.values
             if failure is not None:
-                failure.told = {}  # the error message has it
+                if node.options.max_errors is None:  # else the last one is the cause of a pause
+                    failure.told = {}  # the error message has it
                 self._failed += cut.stop - cut.start
                 if self._failed > max(FAILURES_MAX, self.size if self._batch else 0):
                     raise GivenUp("failures")

@@ -14,6 +14,7 @@ from typing import Any
 
 from cues import faults
 from cues.errors import Unsupported
+from cues.graphs.options import why_in_driver
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.queues.store import Store
@@ -100,8 +101,6 @@ def why_local(node: Node) -> str | None:
         return "its effects outside happen in order"
     if node.at_most_once:
         return "executors repeat tasks that fail"
-    if node.options.key is not None:
-        return "its state is in the driver's store"
     if node.kind == "frame":
         return "it makes a plan, which executors carry out"
-    return None
+    return why_in_driver(node.options)

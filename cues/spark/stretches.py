@@ -37,6 +37,7 @@ from cues.spark.remote import SparkRunner, ranges_of, why_local
 from cues.spark.staging import Staged, StagingArea
 from cues.steps.failure import stopped_at
 from cues.steps.part import Part
+from cues.steps.results import pauses
 from cues.steps.stepper import Stepper
 from cues.steps.taker import Taker
 from cues.steps.taking import Input, Slice, Taken
@@ -270,18 +271,32 @@ class StretchStepper(Stepper):
     def _commit_runs(self, taken: Taken, results: list[PagesResult]) -> None:
         """Commit the results of the stretches. Raises :class:`ProcessorStopped` after a failure that no queue takes."""
         results, stop = up_to_stop(results)
-        for some in _commits([run for result in results for run in result.runs]):
+        runs = [run for result in results for run in result.runs]
+        failed = [place for place, run in enumerate(runs) if run.failure is not None]
+        left = self.failures.errors_left()
+        if left is not None and len(failed) >= left:  # it pauses after that error message
+            runs, stop = runs[: failed[left - 1] + 1], None
+        for some in _commits(runs):
             self._commit_some(taken, some)
-        if stop is not None:
-            self.committer.stop = stop[1]
-            raise stopped_at(self.node, stop[1])
+        if stop is None:
+            return
+        offset, failure = stop
+        if pauses(self.node, failure):  # the driver calls this message, and pauses before it
+            self.ranges.given_up = {piece.tailer: piece.start + offset + 1 for piece in taken.slices}
+            return
+        self.committer.stop = failure
+        raise stopped_at(self.node, failure)
 
     def _commit_some(self, taken: Taken, runs: list[CommitRun]) -> None:
         """One commit, of one or several steps."""
         begin, end = runs[0].start, runs[-1].stop
         parts = [self._staged_part(taken, some) for some in _steps(runs, bool(self.node.options.batch))]
-        row = self.fence.moved([Span(s.input, s.start + begin, s.start + end) for s in taken.slices])
-        self.committer.commit_parts(parts, row)
+        spans: list[Slice] = [Span(s.input, s.start + begin, s.start + end) for s in taken.slices]
+        if self.failures.limits:
+            self.failures.note(Taken(spans, end - begin), parts, None)
+        self.committer.commit_parts(parts, self.fence.moved(spans))
+        if self.failures.rows:
+            self.failures.committed()
         self.counters.taken += (end - begin) * len(taken.slices)
         for part in parts:
             self.counters.sizes.add(part.stop - part.start, 1)

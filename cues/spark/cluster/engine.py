@@ -37,6 +37,7 @@ from cues.engine.threads import WorkLoop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, ProcessorStopped, Unsupported
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
+from cues.graphs.options import refusal_of_shared
 from cues.graphs.plan import Plan, build, partitions_of
 from cues.graphs.processor import Node
 from cues.graphs.running import QueueProgress, Shared, UnitStatus
@@ -620,6 +621,10 @@ def _runs_here(processor: Node | Processor) -> bool:
 
 def check(plan: Plan) -> None:
     """Refuse by name the queues and processors that cannot be on a shared filesystem, before anything is started."""
+    for node in plan.running:
+        refusal = refusal_of_shared(node.options, node.id)
+        if refusal is not None:
+            raise GraphError(*refusal, processor=node.name)
     written = written_on_spark(plan)
     for name in sorted(at_home(plan) & written):
         writer = next(
