@@ -49,7 +49,7 @@ from cues.checkpoints import Row
 from cues.errors import CheckpointError, InvalidArgument, NotInstalled
 from cues.overrides import override
 from cues.processors import SINK, places, takes
-from cues.processors.lake import AWAY, LakeConnection, LakePositions, LakeTarget
+from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
 
 _NEVER: Final = re.compile("unsupported table feature|append-only", re.IGNORECASE)
 """Texts of commits that fail at each attempt, and not because of another commit."""
@@ -195,7 +195,7 @@ class DeltaTarget(LakeTarget):
                 else "start the graph again when the table can be read and written; the sink continues there.",
                 where=self.where,
                 again=again,
-                away=again or AWAY.search(text) is not None or None,
+                away=again or says_away(text, self.where) or None,
             ) from error
 
 

@@ -38,6 +38,7 @@ Deletion vectors in files that must be read, column mapping and unknown features
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ from urllib.parse import unquote
 from cues.arguments import check_number, options_of, path_of, texts_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.processors import SOURCE, blocks, columns, delta, foreign, formats, opened_file, places, takes, waits
-from cues.processors.lake import AWAY
+from cues.processors.lake import says_away
 
 CHANGES: Final = ("refuse", "skip", "feed")
 SNAPSHOT: Final = "snapshot"
@@ -57,6 +58,8 @@ SNAPSHOT: Final = "snapshot"
 _VERSION: Final = 1
 _BATCH_BYTES: Final = 64 << 20
 """Bytes of the rows of a batch, about: a table of large rows has fewer of them in a batch."""
+_LOOKS: Final = 10
+"""Looks for a new version between two looks at whether the table is still the same one."""
 _FEED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 _FEATURES: Final = frozenset(("timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping",
                               "typeWidening", "typeWidening-preview"))  # fmt: skip
@@ -170,10 +173,12 @@ class _Reader:
     def __init__(self, source: DeltaSource, process: Any, by_columns: bool) -> None:
         self._source, self._process, self._by_columns = source, process, by_columns
         self._files = _Files(source)
+        self._last: tuple[int, bytes | None] = (-1, None)
+        """The last version that was read, and its entry in the log."""
 
     def items(self, position: Position | None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, rows)``, and ``(position, None)`` where a version had no rows."""
-        source = self._source
+        source, looks = self._source, itertools.count(1)
         table = self._files.table(None)
         id, newest = str(table.metadata().id), table.version()
         if position is None:
@@ -181,6 +186,7 @@ class _Reader:
             yield place.packed(), None  # a start after a crash begins at the same version
         else:
             place = self._place(position, id, newest)
+        self._remember(place.version - (place.part != SNAPSHOT))
         there = table if place.version >= newest else self._files.table(place.version)
         layout = self._layout(there)
         if place.part == SNAPSHOT:
@@ -190,6 +196,8 @@ class _Reader:
         while True:
             while place.version <= newest:
                 actions = self._files.entry(place.version)
+                self._compare(place)  # after it was read: the table may have been made again in the meantime
+                self._remember(place.version)
                 layout = self._after(layout, actions, place.version)
                 if place.part != source.changes and (place.file or place.row):
                     raise Diverged(
@@ -203,6 +211,8 @@ class _Reader:
                 yield place.packed(), None
             if not source.follow or not waits.wait(self._process, source.poll_s):
                 return
+            if not next(looks) % _LOOKS:
+                self._compare(place)
             with self._files.failures():
                 table.update_incremental()
             newest = table.version()
@@ -216,8 +226,9 @@ class _Reader:
         if isinstance(source.begin, datetime):
             there = self._files.table(source.begin)
             version = there.version()
-            if not source.snapshot and _before(self._files.entry(version), source.begin):
-                version += 1
+            if not source.snapshot:  # delta-rs asks the times of log files, and a copy of a table has new ones
+                while version <= newest and _before(self._files.entry(version), source.begin):
+                    version += 1
         elif source.begin is not None:
             version = source.begin
             if version > newest + (not source.snapshot):
@@ -249,6 +260,28 @@ class _Reader:
                 "restore the table; or give the source another id, which begins at the start.",
             )
         return place
+
+    def _remember(self, version: int) -> None:
+        """Remember the last version that was read, or before which nothing is read."""
+        self._last = version, self._files.log(version) if version >= 0 else None
+
+    def _compare(self, place: _Place) -> None:
+        """Check that the table was not dropped and made again since the last version. Raises :class:`Diverged`.
+
+        The entry of that version is the same for ever, and costs less to read than the table. If the log has forgotten
+        it, the table is opened anew, and its id says so.
+        """
+        version, before = self._last
+        now = None if before is None else self._files.log(version)
+        if now is not None and now == before:
+            return
+        table = self._files.table(None)
+        self._place(place.packed(), str(table.metadata().id), table.version())
+        if now is not None:
+            raise Diverged(
+                f"The version {version:,} of {self._source.where} is another one than that which was read.",
+                "restore the table; or give the source another id, which begins at the start.",
+            )
 
     # --- versions ---
 
@@ -412,23 +445,23 @@ class _Files:
         self._is_local = "://" not in source.where
 
     @contextmanager
-    def failures(self) -> Iterator[None]:
-        """Raise failures of delta-rs as errors of Cues. A file that is not there stays a FileNotFoundError."""
+    def failures(self, file: str = "") -> Iterator[None]:
+        """Raise failures of delta-rs and pyarrow as errors of Cues. A file that is not there: FileNotFoundError."""
         delta_error = delta.library().exceptions.DeltaError
         try:
             yield
         except FileNotFoundError:
             raise
-        except (OSError, delta_error) as error:
+        except (OSError, delta_error, places.arrow().ArrowException) as error:
             text, where = delta.said(error), self._source.where
-            if AWAY.search(text):
+            if says_away(text, where):
                 raise Away(
                     f"The Delta table {where} cannot be reached: {text}",
                     "the source continues at its position when the place answers.",
                     what=where,
                 ) from error
             raise InvalidArgument(
-                f"The Delta table {where} cannot be read: {text}",
+                f"The {f'file {file} of the ' if file else ''}Delta table {where} cannot be read: {text}",
                 "start the graph again when the table can be read; the source continues at its position.",
             ) from error
 
@@ -448,7 +481,7 @@ class _Files:
             try:
                 table.load_as_version(version)
             except library.exceptions.DeltaError as error:
-                if AWAY.search(delta.said(error)):
+                if says_away(delta.said(error), source.where):
                     raise
                 raise self._gone(f"the log does not have version {version} any more") from error
         return table
@@ -466,14 +499,19 @@ class _Files:
 
         return DeltaStorageHandler(self._source.where, self._source.storage_options).open_input_file(path)
 
-    def entry(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of the entry of a version in the log."""
+    def log(self, version: int) -> bytes | None:
+        """Return the entry of a version in the log; None if it is not there."""
         with self.failures():
             try:
                 with self._opened(f"_delta_log/{version:020}.json") as file:
-                    text = file.read()
+                    return bytes(file.read())
             except FileNotFoundError:
-                raise self._gone(f"the log has no entry of version {version:,} any more") from None
+                return None
+
+    def entry(self, version: int) -> list[dict[str, Any]]:
+        """Return the actions of the entry of a version in the log."""
+        if (text := self.log(version)) is None:
+            raise self._gone(f"the log has no entry of version {version:,} any more")
         return [json.loads(line) for line in text.splitlines() if line.strip()]
 
     def batches(self, file: _File, layout: _Layout, skip: int, version: int) -> Iterator[tuple[int, Any]]:
@@ -486,7 +524,7 @@ class _Files:
                 " has, which this source does not read.",
                 "copy the table.",
             )
-        with self.failures():
+        with self.failures(file.path):
             try:
                 opened = self._opened(unquote(file.path))
             except FileNotFoundError:

@@ -50,7 +50,7 @@ from cues.checkpoints import Row
 from cues.errors import CheckpointError, InvalidArgument, NotInstalled
 from cues.overrides import override
 from cues.processors import SINK, columns, places, takes
-from cues.processors.lake import AWAY, LakeConnection, LakePositions, LakeTarget
+from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
 
 _PROPERTY: Final = "cues.position."
 _RETRIES: Final = "commit.retry.num-retries"
@@ -256,7 +256,7 @@ class IcebergTarget(LakeTarget):
                 else "start the graph again when the table can be read and written; the sink continues there.",
                 where=self.where,
                 again=again,
-                away=again or gone or (isinstance(error, OSError) and AWAY.search(text) is not None) or None,
+                away=again or gone or (isinstance(error, OSError) and says_away(text, self.where)) or None,
             ) from error
 
 

@@ -23,12 +23,26 @@ from cues.processors import columns, formats, places
 
 MODES: Final = ("append", "upsert", "delete")
 
-AWAY: Final = re.compile(
-    r"error sending request|tcp connect|timed? ?out|connection|dns error|slow ?down|\b(429|500|502|503|504)\b"
-    r"|no space left|stale file handle",
+_AWAY: Final = re.compile(
+    r"error sending request|tcp connect|could ?n[o']t connect|network_connection|dns error|timed? ?out"
+    r"|connect(?:ion)?(?: was| is| has been)? ?(?:error|refus|reset|clos|abort|broke|fail|pool|lost|terminat)"
+    r"|(?:status|code|http)(?: code)?:? ?(?:429|50[0234])\b"
+    r"|\b(?:429 too many|500 internal|502 bad|503 (?:service|slow)|504 gateway|50[0234] server)"
+    r"|slow[ _]?down|service[ _]?unavailable|no space left|stale file handle",
     re.IGNORECASE,
 )
-"""Texts of an object store or a disk that cannot be reached now."""
+"""Texts of an object store or a disk that cannot be reached now. A number is a status only beside such a word:
+versions, rows and columns have the same numbers."""
+_PATH: Final = re.compile(r"\S*[/\\]\S*")
+
+
+def says_away(text: str, where: str) -> bool:
+    """Return whether the text of an error says that the place of the table ``where`` cannot be reached now.
+
+    Names of tables and paths in the text do not count: a table may have the name ``connection refused``.
+    """
+    text = re.sub(rf"(?<!\w){re.escape(where)}(?!\w)", " ", text)
+    return _AWAY.search(_PATH.sub(" ", text)) is not None
 
 
 class LakeTarget(ABC):

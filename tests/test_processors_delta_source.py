@@ -28,6 +28,7 @@ from small import until
 import cues
 from cues import testing
 from cues.errors import Away, Diverged, InvalidArgument, ProcessorStopped
+from cues.processors import lake
 from cues.processors.delta_source import DeltaSource
 
 deltalake = pytest.importorskip("deltalake")
@@ -350,6 +351,100 @@ def test_another_table_and_a_table_that_went_back_are_refused(tmp_path: Path) ->
     for strange in ([1], 5, [2, *position[1:]]):
         with pytest.raises(Diverged, match="is not one of"):
             [*source(strange)]
+
+
+@pytest.mark.parametrize("versions", [1, 3, 6])
+def test_a_table_that_is_made_again_while_it_is_followed_is_refused(tmp_path: Path, versions: int) -> None:
+    """The new table has fewer, as many or more versions than were read: no row of it is a message."""
+    path = tmp_path / "t"
+    for n in range(3):
+        add(path, numbered(n))
+    items = DeltaSource(path, follow=True, poll_s=0)(None)
+    position: Any = None
+    while position is None or position[2] < 3:
+        position, _ = next(items)
+    shutil.rmtree(path)
+    for n in range(100, 100 + versions):
+        add(path, numbered(n))
+    with pytest.raises(Diverged, match="is another one: its id is"):
+        next(items)
+
+
+def test_a_table_that_is_made_again_before_the_second_of_two_new_versions_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    add(path, numbered(0))
+    items = DeltaSource(path, begin=0, follow=True, poll_s=0)(None)
+    position: Any = None
+    while position is None or position[2] < 1:
+        position, _ = next(items)
+    add(path, numbered(1))
+    add(path, numbered(2))
+    assert next(items)[1] == {"n": 1} and next(items)[1] is None
+    shutil.rmtree(path)
+    for n in range(100, 104):
+        add(path, numbered(n))
+    with pytest.raises(Diverged, match="is another one: its id is"):
+        next(items)
+
+
+def test_a_restored_table_with_another_version_is_refused_while_it_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    add(path, numbered(0))
+    shutil.copytree(path, tmp_path / "backup")
+    add(path, numbered(1))
+    items = DeltaSource(path, follow=True, poll_s=0)(None)
+    position: Any = None
+    while position is None or position[2] < 2:
+        position, _ = next(items)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "backup", path)
+    add(path, numbered(2))
+    with pytest.raises(Diverged, match=r"The version 1 of .* is another one than that which was read"):
+        next(items)
+
+
+def test_a_copy_with_new_times_of_files_begins_at_the_times_of_its_versions(tmp_path: Path) -> None:
+    for n in range(4):
+        add(tmp_path / "t", numbered(n))
+    logs = sorted((tmp_path / "t" / "_delta_log").glob("*.json"))
+    for day, log in enumerate(logs, 1):
+        at = int(datetime(2024, 1, day, tzinfo=UTC).timestamp())
+        log.write_text(re.sub(r'"timestamp":\d+', f'"timestamp":{at}000', log.read_text()))
+    for day in range(5):
+        begin = datetime(2024, 1, 1, 12, tzinfo=UTC) + timedelta(days=day - 1)
+        found = [message for _, message in DeltaSource(tmp_path / "t", begin=begin, snapshot=False)(None) if message]
+        assert ns(found) == list(range(day, 4))
+
+
+@pytest.mark.parametrize("name", ["t", "connection refused", "503 Service", "status 500"])
+def test_a_broken_file_is_named_and_is_no_outage(tmp_path: Path, name: str) -> None:
+    add(tmp_path / name, numbered(1))
+    [file] = (tmp_path / name).glob("*.parquet")
+    file.write_bytes(b"not a file of Parquet")
+    for source in (DeltaSource(tmp_path / name), DeltaSource(tmp_path / name).in_columns):
+        with pytest.raises(InvalidArgument, match=f"{file.name} of the Delta table .*{name} cannot be read"):
+            [*source(None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "away"),
+    [
+        ("Client error with status 503: no body", True),
+        ("Server returned non-2xx status code: 429 Too Many Requests: x", True),
+        ("503 Server Error: Service Unavailable for url: http://a/b", True),
+        ("AWS Error SLOW_DOWN during PutObject operation", True),
+        ("AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Couldn't connect to server", True),
+        ("error sending request for url (http://127.0.0.1:9/lake/t)", True),
+        ("Generic S3 error: Connection reset by peer (os error 104)", True),
+        ("Requested snapshot version 500 is not available", False),
+        ("Unable to open file /lake/500/_delta_log/00000000000000000503.json", False),
+        ("Permission denied: file:///data/tcp%20connect/timeout/t", False),
+        ("Schema error: No field named connection. Valid fields are 503", False),
+        ("The table lake/my timed out orders has no such file", False),
+    ],
+)
+def test_an_outage_is_known_by_words_and_not_by_names_and_numbers(text: str, away: bool) -> None:
+    assert lake.says_away(text, "lake/my timed out orders") is away
 
 
 # --- refusals -----------------------------------------------------------------------------------
