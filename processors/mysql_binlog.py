@@ -16,6 +16,7 @@ connects again by itself, at a place that its caller does not see, and gives Non
 from __future__ import annotations
 
 import importlib
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -44,6 +45,9 @@ _WINDOWS: Final = {bytes([n]): bytes([n]).decode("cp1252", "ignore") or chr(n) f
 """The characters of MySQL's latin1 that are not those of ISO 8859-1."""
 
 
+_HASH: Final = re.compile(r"DB_ROW_HASH_\d+")
+
+
 class Header(NamedTuple):
     """The kind of an event, its time in seconds, its server, and the place in the log after it."""
 
@@ -59,15 +63,28 @@ class Column(NamedTuple):
     name: str
     read: Callable[[bytes, int], tuple[Any, int]]
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether MariaDB added it for itself, for a unique key of a long text: no query shows it."""
+        return _HASH.fullmatch(self.name) is not None
+
 
 class Table(NamedTuple):
-    """A table as its event describes it. ``key`` has the places of the columns of the primary key."""
+    """A table as its event describes it. ``key`` has the names of the columns of the primary key."""
 
     name: str
     columns: list[Column]
-    key: list[int]
+    """The columns of an event. The rows that are read do not have the hidden ones."""
+    key: list[str]
     problem: str | None
     """Why its rows cannot be read surely."""
+    fixed: frozenset[str] = frozenset()
+    """The columns of 4 or 16 bytes: BINARY, or INET and UUID of MariaDB, which the log does not distinguish."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the values of a row."""
+        return [column.name for column in self.columns if not column.is_hidden]
 
 
 def pymysql() -> Any:
@@ -129,11 +146,20 @@ _PREPARED: Final = 64
 """The flag of a transaction that is not yet committed: it was only prepared (XA)."""
 
 
+_SIGNED: Final = (1, 2, 3, 4, 5, 8, 9, 246)
+"""Types of which a table tells whether they are unsigned."""
+_TEXTS: Final = (15, 253, 252, 254)
+"""Types of which a table tells the collation."""
+
+
 class Decoder:
     """Decodes the tables and rows of a stream. ``charsets`` has the name of the character set of each collation."""
 
-    def __init__(self, charsets: dict[int, str]) -> None:
+    def __init__(self, charsets: dict[int, str], *, is_mariadb: bool) -> None:
         self._charsets = charsets
+        # MariaDB tells also the sign of a YEAR, and the character set of a geometry; MySQL does not.
+        self._signed = (*_SIGNED, 13) if is_mariadb else _SIGNED
+        self._texts = (*_TEXTS, 255) if is_mariadb else _TEXTS
         self._tables: dict[int, Table] = {}
         self._known: dict[bytes, Table] = {}
 
@@ -171,17 +197,27 @@ class Decoder:
                 f"A change of {table.name} does not have all columns: it was written with another binlog_row_image.",
                 "run `set global binlog_row_image = 'FULL'`, end the sessions that have another one, and begin anew.",
             )
+        hidden = [n for n, column in enumerate(table.columns) if column.is_hidden]
         while at < len(body):
             images: list[list[Any]] = []
             for _ in masks:
                 nulls, at = int.from_bytes(body[at : at + size], "little"), at + size
                 row: list[Any] = []
-                for n, column in enumerate(table.columns):
-                    if nulls >> n & 1:
-                        row.append(None)
-                    else:
-                        value, at = column.read(body, at)
-                        row.append(value)
+                try:
+                    for n, column in enumerate(table.columns):
+                        if nulls >> n & 1:
+                            row.append(None)
+                        else:
+                            value, at = column.read(body, at)
+                            row.append(value)
+                except UnicodeDecodeError as error:
+                    name = table.columns[len(row)].name
+                    raise CuesError(
+                        f"The column {name} of {table.name} has a text that Python cannot decode: {error}.",
+                        "leave the table out of tables=; or correct the text, and begin anew: another id.",
+                    ) from error
+                for n in reversed(hidden):
+                    del row[n]
                 images.append(row)
             if operation == "insert":
                 yield None, images[0]
@@ -208,16 +244,16 @@ class Decoder:
         names = _texts(facts.get(4, b""))
         if len(names) != len(types):
             return Table(table, [], [], "the log does not have the names of its columns")
-        numeric = [n for n, type in enumerate(real) if type in (1, 2, 3, 4, 5, 8, 9, 246)]
+        numeric = [n for n, type in enumerate(real) if type in self._signed]
         signs = facts.get(1, b"")
         unsigned = {n for place, n in enumerate(numeric) if signs[place // 8] & 0x80 >> place % 8}
-        sets = _charsets(facts, 2, 3, [n for n, type in enumerate(real) if type in (15, 253, 252, 254)])
+        sets = _charsets(facts, 2, 3, [n for n, type in enumerate(real) if type in self._texts])
         sets |= _charsets(facts, 10, 11, [n for n, type in enumerate(real) if type in (247, 248)])
         members: dict[int, list[bytes]] = {}
         for kind, type in ((5, 248), (6, 247)):
             lists = iter(_lists(facts.get(kind, b"")))
             members |= {n: next(lists, []) for n, found in enumerate(real) if found == type}
-        columns, problems = [], []
+        columns, problems, fixed = [], [], set()
         for n, (name, type, meta) in enumerate(zip(names, real, metas)):
             charset = self._charsets.get(sets.get(n, 63), "unknown")
             codec = _CODECS.get(charset)
@@ -229,9 +265,13 @@ class Decoder:
             if read is None:
                 problems.append(f"the column {name.decode()} has the type {type} of the log")
                 read = _nothing
+            if type == 254 and not codec and meta & 255 in (4, 16):
+                fixed.add(name.decode())
             columns.append(Column(name.decode(), read))
         key = [n for n, _ in _pairs(facts.get(8, b""), 1)] or [n for n, _ in _pairs(facts.get(9, b""), 2)]
-        return Table(table, columns, key, problems[0] if problems else None)
+        return Table(
+            table, columns, [columns[n].name for n in key], problems[0] if problems else None, frozenset(fixed)
+        )
 
 
 def _nothing(data: bytes, at: int) -> tuple[Any, int]:
@@ -311,7 +351,7 @@ def _decoded(data: bytes, codec: str) -> Any:
 Read = Callable[[bytes, int], tuple[Any, int]]
 
 
-def _reader(type: int, meta: int, codec: str, unsigned: bool, values: list[str]) -> Read | None:
+def _reader(type: int, meta: int, codec: str, unsigned: bool, values: list[Any]) -> Read | None:
     if sizes := {1: 1, 2: 2, 9: 3, 3: 4, 8: 8}.get(type):
         return lambda data, at: (int.from_bytes(data[at : at + sizes], "little", signed=not unsigned), at + sizes)
     match type:
@@ -350,11 +390,11 @@ def _reader(type: int, meta: int, codec: str, unsigned: bool, values: list[str])
             whole = (meta >> 8) + ((meta & 255) > 0)
             return lambda data, at: (data[at : at + whole], at + whole)
         case 247:
-            size = meta & 255
+            size, empty = meta & 255, "" if codec else b""
 
             def one(data: bytes, at: int) -> tuple[Any, int]:
                 number = int.from_bytes(data[at : at + size], "little")
-                return values[number - 1] if number else "", at + size
+                return values[number - 1] if number else empty, at + size
 
             return one
         case 248:
@@ -362,7 +402,8 @@ def _reader(type: int, meta: int, codec: str, unsigned: bool, values: list[str])
 
             def several(data: bytes, at: int) -> tuple[Any, int]:
                 bits = int.from_bytes(data[at : at + size], "little")
-                return ",".join(value for n, value in enumerate(values) if bits >> n & 1), at + size
+                comma: Any = "," if codec else b","
+                return comma.join(value for n, value in enumerate(values) if bits >> n & 1), at + size
 
             return several
     return None

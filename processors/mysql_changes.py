@@ -83,6 +83,8 @@ _TYPES: Final = frozenset(
     )
 )  # fmt: skip
 """Types whose values the log tells surely."""
+_DOUBTFUL: Final = ("mariadb-5.3", "compressed", "year(2)")
+"""Words in the declaration of a column whose values the log does not tell surely, or not as a query does."""
 _KEYS: Final = (*_WHOLE, *_BINARY, "char", "varchar")
 """Types of keys by which a snapshot is read: integers, and all others by the bytes of UTF-8."""
 _TRUNCATE: Final = re.compile(r"\s*truncate\s+(?:table\s+)?((?:`[^`]+`|[\w$]+)(?:\s*\.\s*(?:`[^`]+`|[\w$]+))?)", re.I)
@@ -193,6 +195,11 @@ class Changes:
             yield from reading.messages()
         except pymysql().err.MySQLError as error:
             raise self.failed(error) from error
+        except UnicodeDecodeError as error:
+            raise CuesError(
+                f"A row of the snapshot ({self.where}) has a text that Python cannot decode: {error}.",
+                "leave its table out of tables=; or correct the text.",
+            ) from error
         finally:
             reading.close()
 
@@ -321,7 +328,8 @@ class Reading:
         for table, column, type, whole in rows:
             if self._source.takes_table(table) and only in (None, table):
                 there.setdefault(table, {})[column] = type
-                if type not in _TYPES or "mariadb-5.3" in whole or "COMPRESSED" in whole.upper():
+                declared = re.sub("'(''|[^'])*'", "", whole).lower()  # without the members of an ENUM
+                if type not in _TYPES or any(word in declared for word in _DOUBTFUL):
                     raise CuesError(
                         f"The column {column} of {table} is {whole}, whose values the log does not tell surely.",
                         "leave the table out of tables=; or store the value in a column of another type.",
@@ -467,6 +475,14 @@ class Reading:
 
     # --- the changes ---
 
+    def _charsets(self, session: Any) -> dict[int, str]:
+        """Return the name of the character set of each collation."""
+        found = dict(_ask(session, "select id, character_set_name from information_schema.collations"))
+        if None in found:  # a collation of several character sets has an id with each (MariaDB 10.10)
+            table = "information_schema.collation_character_set_applicability"
+            found = dict(_ask(session, f"select id, character_set_name from {table}"))
+        return found
+
     def _stream(self, session: Any, file: str, place: int, gtids: str) -> Any:
         """Return a connection that streams the log after a position."""
         source = self._source
@@ -506,10 +522,7 @@ class Reading:
         until = max((read for _, _, read in self._segments), default=(0, 0))
         self._forget_snapshot(_place(file, place) >= until)
         wire = self._stream(session, file, place, gtids)
-        charsets: dict[int, str] = dict(
-            _ask(session, "select id, character_set_name from information_schema.collations where id is not null")
-        )
-        decoder = Decoder(charsets)
+        decoder = Decoder(self._charsets(session), is_mariadb=self._is_mariadb)
         self._file, self._gtids = file, gtids
         begin, gtid, count = place, None, 0
         """The place at which the transaction begins, its GTID, and the number of rows of it so far."""
@@ -654,9 +667,9 @@ class Reading:
     def _row_messages(
         self, operation: str, table: Table, before: list[Any] | None, after: list[Any] | None, begin: Place
     ) -> Iterator[tuple[int, Message]]:
-        names = [column.name for column in table.columns]
-        keys = [None if row is None else {names[n]: row[n] for n in table.key} for row in (before, after)]
+        names = table.names
         old, new = (None if row is None else dict(zip(names, row)) for row in (before, after))
+        keys = [None if row is None else {name: row[name] for name in table.key} for row in (old, new)]
         common = {"table": table.name}
         moved = operation == "update" and keys[0] != keys[1]
         if (operation == "delete" or moved) and self._is_new(table, keys[0], begin):

@@ -143,6 +143,7 @@ VALUES: dict[str, list[str]] = {
     "longtext character set latin1": ["'é'"], "tinytext": ["''"], "binary(4)": ["x'0100'", "''"],
     "varbinary(4)": ["x'0100'"], "binary(255)": ["x'00ff'"], "blob": ["x'00ff'"], "longblob": ["x'00'"],
     "enum('a','é','c d')": ["'é'", "'c d'", "''"], "enum('a','é') character set latin1": ["'é'"],
+    "enum('a') character set binary": ["'a'", "''"], "set('a','c') character set binary": ["'a,c'", "''"],
     "set('a','é','c')": ["'a,c'", "''", "'é'"], "bit(1)": ["b'1'"], "bit(9)": ["b'100000001'"], "bit(64)": ["b'1'"],
     "json": ["'{\"a\": [1, null]}'"], "point": ["point(1,2)"],
     "geometry": ["st_geomfromtext('linestring(0 0,1 1)')"],
@@ -170,7 +171,50 @@ def test_values_of_all_types_are_the_same_in_snapshot_and_changes(db: Database) 
             assert len({(value.__class__, str(value), value) for value in found}) == 1, (type, found)
 
 
-@pytest.mark.parametrize("type", ["uuid", "inet6", "varchar(9) character set sjis", "text compressed"])
+IN_FRONT = [
+    "year", "bit(3)", "bit(9)", "date", "time(3)", "datetime(2)", "timestamp null", "geometry", "point", "json",
+    "tinyblob", "longblob", "text character set utf16", "enum('q') character set ucs2",
+    "set('q') character set latin1", "set('q') character set binary", "enum('q') character set binary",
+    "char(3) character set latin1", "char(3) character set binary", "binary(3)", "varbinary(3)", "decimal(3,1)",
+    "decimal(3,1) unsigned", "float unsigned", "double", "tinyint unsigned", "bool", "bigint unsigned",
+    "int as (1) virtual", "year as (2000) stored", "varchar(9) as ('é') stored", "varchar(0)", "serial", "text unique",
+    "varchar(9) collate utf8mb4_uca1400_ai_ci", "enum('compressed')",
+]  # fmt: skip
+"""Types that the log counts, or does not count, among those with a sign or with a character set."""
+
+
+def test_the_type_of_a_column_does_not_change_the_values_of_the_next_ones(db: Database) -> None:
+    """Signs and character sets are told by the number of the column among those that have them."""
+    for type in IN_FRONT:
+        unique = " unique" if type == "serial" else ""
+        db.run(
+            "drop table if exists t",
+            f"create table t (x {type}{unique}, id int primary key, a int, b int unsigned, a2 int, b2 bigint unsigned,"
+            " c varchar(9) character set latin1, d varchar(9), e enum('é', 'ü') character set latin1, f enum('é', 'ю'),"
+            " g set('ю', 'ц') character set utf8mb3, h text character set utf16)",
+            "insert into t (id, a, b, a2, b2, c, d, e, f, g, h) values (1, -1, 4294967295, -2, 18446744073709551615,"
+            " 'é€', 'é€😀', 'ü', 'ю', 'ю,ц', 'é😀')",
+        )
+        process = a_process()
+        items = list(Changes(db.url, "t")(None, process))
+        db.run("update t set a = -5")
+        (found,) = read(Changes(db.url, "t"), items[-1][0], process)
+        assert items[0][1] is not None and found["before"] == items[0][1]["row"], type
+        assert found["row"] == found["before"] | {"a": -5} and found["key"] == {"id": 1}, type
+
+
+def test_a_text_that_is_not_of_its_character_set_is_an_error_with_its_column(db: Database) -> None:
+    db.run("create table t (id int primary key, x varchar(9) character set utf8mb3)")
+    process = a_process()
+    *_, (position, _) = Changes(db.url, "t")(None, process)
+    db.run("insert into t values (2, _utf8mb3 x'EDA080')")
+    with pytest.raises(CuesError, match=f"The column x of {db.name}.t has a text that Python cannot decode"):
+        read(Changes(db.url, "t"), position, process)
+    with pytest.raises(CuesError, match=r"of the snapshot .* has a text that Python cannot decode"):
+        read(Changes(db.url, "t"))
+
+
+@pytest.mark.parametrize("type", ["uuid", "inet6", "year(2)", "varchar(9) character set sjis", "text compressed"])
 def test_a_type_that_the_log_does_not_tell_surely_is_refused_by_name(type: str, db: Database) -> None:
     """Before the first message; and when a column is added in the middle."""
     db.run("create table t (id int primary key, x int)", "insert into t values (1, 1)")
