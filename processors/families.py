@@ -1,7 +1,7 @@
 """Many growing logs of one pattern, each followed through its rotations as tail.py follows one: ``follow="each"``.
 
     position = [version, serial, current, offset, line, log]          the log under way, its file, and the place in it
-    state[log, 0] = [current, offset, line, problem, device]          the place in a log that is not under way
+    state[log, 0] = [current, offset, line, problem, device, since]   the place in a log that is not under way
     state[log, n] = [device, inode, size, …]                          its n-th rotated file, as in tail.py
 
 A *log* is a name that the pattern matches, with its rotated files. The engine commits position and rows together with
@@ -14,7 +14,7 @@ cost little. A name belongs to a log as follows; of several rules the first one 
     a known log, compressed                                            app.log.gz
     a number, a date, `old` or `bak` after a log                       app.log.1, app.log.2026-01-31, app.log.old
     a date of six digits or more, also before the ending               app.log-20260131, app-20260131.log
-    a name that the pattern matches, and that is not compressed        a log
+    a name that the pattern matches, and that is not compressed        a log, but not app.log.1 for the pattern ``*``
 
 ``rotated=`` replaces the third and fourth: ``"{stem}.*{ending}"`` for app.1.log, ``"old/{name}.*"`` for another folder.
 ``*`` is a number, a date, ``old`` or ``bak``.
@@ -59,12 +59,16 @@ _LISTINGS_SHARE: Final = 10
 """The directories are listed again after so many times the time that a listing takes."""
 _STEP_NS: Final = 50_000_000
 """A directory that was changed so shortly before it was listed is listed again: its time may stay the same."""
+_COARSE_NS: Final = 2_000_000_000
+"""The same for a time without a fraction of a second, as some network file systems have it."""
 _KINDS_MAX: Final = 100_000
 """Names of which it is kept to which log they belong."""
 _DATE_DIGITS: Final = 6
 _STAMP: Final = r"\d[\dTZ_.:+-]*"
 _MARK: Final = rf"(?:{_STAMP}|old|bak)"
 _NUMBERED: Final = re.compile(rf"(?P<name>.+?)\.{_MARK}", re.ASCII)
+_ROTATION: Final = re.compile(r".*[A-Za-z_].*\.\d{1,3}", re.ASCII)
+"""``app.log.1`` is not a log also if ``*`` is the pattern; 10.0.0.1, the address of a machine, is."""
 _DATED: Final = (
     re.compile(rf"(?P<name>.+?)-(?P<stamp>{_STAMP})", re.ASCII),
     re.compile(rf"(?P<stem>.+?)[-_.](?P<stamp>{_STAMP})(?P<ending>\.[A-Za-z]\w*)", re.ASCII),
@@ -84,13 +88,17 @@ class Source(tail.Source, Protocol):
 class Naming:
     """The names of logs and of their rotated files, by the pattern and ``rotated=``."""
 
-    def __init__(self, pattern: str, rotated: str | None) -> None:
-        """Raises :class:`cues.errors.InvalidArgument` for a template that names no log."""
-        folder, last = (glob.escape(pattern), "*") if os.path.isdir(pattern) else os.path.split(pattern)
+    def __init__(self, pattern: str, rotated: str | None, is_folder: bool = False) -> None:
+        """``is_folder``: the pattern is a directory, of which all files are logs.
+
+        Raises :class:`cues.errors.InvalidArgument` for a template that names no log.
+        """
+        self.is_folder = is_folder
+        folder, last = (glob.escape(pattern), "*") if is_folder else os.path.split(pattern)
         self._folder, last = (pattern, "*") if last == "**" else (folder, last)
         self._is_path = not glob.has_magic(last)
         self._is_log = re.compile(fnmatch.translate(last)).match
-        self.root = consumed.fixed(pattern)
+        self.root = pattern if is_folder else consumed.fixed(pattern)
         self._below, self._template = "", None
         if rotated is not None:
             self._below, template = os.path.split(rotated)
@@ -114,19 +122,27 @@ class Naming:
         names = sorted({os.path.join(name, "") if name else "" for name in found})
         return [os.path.join(name, part) for name in names for part in {"", self._below}]
 
+    def names(self, path: str) -> bool:
+        """Return whether the pattern matches the path of a log."""
+        folder, last = os.path.split(path)
+        parts, patterns = ([part for part in name.split(os.sep) if part] for name in (folder, self._folder))
+        return self._is_log(last) is not None and _is_below(parts, patterns)
+
     def kind(self, path: str) -> tuple[bool, str | None]:
         """Return whether a path may be a log, and the log of which it may be a rotated file."""
         found = self._known.get(path)
         if found is None:
             folder, last = os.path.split(path)
+            log = self._log_of(folder, last)
             is_log = (
                 self._is_log(last) is not None
+                and (log is None or self._template is not None or _ROTATION.fullmatch(last) is None)
                 and places.compression_of(last) is None
                 and (self._is_path or places.is_complete(last))
             )
             if len(self._known) > _KINDS_MAX:
                 self._known.clear()
-            found = self._known[path] = is_log, self._log_of(folder, last)
+            found = self._known[path] = is_log, log
         return found
 
     def _log_of(self, folder: str, last: str) -> str | None:
@@ -178,7 +194,9 @@ class Log:
         own = copy.copy(owner.source)
         own.pattern, own.tails = name, True
         self.name, self.key, self._state = name, packed_name(name), owner.state
-        current, offset, line, self.problem, self.device = rows.get(0) or [[], 0, 0, b"", 0]
+        current, offset, line, self.problem, self.device, *since = rows.get(0) or [[], 0, 0, b"", 0]
+        self.since = since[0] if since else 0.0
+        """The first start of the source, if rotated files that were there could not be read then, nor since."""
         self.place = Progress(0, read_identity(current), offset, line)
         self._noted = self.place if 0 in rows else None
         self.tail = tail.Tail(own, owner.state, self.key, owner, ROWS_MAX, rows)
@@ -213,7 +231,7 @@ class Log:
         if always or self._noted is None or self.place[1:4] != self._noted[1:4]:
             self._noted = self.place
             current = packed_identity(self.place.current)
-            row = [current, self.place.offset, self.place.line, self.problem, self.device]
+            row = [current, self.place.offset, self.place.line, self.problem, self.device, self.since]
             self._state[self.key, 0] = row
 
     def forget(self) -> None:
@@ -228,28 +246,36 @@ class Families:
 
     def __init__(self, source: Source, state: MutableMapping[Any, Any], waiting: tail.Waiting) -> None:
         self.source, self.state, self._waiting = source, state, waiting
-        self._naming = Naming(source.pattern, source.rotated)
         self._where = places.Local()
         rows: defaultdict[str, dict[int, Any]] = defaultdict(dict)
         for key, row in state.items():
             if type(key) is tuple:
                 rows[os.fsdecode(key[0])][key[1]] = row
-        self._logs = {name: Log(self, name, rows[name]) for name in sorted(rows)}
+        self._rows = rows
+        self._naming = Naming(source.pattern, source.rotated, self._is_folder(rows))
+        # A log that the pattern does not name any more keeps its rows, and is not read.
+        self._logs = {name: Log(self, name, rows[name]) for name in sorted(rows) if self._naming.names(name)}
         self._current: Log | None = None
         self._serial = 0
         self._is_blind = False
         """A directory could not be listed at the last look."""
         self._folders: dict[str, Folder] = {}
-        self._inodes: set[tuple[int, ...]] = set()
-        """Device and inode of the files of the last look."""
+        self._at_paths: set[tuple[int, ...]] = set()
+        """Device and inode of the files that were at the paths of logs at the last look."""
+        self._of_links: dict[str, str] = {}
+        """Names without a file of which a link has a rotated one, and the link: it may be away for a moment."""
         self._open_max = max(16, min(_OPEN_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
     def records(self, place: Progress) -> Iterator[tuple[list[Any], Any]]:
         """Yield the records after ``place``, each with the position after it, until the source ends."""
         self._serial, is_first = place.serial, place == Progress()
         if place.log:
-            self._current = self._logs.get(place.log) or self._new(place.log)
-            self._current.place = place._replace(serial=0, log="")
+            log = self._logs.get(place.log) or Log(self, place.log, self._rows[place.log])
+            log.place = place._replace(serial=0, log="")
+            if self._naming.names(log.name):
+                self._current = self._logs[log.name] = log
+            else:
+                log.note(always=True)
         elif place.current is not None:
             raise Diverged(
                 f"The position is in {place.current.name}, and not in one of several logs.",
@@ -293,6 +319,10 @@ class Families:
     def _turn(self, log: Log) -> Iterator[tuple[list[Any], Any]]:
         """Yield some records of one log, each with the position after it."""
         try:
+            if log.since:
+                log.tail.begin(log.place, log.since)
+                log.since = 0.0
+                log.note(always=True)
             for after, item in itertools.islice(log.records(), _TURN):
                 if isinstance(item, tail.Idle):
                     log.place, log.idle = after, item
@@ -301,8 +331,8 @@ class Families:
                     return
                 self._enter(log, after)
                 yield self._position(), item
-        except OSError as error:
-            if not is_damage(error, remote=False):
+        except (OSError, InvalidArgument) as error:
+            if not isinstance(error, InvalidArgument) and not is_damage(error, remote=False):
                 raise
             log.close()
             log.idle, log.tried = tail.Idle(), time.monotonic()
@@ -350,8 +380,16 @@ class Families:
 
     # --- which logs there are ---
 
+    def _is_folder(self, logs: Iterable[str]) -> bool:
+        """Return whether the pattern is a directory, or one that is away, of which there are logs."""
+        pattern = self.source.pattern
+        return os.path.isdir(pattern) or any(name.startswith(os.path.join(pattern, "")) for name in logs)
+
     def _look(self) -> dict[str, Names]:
         """Return the files that are there by log, its rotated files too."""
+        if self._is_folder(self._logs) != self._naming.is_folder:  # it was made later
+            self._naming = Naming(self.source.pattern, self.source.rotated, not self._naming.is_folder)
+            self._folders.clear()
         self._is_blind = False
         folders = [self._folder(folder) for folder in self._naming.folders()]
         listed = _stats(path for folder in folders for path in folder.paths)
@@ -359,11 +397,11 @@ class Families:
         for name in self._logs.keys() - listed.keys():
             with suppress(OSError):
                 listed[name] = self._where.stat(name)
-        self._inodes = {stat[:2] for stat in listed.values()}
         for path, stat in listed.items():
             log = self._owner(path, listed)
             if log is not None:
                 found.setdefault(log, {})[path] = stat
+        self._at_paths = {files[name][:2] for name, files in found.items() if name in files}
         return found
 
     def _folder(self, folder: str) -> Folder:
@@ -375,7 +413,7 @@ class Families:
             if known is None or known.changed != changed:
                 known = Folder(changed, folder, os.listdir(folder or "."), self._naming)
                 # Names may change at the same moment of a clock that moves in steps.
-                if changed < begun - _STEP_NS:
+                if changed < begun - (_STEP_NS if changed % 1_000_000_000 else _COARSE_NS):
                     self._folders[folder] = known
             return known
         except OSError as error:
@@ -391,6 +429,8 @@ class Families:
         plain = places.plain_name(path)
         if plain != path and plain in self._logs:
             return plain
+        if log is not None and log not in self._logs and log not in listed:
+            log = self._of_links.get(log, log)
         if log is not None and (log in self._logs or (log in listed and self._naming.kind(log)[0])):
             return log
         return path if is_log else log
@@ -398,16 +438,17 @@ class Families:
     def members(self, name: str) -> Names:
         """Return the rotated files of a log. Those of a link are beside the file that it names."""
         found: Names = {}
-        if os.path.islink(name):  # the name of its file need not match the pattern
+        if os.path.islink(name):
             real = os.path.realpath(name)
-            naming = Naming(glob.escape(real), self.source.rotated)
-            folder = naming.beside(real)
-            with suppress(OSError):
-                found = _stats(Folder(0, folder, os.listdir(folder), naming).rotated.get(real, ()))
-        else:
-            beside = self._folder(self._naming.beside(name)).rotated.get(name, ())
-            # A log that came as one, compressed by now, is not a file of this one.
-            found = _stats(path for path in beside if self._owner(path, {}) == name)
+            found = self._beside(real)
+            base = self._naming.kind(real)[
+                1
+            ]  # glog: prog.INFO -> prog.host.log.INFO.20260131, without a file at the base
+            if base is not None and not os.path.lexists(base):
+                found |= self._beside(base)
+        beside = self._folder(self._naming.beside(name)).rotated.get(name, ())
+        # A log that came as one, compressed by now, is not a file of this one.
+        found |= _stats(path for path in beside if self._owner(path, {}) == name)
         at_path = None
         with suppress(OSError):
             at_path = self._where.stat(name)[:2]
@@ -421,19 +462,30 @@ class Families:
                 named[path] = stat
         return named
 
-    def has_left(self, file: places.Stat, members: Names) -> bool:
-        """Return whether a file that is not at its path was rotated or deleted, and has no other name of the pattern.
+    def _beside(self, path: str) -> Names:
+        """Return the rotated files of a path that need not match the pattern."""
+        naming = Naming(glob.escape(path), self.source.rotated)
+        folder = naming.beside(path)
+        with suppress(OSError):
+            return _stats(Folder(0, folder, os.listdir(folder), naming).rotated.get(path, ()))
+        return {}
 
-        It may have got one since the last look, which did not see it.
+    def has_left(self, file: places.Stat, members: Names) -> bool:
+        """Return whether a file that is not at its path was rotated or deleted, and is not at the path of another log.
+
+        It may have come there since the last look, which saw it at its own path.
         """
         inodes = {stat[:2] for stat in members.values()}
-        return file[:2] in inodes or file[:2] not in self._inodes
+        return file[:2] in inodes or file[:2] not in self._at_paths
 
     def _arrange(self, found: dict[str, Names], is_first: bool) -> bool:
         """Add logs that are new, and forget those of which nothing is there. Return whether rows have changed."""
         changed = is_first
         held = {log.inode(): (log, log.place) for log in self._logs.values()}
         moved: set[Log] = set()
+        links: dict[tuple[int, ...], str] = {
+            files[name][:2]: name for name, files in found.items() if name in files and os.path.islink(name)
+        }
         for name, files in sorted(found.items()):
             log, at_path = self._logs.get(name), files.get(name)
             inodes = {file: stat[:2] for file, stat in files.items()}
@@ -442,7 +494,10 @@ class Families:
             file, other, place = next(others, (name, None, Progress()))
             has_left = other is not None and inodes[file] not in map(_inode, found.get(other.name, {}).values())
             if log is None:
-                if at_path is not None and (self._is_link(name) or (other is not None and not has_left)):
+                if at_path is None and (link := next((links[i] for i in inodes.values() if i in links), None)):
+                    self._of_links[name] = link
+                    continue
+                if at_path is not None and (self._is_link(name, files) or (other is not None and not has_left)):
                     continue
                 log = self._new(name)
                 if at_path is not None and not has_left:
@@ -452,10 +507,20 @@ class Families:
                 moved.add(log)
                 changed = True
             if is_first:
-                log.tail.begin(log.place)
+                log.since = time.time()  # until its files can be read
+                try:
+                    log.tail.begin(log.place)
+                    log.since = 0.0
+                except OSError as error:
+                    if not is_damage(error, remote=False):
+                        raise
+                    log.note(always=True)
+        devices: dict[str, int] = {}
         for log in [*self._logs.values()]:
             if found.get(log.name) or os.path.lexists(log.name):
                 log.missing = 0
+                if found.get(log.name):
+                    changed = self._see(log, devices) or changed
                 continue
             log.missing += 1
             if self._is_blind:
@@ -470,6 +535,17 @@ class Families:
         self._serial += changed
         return changed
 
+    def _see(self, log: Log, devices: dict[str, int]) -> bool:
+        """Note of what device a log is whose files are there; return whether it was another one."""
+        folder = os.path.dirname(log.name)
+        if folder not in devices:
+            devices[folder] = self._device(log)
+        if devices[folder] in (0, log.device):
+            return False
+        log.device = devices[folder]
+        log.note(always=True)
+        return True
+
     def _new(self, name: str) -> Log:
         log = self._logs[name] = Log(self, name, {})
         log.device = self._device(log)
@@ -480,6 +556,7 @@ class Families:
             self._current = None
         log.forget()
         del self._logs[log.name]
+        self._of_links = {name: link for name, link in self._of_links.items() if link != log.name}
 
     def _move(self, old: Log, place: Progress, new: Log, file: str, has_another: bool) -> None:
         """Continue in a log with the file that was another one's. ``has_another``: that one got a file of a third."""
@@ -495,11 +572,13 @@ class Families:
         new.note(always=True)
         old.note(always=True)
 
-    def _is_link(self, name: str) -> bool:
-        """Return whether a name is a link to a log that has a name of its own here."""
+    def _is_link(self, name: str, files: Names) -> bool:
+        """Return whether a name is a link to a log that has a name of its own here, and is not one of its ``files``."""
         if not os.path.islink(name):
             return False
         real = os.path.realpath(name)
+        if any(path != name and os.path.realpath(path) == real for path in files):
+            return False
         folders = {os.path.realpath(folder or ".") for folder in self._naming.folders()}
         return os.path.dirname(real) in folders and self._naming.kind(real)[0]
 
@@ -522,6 +601,15 @@ def _stats(paths: Iterable[str]) -> Names:
             if modes.S_ISREG(stat.st_mode):
                 found[path] = places.Stat(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime)
     return found
+
+
+def _is_below(parts: list[str], patterns: list[str]) -> bool:
+    """Return whether the parts of a path match those of a pattern, in which ``**`` is any number of them."""
+    if not patterns or not parts:
+        return not parts and all(pattern == "**" for pattern in patterns)
+    if patterns[0] == "**":
+        return _is_below(parts, patterns[1:]) or _is_below(parts[1:], patterns)
+    return fnmatch.fnmatchcase(parts[0], patterns[0]) and _is_below(parts[1:], patterns[1:])
 
 
 def _inode(stat: places.Stat) -> tuple[int, ...]:

@@ -211,7 +211,7 @@ class Files:
         self._held: set[str] = set()
         """Files that are followed, whose last record of several lines may go on."""
         if self.each:
-            families.Naming(self.pattern, rotated)
+            families.Naming(self.pattern, rotated, os.path.isdir(self.pattern))
         elif rotated is not None and not self.tails:
             raise InvalidArgument(
                 f"rotated={rotated!r:.60} needs a path that is followed.",

@@ -299,6 +299,8 @@ def csv_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[str
 
 def csv_names(shape: Shape, may: frozenset[str], path: str, header: bytes) -> list[str]:
     """Return the names of the columns: those in a header, or those given. Raises ValueError, which names the file."""
+    if len(header) >= shape.line_bytes_max and not header.endswith(b"\n"):
+        raise ValueError(f"{path}: its header is longer than line_bytes_max={shape.line_bytes_max:,} bytes")
     if b"\r" in header.rstrip(b"\r\n") and not shape.has_signs(header):
         raise ValueError(f"{path}: its lines end with CR (byte 0x0D), expected LF or CR LF")
     try:

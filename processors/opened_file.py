@@ -242,7 +242,8 @@ class Opened:
         if self._format == "csv" and source.shape.header is None:
             self._plain.seek(0)
             header = self._plain.readline(source.shape.line_bytes_max)
-            if not header or (not complete and not header.endswith(b"\n")):
+            is_whole = complete or header.endswith(b"\n") or len(header) >= source.shape.line_bytes_max
+            if not header or not is_whole:
                 return False
             if not self.offset:
                 self.offset, self.line = len(header), 1

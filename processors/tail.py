@@ -1,12 +1,16 @@
 """One path that is followed through its rotations, as ``tail -F`` does, but with files that are known, and in order.
 
     state[n] = [device, inode, size, head, end, compressed, modified]   the n-th rotated file that was read to its end
+    state[-2] = [problem, device, inode]                                what was said of the file at the path
 
 ``head`` and ``end`` are checksums of the first and last 1,024 bytes as they are stored. A rotated file is known by its
 inode and head; or, after it was copied or restored, by its size, head and end; or, after it was compressed, by those of
 its uncompressed bytes. Files are read in the order of rotation, so the known ones are the oldest that are there, and
 the last rows: a new file that is equal to an old one is not taken for it. If names are in another order, a file is
 known whose row is the same in all parts, the time of its last write included: nobody has touched it.
+
+A file that is damaged is one error message, and counts as read to its end when it is rotated. At the path, it is read
+again when it has changed: a program may be writing it.
 
 The order of rotated files, the oldest first:
 
@@ -29,7 +33,7 @@ from contextlib import ExitStack, suppress
 from typing import IO, Any, Final, NamedTuple, Protocol
 
 from cues.processors import files, opened_file, places
-from cues.processors.known_files import Former, Progress
+from cues.processors.known_files import Former, Identity, Progress
 from cues.processors.opened_file import FINGERPRINT_BYTES, Opened, checksum, is_damage, is_inode, open_file, stat_of
 
 ROWS_MAX: Final = 1_000
@@ -41,6 +45,9 @@ _EMPTY_BYTES_MAX: Final = 1_000
 """A larger compressed file is not that of an empty one: an archive has the name of the file twice."""
 _TIME_DIGITS: Final = 6
 """Digits in a name that are a time, and not a number."""
+
+_PROBLEM: Final = -2
+"""The row of the problem that was said of the file at the path."""
 
 _log = logging.getLogger("cues.processors")
 
@@ -117,6 +124,7 @@ class Tail:
         self._stored: dict[str, Rotated] = {}
         self._contents: dict[Rotated, tuple[int, bytes, bytes] | None] = {}
         """The uncompressed bytes of compressed files, which take long to read."""
+        self._problem: list[Any] = [*stored.get(_PROBLEM, ())]
         self._said: Progress | None = None
         """The position of which it was said that no file has the rest."""
         self.opened: Opened | None = None
@@ -137,6 +145,7 @@ class Tail:
                             continue
                         current = opened.identity(record.offset)
                         place = Progress(place.serial, current, record.offset, record.line)
+                        self._note_problem([])
                         yield place, self._source.item(opened.name, record)
                     if opened.whole:
                         self._finish(opened)
@@ -145,10 +154,19 @@ class Tail:
                     if not is_damage(error, remote=False):
                         raise
                     problem = self._source.problem(opened.name, place, error)
-                    bad = self._source.bad_file(opened.name, place, problem)
-                    self._finish(opened)
-                    place = place.next()
-                    yield place, bad
+                    row = [checksum(problem.encode("utf-8", "replace")), *opened.start_stat[:2]]
+                    bad = None if row == self._problem else self._source.bad_file(opened.name, place, problem)
+                    is_at_path = opened.is_at(self._source.pattern)
+                    if is_at_path:
+                        place = place.reread()
+                        self._note_problem(row)
+                    else:
+                        self._finish(opened)
+                        place = place.next()
+                    if bad is not None or not is_at_path:
+                        yield place, bad
+                    while opened.is_at(self._source.pattern) and opened.stat() == opened.start_stat:
+                        yield place, Idle()
                 opened.close()
                 self.opened = None
         finally:
@@ -200,7 +218,8 @@ class Tail:
             before = self._inodes()
             unread = self._unread()
             found = self._current(unread, place)
-            opened = found or open_file(self._source, self._where, [*unread, self._source.pattern][0], place.next())
+            name = [*unread, self._source.pattern][0]
+            opened = found or open_file(self._source, self._where, name, self._after_copied(unread, place))
             # Files that were renamed during the look may be missing in it, or have been opened under other names.
             if self._inodes() == before:
                 break
@@ -217,6 +236,27 @@ class Tail:
                 place.offset,
             )
         return opened
+
+    def _after_copied(self, unread: list[str], place: Progress) -> Progress:
+        """Return the beginning of the next file; or, in a longer copy that has replaced the last one, its end."""
+        path, number = self._source.pattern, max(self._rows, default=0)
+        row = self._rows.get(number)
+        is_there = unread or place.current is not None or number in {known for _, known in self._seen.values()}
+        # A row has its inode until the next file was opened.
+        if is_there or row is None or row.compressed or not row.inode:
+            return place.next()
+        with suppress(FileNotFoundError), self._where.open(path) as file:
+            head = os.pread(file.fileno(), min(row.size, FINGERPRINT_BYTES), 0)
+            begin = max(0, row.size - FINGERPRINT_BYTES)
+            end = os.pread(file.fileno(), row.size - begin, begin)
+            if begin + len(end) == row.size and checksum(head) == row.head and checksum(end) == row.end:
+                found = os.fstat(file.fileno())
+                offset, line = _last_line_end(file, row.size)
+                _log.info("%s was replaced by a copy; it is read on there.", path)
+                return Progress(
+                    place.serial + 1, Identity(path, found.st_dev, found.st_ino, len(head), row.head), offset, line
+                )
+        return place.next()
 
     def _current(self, unread: list[str], place: Progress) -> Opened | None:
         """Open the file of a position; None if no file, or none of those that are found, is this one."""
@@ -271,8 +311,11 @@ class Tail:
 
     # --- what was read ---
 
-    def begin(self, place: Progress) -> None:
-        """Take the rotated files that are there for read: all at the first start, else those before the current one."""
+    def begin(self, place: Progress, since: float = 0.0) -> None:
+        """Take the rotated files that are there for read: all at the first start, else those before the current one.
+
+        ``since``: the time of the first start, if it is over; files that were written to later are not taken for read.
+        """
         current: tuple[int, ...] = ()
         if place.current is not None and (opened := self._continued(place)) is not None:
             current = opened.start_stat[:2] if opened.start.current is not None else ()
@@ -281,16 +324,29 @@ class Tail:
         before = None
         while before != (before := self._inodes()):  # until no file was renamed during the look
             with suppress(FileNotFoundError):
-                names = itertools.takewhile(lambda item: item[1][:2] != current, self._rotated().items())
+                names = itertools.takewhile(
+                    lambda item: item[1][:2] != current and not (since and item[1].modified > since),
+                    self._rotated().items(),
+                )
                 rows = [self._look(name, stat) for name, stat in names if not self._is_empty(name, stat)]
         for row in rows:
             self._put(row)
 
+    def _note_problem(self, row: list[Any]) -> None:
+        """Keep what was said of the file at the path; nothing, when it can be read or is another one."""
+        if row and row != self._problem:
+            self._state[self._key(_PROBLEM)] = row
+        elif self._problem and not row:
+            del self._state[self._key(_PROBLEM)]
+        self._problem = row
+
     def _finish(self, opened: Opened) -> None:
+        self._note_problem([])
         self._put(_stored(opened.stored, opened.compressed))
 
     def forget(self) -> None:
         """Delete all rows: no file of the log is there."""
+        self._note_problem([])
         for number in self._rows:
             del self._state[self._key(number)]
         self._rows.clear()
@@ -459,6 +515,16 @@ def _stored(file: IO[bytes], compressed: bool) -> Rotated:
     return Rotated(
         found.st_dev, found.st_ino, found.st_size, head, opened_file.end_of(file), compressed, found.st_mtime_ns
     )
+
+
+def _last_line_end(file: IO[bytes], size: int) -> tuple[int, int]:
+    """The last end of a line in the first bytes of a file, and the lines up to there."""
+    offset = line = at = 0
+    while data := os.pread(file.fileno(), min(1 << 20, size - at), at):
+        line += data.count(b"\n")
+        offset = at + data.rindex(b"\n") + 1 if b"\n" in data else offset
+        at += len(data)
+    return offset, line
 
 
 def _uncompressed(file: IO[bytes], name: str) -> tuple[int, bytes, bytes] | None:

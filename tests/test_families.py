@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import os
@@ -413,6 +414,268 @@ def test_hundreds_of_logs_with_few_files_open(tmp_path: Path, monkeypatch: pytes
             found += [item["line"]] if isinstance(item, dict) else []
     assert sorted(found) == sorted(f"{number} {round}" for number in range(300) for round in range(3))
     assert len(found) == 900 and len(process.state) <= 300
+
+
+def watched(source: Files, *steps: Any, reader: Reader | None = None) -> list[Any]:
+    """Run a source that waits, of which each look is followed by a step, and then by some without one."""
+    left, items = iter([*steps, *[None] * 6]), []
+    process = SimpleNamespace(state={} if reader is None else reader.state, stopping=False)
+
+    def wait(seconds: float) -> bool:
+        step = next(left, left)
+        process.stopping = step is left
+        if callable(step):
+            step()
+        return False
+
+    process.wait = wait
+    source.idle_exit_s = None
+    for position, item in source(None if reader is None else reader.position, process):
+        if reader is not None:
+            reader.position = position
+        items += [] if item is None else [item]
+        assert len(items) < 3_000
+    return [item["line"] if isinstance(item, dict) and item.keys() == {"line"} else item for item in items]
+
+
+@pytest.mark.parametrize("follow", ["each", True])
+def test_a_damaged_file_at_the_path_is_said_once_and_read_when_it_is_whole(follow: bool | str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("größe,x\n1,2\n", "latin-1")
+    source = followed(path if follow is True else tmp_path / "*.csv", follow=follow)
+    reader = Reader(source)
+    found = watched(source, None, None, lambda: append(path, "3,4\n"), None, reader=reader)
+    assert [type(item) for item in found] == [files.BadFile]
+    before = dict(reader.state)
+    assert watched(source, None, lambda: append(path, "5,6\n"), reader=reader) == []
+    assert len(reader.state) == len(before)
+    path.write_text("y,x\n1,2\n")
+    assert watched(source, reader=reader) == [{"y": "1", "x": "2"}]
+    path.rename(tmp_path / "a.csv.1")
+    path.write_text("y,y\n1,2\n")
+    (problem,) = watched(source, reader=reader)
+    assert "names a column twice" in str(problem)
+    path.rename(tmp_path / "a.csv.2")
+    path.write_text("y,z\n3,4\n")
+    assert watched(source, reader=reader) == [{"y": "3", "z": "4"}]
+    assert watched(source, reader=reader) == []
+    keys = [key if follow is True else key[1] for key in reader.state]
+    assert sorted(key for key in keys if key) == [1, 2]
+
+
+def test_a_header_that_is_longer_than_a_line_may_be_is_damage(tmp_path: Path) -> None:
+    append(tmp_path / "a.csv", "a" * 3_000)
+    (problem,) = watched(followed(tmp_path / "*.csv", line_bytes_max=1_000))
+    assert "line_bytes_max=1,000" in str(problem)
+
+
+LINKS = [
+    ("app.log", "app.20260131.log", "app.20260201.log"),
+    ("app.log", "app-2026-01-31.log", "app-2026-02-01.log"),
+    ("app.log", "app.log-20260131", "app.log-20260201"),
+    ("current.log", "app-2026-01-31.log", "app-2026-02-01.log"),
+    ("app.log", "app.host.user.log.20260131-101010.77", "app.host.user.log.20260201-101010.77"),
+]
+
+
+@pytest.mark.parametrize(("link", "first", "second"), LINKS)
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_link_that_moves_to_the_next_file(link: str, first: str, second: str, is_later: bool, tmp_path: Path) -> None:
+    """Also while the link is away for a look; a source that runs, and one that is started again and again."""
+
+    def point(name: str) -> None:
+        (tmp_path / link).symlink_to(name)
+
+    steps = [
+        lambda: (append(tmp_path / first, "1\n"), point(first)),
+        lambda: append(tmp_path / first, "2\n"),
+        lambda: (append(tmp_path / first, "3\n"), append(tmp_path / second, "4\n"), (tmp_path / link).unlink()),
+        lambda: point(second),
+        lambda: append(tmp_path / second, "5\n"),
+        None,
+        lambda: append(tmp_path / second, "6\n"),
+    ]
+    if not is_later:
+        steps.pop(0)()  # type: ignore[misc]
+    source = followed(tmp_path / "*.log")
+    reader = Reader(source)
+    assert watched(source, *steps, reader=reader) == list("123456")
+    assert watched(source, reader=reader) == []
+
+
+def test_a_link_of_which_files_are_missed_while_the_source_does_not_run(tmp_path: Path) -> None:
+    for link, names in (("app.log", "app.{}.log"), ("prog.log", "prog.host.user.log.{}")):
+        folder = tmp_path / link
+        folder.mkdir()
+        reader = Reader(followed(folder / "*.log"))
+        append(folder / names.format(20260101), "old\n")
+        for day in (1, 3, 4):
+            for number in (day, day + 1):
+                append(folder / names.format(20260110 + number), f"{number}\n")
+            (folder / link).unlink(missing_ok=True)
+            (folder / link).symlink_to(names.format(20260110 + number))
+            reader.run(None)
+        assert reader.lines == ["2", "3", "4", "4", "5"], link  # what was there first is not read
+
+
+def test_a_log_that_gets_the_name_of_a_rotated_file_of_another_one(tmp_path: Path) -> None:
+    append(tmp_path / "app.log", "1\n")
+    append(tmp_path / "other.log", "o\n")
+    log = tmp_path / "app.log"
+    steps = [lambda: (append(log, "2\n"), log.rename(tmp_path / "other.log.1"), append(log, "3\n"))]
+    assert watched(followed(tmp_path / "*.log"), *steps) == ["1", "o", "2", "3"]
+
+
+def test_a_rotated_file_that_cannot_be_read_at_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the problem of its log. When it can be read, what was there at the first start is not read."""
+    monkeypatch.setattr(families, "_AGAIN_S", 0.0)
+    for name in ("a.log", "b.log", "b.log.1"):
+        append(tmp_path / name, f"{name}\n")
+    os.utime(tmp_path / "b.log.1", (1, 1))
+    opened = places.Local.open
+
+    def refused(self: places.Local, name: str) -> Any:
+        if os.stat(name).st_ino == inode:
+            raise PermissionError(13, "Permission denied", name)
+        return opened(self, name)
+
+    inode = (tmp_path / "b.log.1").stat().st_ino
+    source = followed(tmp_path / "*.log")
+    reader = Reader(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(places.Local, "open", refused)
+        found = watched(source, reader=reader) + watched(source, reader=reader)
+    assert [item for item in found if isinstance(item, str)] == ["a.log"] and len(found) == 2
+    (tmp_path / "b.log.1").rename(tmp_path / "b.log.2")
+    os.utime(tmp_path / "b.log", (2_000_000_000,) * 2)
+    (tmp_path / "b.log").rename(tmp_path / "b.log.1")
+    append(tmp_path / "b.log", "new\n")
+    assert watched(source, reader=reader) == ["b.log", "new"]
+
+
+@pytest.mark.parametrize("follow", ["each", True])
+@pytest.mark.parametrize("text", ["1\n2\n", "1\n2", "1\n2\n" * 1_000])
+def test_a_log_that_is_replaced_by_its_longer_copy(text: str, follow: bool | str, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    append(log, text)
+    source = followed(log if follow is True else tmp_path / "*.log", follow=follow, at="at")
+    reader = Reader(source)
+
+    def replace(more: str) -> None:
+        append(tmp_path / ".a", log.read_text() + more)
+        (tmp_path / ".a").replace(log)
+
+    more = "\n3\n".removeprefix("\n" if text.endswith("\n") else "")
+    steps = [lambda: replace(more), None, None, lambda: replace("4\n"), None, None, lambda: append(log, "5\n")]
+    found = watched(source, *steps, reader=reader)
+    lines = log.read_text().splitlines()
+    rows = [(row["line"], row["at"]) for row in found]
+    expected = [(line, f"a.log:{number}") for number, line in enumerate(lines, 1)]
+    assert rows == (expected if text.endswith("\n") else [*expected[:1], ("2", "a.log:2"), *expected[1:]])
+    assert watched(source, reader=reader) == []
+
+
+def test_a_pattern_that_names_fewer_logs(tmp_path: Path) -> None:
+    """Those that it does not name are not read, and are read on by a pattern that names them again."""
+    names = ("a", "b", "c/d", "c/e/f")
+    (tmp_path / "c/e").mkdir(parents=True)
+
+    def write(line: str) -> None:
+        for name in names:
+            append(tmp_path / f"{name}.log", f"{name} {line}\n")
+
+    reader = Reader(followed(tmp_path / "**/*.log"))
+    for line, pattern, expected in (
+        ("1", "**/*.log", names),
+        ("2", "a*.log", "a"), ("3", "*/*.log", ["c/d"]), ("4", "c/**/*.log", ["c/d", "c/e/f"]),
+    ):  # fmt: skip
+        write(line)
+        reader.source, before = followed(tmp_path / pattern), len(reader.lines)
+        reader.run(None)
+        assert {read.split()[0] for read in reader.lines[before:]} == set(expected)
+    reader.source = followed(tmp_path / "**/*.log")
+    reader.run(None)
+    assert sorted(reader.lines) == sorted(f"{name} {line}" for name in names for line in "1234")
+
+
+def test_a_directory_that_is_made_later(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+
+    def make() -> None:
+        folder.mkdir()
+        append(folder / "a.log", "1\n")
+
+    source = followed(folder)
+    reader = Reader(source)
+    assert watched(source, make, lambda: append(folder / "b.log", "2\n"), reader=reader) == ["1", "2"]
+    folder.rename(tmp_path / "away")
+    assert watched(source, reader=reader) == []
+    (tmp_path / "away").rename(folder)
+    assert watched(source, lambda: append(folder / "a.log", "3\n"), reader=reader) == ["3"]
+
+
+def test_a_log_on_a_device_with_another_number_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:
+    for name in "ab":
+        append(tmp_path / f"{name}.log", "1\n")
+    reader = Reader(followed(tmp_path / "*.log"))
+    reader.run(None)
+    for key, row in reader.state.items():
+        if key[1] == 0:
+            row[4] += 7
+    append(tmp_path / "a.log", "2\n")
+    reader.run(None)
+    for name in "ab":
+        (tmp_path / f"{name}.log").unlink()
+    for _ in range(3):
+        reader.run(None)
+    assert reader.state == {}
+
+
+def test_a_directory_whose_time_has_no_fraction(tmp_path: Path) -> None:
+    second = int(time.time())
+
+    def add() -> None:
+        append(tmp_path / "b.log", "b\n")
+        os.utime(tmp_path, (second, second))
+
+    append(tmp_path / "a.log", "a\n")
+    os.utime(tmp_path, (second, second))
+    time.sleep(0.1)
+    assert watched(followed(tmp_path / "*.log"), add) == ["a", "b"]
+
+
+def test_all_names_of_a_directory(tmp_path: Path) -> None:
+    """A number is that of a rotated file also if its log is not there; a name that tells no format is one problem."""
+    log = tmp_path / "app.log"
+
+    def turn(line: str) -> Any:
+        def rotate() -> None:
+            for number in (2, 1):
+                with contextlib.suppress(FileNotFoundError):
+                    (tmp_path / f"app.log.{number}").rename(tmp_path / f"app.log.{number + 1}")
+            log.rename(tmp_path / "app.log.1")
+            append(log, f"{line}\n")
+
+        return rotate
+
+    source = followed(tmp_path / "*", format="text")
+    reader = Reader(source)
+    append(tmp_path / "app.log.1", "old\n")
+    append(tmp_path / "10.0.0.1", "host\n")
+    steps = [lambda: append(log, "1\n"), turn("2"), turn("3"), lambda: append(tmp_path / "10.0.0.1", "more\n")]
+    assert watched(source, *steps, reader=reader) == ["host", "1", "2", "3", "more"]
+    assert watched(source, turn("4"), reader=reader) == ["4"]
+
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    append(folder / "a.log", "1\n")
+    source = followed(folder / "*")
+    reader = Reader(source)
+    steps = [lambda: (append(folder / "README", "x\n"), append(folder / "a.log", "2\n"))]
+    found = watched(source, *steps, reader=reader)
+    (problem,) = (item for item in found if not isinstance(item, str))
+    assert len(found) == 3 and {"1", "2"} < {*found} and "Try: give format=" in str(problem)
+    assert watched(source, reader=reader) == []
 
 
 GRAPH = """
