@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import importlib
 import logging
 import queue
@@ -24,7 +26,8 @@ SHARD_BYTES_S: Final = 2_000_000
 
 _VERSION: Final = 1
 _THREADS: Final = 10
-"""Shards that are read at the same time: the connections of a client of boto3."""
+"""Shards that are read at the same time: the connections of a client of boto3, and the answers that are in memory, of
+up to 10 MB each."""
 _THROTTLED: Final = ("ProvisionedThroughputExceededException", "KMSThrottlingException", "LimitExceededException")
 _FIRST_PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 10.0
@@ -35,6 +38,8 @@ _NOTED_MS: Final = 3_600_000
 shortest retention is a day."""
 _SLACK_MS: Final = 60_000
 """Milliseconds by which the clock of Kinesis, and the times of its records, may differ."""
+_FOUND_MS: Final = 2_000
+"""Milliseconds for which a record that was found and has none after it need not be looked for again."""
 _LIST_S: Final = 5.0
 """Seconds between two looks for the children of a shard that has ended."""
 
@@ -163,6 +168,8 @@ class Shard:
         self.due = self.pause_s = self.refused_at = 0.0
         self.seen_ms = 0.0
         """Arrival of the last record that this call has read."""
+        self.read_ms = 0.0
+        """The time up to which this call has read the shard, also where it had no records; 0: not known."""
 
     def place(self) -> list[Any]:
         return [self.id, self.sequence, self.part, self.until_ms]
@@ -192,13 +199,23 @@ class Reading:
         self._client = source.kinesis.client()
         self._retention_ms = self._ahead_ms = 0.0
         self._asked: queue.SimpleQueue[Shard | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Shard, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Shard, Any, float]] = queue.SimpleQueue()
+        """Answers and errors, and the time of Kinesis at which they came."""
+        self._places: dict[str, list[Any]] = {}
+        self._ends: list[str] = []
+        """The parts of the last position: other shards keep theirs for the next one."""
         self._threads: list[threading.Thread] = []
 
-    @property
-    def position(self) -> Position:
-        """The position after the last record."""
-        return [_VERSION, self._created, [shard.place() for shard in self._shards.values()], sorted(self._ended)]
+    def _pack(self) -> Position:
+        """Return the position, with all shards as they are now."""
+        self._places = {id: shard.place() for id, shard in self._shards.items()}
+        self._ends = sorted(self._ended)
+        return [_VERSION, self._created, [*self._places.values()], self._ends]
+
+    def _after(self, shard: Shard) -> Position:
+        """Return the position after a record: only the place of its shard is made anew."""
+        self._places[shard.id] = shard.place()
+        return [_VERSION, self._created, [*self._places.values()], self._ends]
 
     def records(self, process: Any) -> Iterator[tuple[Position, Any]]:
         """Yield records until the end (``follow``: until the graph drains)."""
@@ -207,16 +224,17 @@ class Reading:
         yield from self._list()
         if self._first:
             self._start()
-            yield self.position, None  # "latest" is now, also for a restart before the first record
+            yield self._pack(), None  # "latest" is now, also for a restart before the first record
         while process is None or not process.stopping:
             wait_s = self._ask()
             try:
-                shard, answer = self._answers.get(timeout=wait_s)
+                shard, answer, at_ms = self._answers.get(timeout=wait_s)
             except queue.Empty:
                 pass
             else:
                 shard.asked = False
-                yield from self._answered(shard, answer)
+                if self._shards.get(shard.id) is shard:  # else it is gone since it was asked
+                    yield from self._answered(shard, answer, at_ms)
             if self._childless and source.follow and time.monotonic() - self._listed_at >= _LIST_S:
                 yield from self._list()
             if all(shard.caught_up for shard in self._shards.values()):
@@ -226,6 +244,9 @@ class Reading:
 
     def close(self) -> None:
         """End the threads, each after its request."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._asked.get_nowait()
         for _ in self._threads:
             self._asked.put(None)
 
@@ -289,8 +310,9 @@ class Reading:
         for id in sorted(listed):
             if id not in self._shards and id not in self._ended:
                 self._shards[id] = Shard(id)
+        self._pack()
         for shard in gone:
-            yield self.position, self._gap(shard, "the shard is no longer there", 0)
+            yield self._pack(), self._gap(shard, "the shard is no longer there", 0)
 
     def _gap(self, shard: Shard, reason: str, next: int) -> MessagesPurged:
         """Return the error of a gap, or raise it."""
@@ -312,21 +334,20 @@ class Reading:
     # --- reads ---
 
     def _ask(self) -> float:
-        """Give the threads each shard that is due; return the seconds for which to wait for an answer."""
-        now, waiting = time.monotonic(), waits.LOOK_S
-        for id, shard in self._shards.items():
-            if shard.asked or self._parents[id] & self._shards.keys():
-                continue
+        """Give free threads the shards that are due for longest; return the seconds for which to wait for an answer."""
+        now, shards = time.monotonic(), self._shards
+        free = _THREADS - sum(shard.asked for shard in shards.values())
+        able = (shard for id, shard in shards.items() if not (shard.asked or self._parents[id] & shards.keys()))
+        for shard in heapq.nsmallest(free, able, key=lambda shard: shard.due):
             if shard.due > now:
-                waiting = min(waiting, shard.due - now)
-                continue
+                return min(waits.LOOK_S, shard.due - now)
             shard.asked, shard.due = True, now + PAUSE_S
             self._asked.put(shard)
             if len(self._threads) < min(_THREADS, len(self._shards)):
                 thread = threading.Thread(target=self._read, name="cues kinesis", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        return waiting
+        return waits.LOOK_S
 
     def _read(self) -> None:
         """Read shards, in a thread."""
@@ -336,17 +357,24 @@ class Reading:
                     asked = {**self._named, "ShardId": shard.id, **shard.opening()}
                     shard.iterator = self._client.get_shard_iterator(**asked)["ShardIterator"]
                 arn = {name: value for name, value in self._named.items() if name == "StreamARN"}
-                self._answers.put((shard, self._client.get_records(ShardIterator=shard.iterator, **arn)))
+                answer = self._client.get_records(ShardIterator=shard.iterator, **arn)
             except BaseException as error:
-                self._answers.put((shard, error))
+                answer = error
+            self._answers.put((shard, answer, self._now_ms()))
 
-    def _answered(self, shard: Shard, answer: Any) -> Iterator[tuple[Position, Any]]:
+    def _answered(self, shard: Shard, answer: Any, at_ms: float) -> Iterator[tuple[Position, Any]]:
         if isinstance(answer, BaseException):
             yield from self._refused(shard, answer)
             return
         shard.pause_s = shard.refused_at = 0.0
         records, behind_ms = answer["Records"], answer.get("MillisBehindLatest") or 0
+        if shard.compared and 0 < shard.read_ms < at_ms - self._retention_ms and (shard.sequence or shard.until_ms):
+            # Records between the last one and the first of this answer may have been removed, and only the last one
+            # tells: as long as it is there, so are those after it. The answer is dropped.
+            self._reopen(shard)
+            return
         shard.iterator = answer.get("NextShardIterator")
+        shard.read_ms = at_ms - behind_ms
         shard.caught_up = not behind_ms and shard.iterator is not None
         if not shard.compared:
             first = records[0]["SequenceNumber"] if records else ""
@@ -357,8 +385,14 @@ class Reading:
             if shard.compared and not found and self._may_have_lost(shard):
                 error = self._gap(shard, "its record is no longer there", int(first or 0))
                 shard.iterator, shard.caught_up = None, False
-                shard.sequence, shard.part, shard.until_ms = "", 0, 0
-                yield self.position, error
+                shard.sequence, shard.part, shard.until_ms, shard.read_ms = "", 0, 0, 0.0
+                yield self._pack(), error
+                return
+            if found and len(records) == 1:
+                shard.read_ms = max(shard.read_ms, at_ms - self._retention_ms + _FOUND_MS)
+            elif late and not records and shard.sequence and shard.iterator is not None:
+                # Nothing was lost, so the shard goes on at the time up to which nothing followed the record.
+                shard.iterator, shard.sequence, shard.part, shard.read_ms = None, "", 0, 0.0
                 return
         size = 0
         for record in records:
@@ -368,13 +402,18 @@ class Reading:
         if shard.iterator is None:
             del self._shards[shard.id]
             self._ended.add(shard.id)
-            yield self.position, None  # else the retention of what is read would look like a gap
+            yield self._pack(), None  # else the retention of what is read would look like a gap
             yield from self._list()
         elif shard.caught_up:
             shard.due += self._source.poll_s - PAUSE_S
-            if self._now_ms() - max(shard.seen_ms, shard.until_ms) > _NOTED_MS:
+            if self._now_ms() - max(shard.seen_ms, self._places[shard.id][3]) > _NOTED_MS:
                 shard.until_ms = self._now_ms() - _SLACK_MS
-                yield self.position, None
+                yield self._pack(), None
+
+    def _reopen(self, shard: Shard) -> None:
+        """Have the next read begin at the record of the position, and look whether it is still there."""
+        shard.until_ms = max(shard.until_ms, round(shard.read_ms) - _SLACK_MS)
+        shard.iterator, shard.compared, shard.caught_up, shard.read_ms = None, False, False, 0.0
 
     def _may_have_lost(self, shard: Shard) -> bool:
         """Return whether the retention may have removed a record after the last one, which is gone."""
@@ -392,17 +431,17 @@ class Reading:
         parts = kpl.parts_of(record["Data"])
         if parts is None:
             shard.sequence, shard.part, shard.until_ms = sequence, 0, 0
-            yield self.position, self._message(shard.id, record, None, record["PartitionKey"], record["Data"])
+            yield self._after(shard), self._message(shard.id, record, None, record["PartitionKey"], record["Data"])
             return
         for part, (key, data) in enumerate(parts[begin:], begin):
             shard.sequence, shard.part, shard.until_ms = sequence, (part + 1) % len(parts), 0
-            yield self.position, self._message(shard.id, record, part, key, data)
+            yield self._after(shard), self._message(shard.id, record, part, key, data)
 
     def _refused(self, shard: Shard, error: BaseException) -> Iterator[tuple[Position, Any]]:
         """Take an error of a read: a new iterator, a pause, a gap, or what the source ends with."""
         code, opened, now = aws.code_of(error), shard.iterator is not None, time.monotonic()
         if code == "ExpiredIteratorException":
-            shard.iterator, shard.compared, shard.caught_up = None, False, False
+            self._reopen(shard)
         elif code in _THROTTLED:
             if not shard.refused_at:
                 shard.refused_at = now
@@ -412,9 +451,12 @@ class Reading:
             shard.pause_s = min(max(_FIRST_PAUSE_S, shard.pause_s * 2), _PAUSE_MAX_S)
             shard.due = now + shard.pause_s
         elif code == "InvalidArgumentException" and shard.sequence and not opened and not shard.compared:
+            if not self._may_have_lost(shard):
+                shard.sequence, shard.part = "", 0
+                return
             gap = self._gap(shard, f"its record is refused: {error}", 0)
             shard.sequence, shard.part, shard.until_ms = "", 0, 0
-            yield self.position, gap
+            yield self._pack(), gap
         else:
             raise error
 

@@ -202,6 +202,150 @@ def test_records_that_the_retention_removed_are_told(closed: bool, tmp_path: Pat
             assert len(testing.messages(store, "errors")) == 1
 
 
+DAY_S = 86_400.0
+
+
+class Modelled:
+    """A client of a stream that keeps records for a day. Its shards are lists; :attr:`ahead_s` moves its clock.
+
+    As Kinesis may do, an iterator at a record that is gone gives nothing for ever, and says that it is a day late.
+    """
+
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __init__(self, shards: dict[str, list[float]], most: int = 2) -> None:
+        self.now_s, self.ahead_s, self.most, self.asked = time.time(), 0.0, most, 0
+        self.shards = {id: [self.now_s - age_s for age_s in ages] for id, ages in shards.items()}
+        self.listed = list(shards)
+        self.closed: set[str] = set()
+
+    def time(self) -> float:
+        return self.now_s + self.ahead_s
+
+    def describe_stream_summary(self, **_: Any) -> Any:
+        summary = {"StreamStatus": "ACTIVE", "StreamCreationTimestamp": self.created, "RetentionPeriodHours": 24}
+        return {"StreamDescriptionSummary": summary, "ResponseMetadata": {"HTTPHeaders": {}}}
+
+    def list_shards(self, **_: Any) -> Any:
+        end = {"EndingSequenceNumber": "9"}
+        return {
+            "Shards": [{"ShardId": id, "SequenceNumberRange": end if id in self.closed else {}} for id in self.listed]
+        }
+
+    def get_shard_iterator(self, ShardId: str, ShardIteratorType: str, **at: Any) -> Any:
+        times, first = self.shards[ShardId], 0
+        if ShardIteratorType == "AT_SEQUENCE_NUMBER":
+            first = int(at["StartingSequenceNumber"])
+            if first >= len(times) or times[first] < self.time() - DAY_S:
+                return {"ShardIterator": f"{ShardId} -1"}
+        elif ShardIteratorType == "AT_TIMESTAMP":
+            first = sum(each < at["Timestamp"].timestamp() for each in times)
+        return {"ShardIterator": f"{ShardId} {first}"}
+
+    def get_records(self, ShardIterator: str, **_: Any) -> Any:
+        self.asked += 1
+        id, index = ShardIterator.split()
+        times, now_s = self.shards[id], self.time()
+        if int(index) < 0:
+            return {"Records": [], "NextShardIterator": ShardIterator, "MillisBehindLatest": round(DAY_S * 1000)}
+        kept = [n for n in range(int(index), len(times)) if times[n] >= now_s - DAY_S]
+        records = [
+            {
+                "SequenceNumber": str(n),
+                "Data": str(n).encode(),
+                "PartitionKey": "k",
+                "ApproximateArrivalTimestamp": datetime.fromtimestamp(times[n], UTC),
+            }
+            for n in kept[: self.most]
+        ]
+        left = kept[self.most :]
+        answer = {
+            "Records": records,
+            "MillisBehindLatest": round((now_s - times[left[0] - 1]) * 1000) if left else 0,
+            "NextShardIterator": f"{id} {left[0] if left else len(times)}",
+        }
+        return {name: value for name, value in answer.items() if left or id not in self.closed or name[0] != "N"}
+
+
+@pytest.fixture
+def modelled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(*given: Any, **options: Any) -> tuple[Modelled, KinesisStream]:
+        model = Modelled(*given)
+        monkeypatch.setattr(kinesis_source, "time", SimpleNamespace(time=model.time, monotonic=time.monotonic))
+        return model, KinesisStream("x", client=lambda: model, data="json", on_gap="fail", poll_s=0.2, **options)
+
+    return make
+
+
+def told(items: Any) -> list[Any]:
+    return [item["data"] if isinstance(item, dict) else type(item) for _, item in items if item is not None]
+
+
+def test_a_source_that_falls_behind_the_retention_tells_the_gap(modelled: Any) -> None:
+    """One record a minute. While the first ones are taken, the clock moves by half an hour, and others are removed."""
+    model, source = modelled({"a": [DAY_S - 60 * n - 5 for n in range(60)]}, 10)
+    items = source(None)
+    assert told(next(items) for _ in range(11)) == [*range(10)]
+    model.ahead_s = 1_800
+    assert told(items) == [MessagesPurged, *range(30, 60)]
+
+
+def test_a_source_at_the_edge_of_the_retention_has_no_gap(modelled: Any) -> None:
+    """Nothing is removed before it is read, and the record of the position is removed after it."""
+    model, source = modelled({"a": [DAY_S - 5 * n - 2 for n in range(12)]})
+    found = []
+    for _, item in source(None):
+        if item is not None:
+            found.append(item["data"])
+            model.ahead_s += 3
+    assert found == list(range(12))
+
+
+def test_a_shard_whose_last_record_is_gone_goes_on_at_the_time_up_to_which_it_was_read(modelled: Any) -> None:
+    """A later run saw an hour ago that nothing followed the record."""
+    model, source = modelled({"a": [2 * DAY_S, 60, 30]})
+    created_ms = round(model.created.timestamp() * 1000)
+    seen_ms = round((model.now_s - 3_600) * 1000)
+    assert told(source([1, created_ms, [["a", "0", 0, seen_ms]], []])) == [1, 2]
+    assert told(source([1, created_ms, [["a", "0", 0, 0]], []])) == [MessagesPurged, 1, 2]
+
+
+def test_answers_of_many_shards_are_bounded_and_positions_are_whole(modelled: Any) -> None:
+    model, source = modelled({f"s{n:03}": [60.0] * 4 for n in range(100)})
+    items = source(None)
+    positions = [next(items) for _ in range(2)]
+    time.sleep(0.3)  # for requests that must not come
+    assert model.asked <= 10
+    positions += items
+    assert len(told(positions)) == 400
+    for position, _ in positions[:: len(positions) // 4]:
+        assert len(position[2]) == 100
+        taken = sum(int(sequence) + 1 for _, sequence, *_ in position[2] if sequence)
+        assert len(told(source(position))) == 400 - taken
+
+
+def test_the_answer_of_a_shard_that_is_gone_is_dropped(modelled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look for the children of a closed shard finds that another one is gone, which a thread reads."""
+    model, source = modelled({"a": [60], "b": [60]}, follow=True)
+    model.closed = {"a", "b"}
+    read, released = model.get_records, threading.Event()
+
+    def slow(ShardIterator: str, **options: Any) -> Any:
+        if ShardIterator.startswith("b"):
+            released.wait(10)
+            threading.Timer(0.3, lambda: setattr(process, "stopping", True)).start()
+        return read(ShardIterator, **options)
+
+    monkeypatch.setattr(model, "get_records", slow)
+    process = SimpleNamespace(stopping=False, state={})
+    items = source(None, process)
+    found = told(next(items) for _ in range(3))
+    model.listed = ["a"]
+    found += told([next(items)])
+    released.set()
+    assert [*found, *told(items)] == [0, MessagesPurged]
+
+
 @pytest.mark.slow
 def test_a_shard_without_records_for_longer_than_the_retention_is_no_gap(
     tmp_path: Path, kinesis: KinesisServer, monkeypatch: pytest.MonkeyPatch
