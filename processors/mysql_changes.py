@@ -36,7 +36,15 @@ number of the message in it, and the GTIDs of MariaDB before it. The engine comm
 the server does not have these GTIDs at this place, it is another server: MariaDB is then asked for what follows the
 GTIDs, and MySQL is refused (Diverged).
 
-**Not guaranteed.** DROP TABLE, RENAME and changes of partitions are no messages. A log that the server has removed
+**Refused by name** are tables whose rows or changes would be missing: those with a history (system-versioned),
+sequences, those that a foreign key changes (CASCADE, SET NULL: the log does not have these changes), those that the
+user may not read, and for a snapshot those of another engine than InnoDB. Views are left out. A server is refused that
+leaves databases out of its log (``binlog-do-db``, ``binlog-ignore-db``), and a replica without ``log_slave_updates``.
+
+**Not guaranteed.** A table that a pattern has, and that the user may not read at all, has no rows in the snapshot; its
+first change stops the source. Where a column was UUID or INET for a while and is BINARY now, values of that time are
+bytes. A foreign key that was there for a while only is not known. DROP TABLE, RENAME and changes of partitions are no
+messages. A log that the server has removed
 stops the source (Diverged): its ``expire_logs_days`` must exceed the longest stop.
 """
 
@@ -62,6 +70,8 @@ _TELL_S: Final = 10.0
 """Seconds after which the position moves, also if no table of the source has changed."""
 _HEARTBEAT_S: Final = 0.2
 """Seconds after which a server with nothing new says so: the source then looks whether it ends."""
+_ATTEMPTS: Final = 5
+"""Attempts to begin a snapshot while tables are made or altered."""
 _PAGE_ROWS: Final = 1_000
 _WANTED: Final = {
     "log_bin": ("1", "start the server with log-bin"),
@@ -87,6 +97,9 @@ _DOUBTFUL: Final = ("mariadb-5.3", "compressed", "year(2)")
 """Words in the declaration of a column whose values the log does not tell surely, or not as a query does."""
 _KEYS: Final = (*_WHOLE, *_BINARY, "char", "varchar")
 """Types of keys by which a snapshot is read: integers, and all others by the bytes of UTF-8."""
+_CASCADE: Final = re.compile(
+    r"^ *CONSTRAINT .* FOREIGN KEY .* ON (DELETE|UPDATE) (CASCADE|SET (NULL|DEFAULT))", re.MULTILINE
+)
 _TRUNCATE: Final = re.compile(r"\s*truncate\s+(?:table\s+)?((?:`[^`]+`|[\w$]+)(?:\s*\.\s*(?:`[^`]+`|[\w$]+))?)", re.I)
 _COMMENT: Final = re.compile(r"/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.S)
 _TO: Final = "ROLLBACK TO"
@@ -137,7 +150,7 @@ class Changes:
         if not self.tables:
             raise InvalidArgument("tables= is empty.", "name the tables.")
         if server_id is not None:
-            check_number("server_id", server_id, 1, whole=True)
+            check_number("server_id", server_id, 1, (1 << 32) - 1, whole=True)
         for name, flag in (("snapshot", snapshot), ("follow", follow)):
             if not isinstance(flag, bool):
                 raise InvalidArgument(f"{name}={flag!r:.40} is not a flag.", "use True or False.")
@@ -158,7 +171,8 @@ class Changes:
             raise InvalidArgument(
                 f"url= has the option {sorted(odd)[0]!r}.", "use unix_socket, ssl_ca, ssl_cert and ssl_key."
             )
-        query.pop("charset", None)
+        if query.pop("charset", "utf8mb4") != "utf8mb4":
+            raise InvalidArgument("url= has a charset other than utf8mb4.", "leave it out.")
         self.database = found.database or ""
         self._options: dict[str, Any] = {
             "host": found.host or "localhost", "port": found.port or 3306, "user": found.username or None,
@@ -238,7 +252,10 @@ class Changes:
 
     def connect(self, **options: Any) -> Any:
         """Return a connection in UTC, whose waits for a slow reader have no end."""
-        setting = "set time_zone = '+00:00', sql_mode = '', net_write_timeout = 31536000"
+        setting = (
+            "set time_zone = '+00:00', sql_mode = '', net_write_timeout = 31536000,"
+            " sql_select_limit = 18446744073709551615"
+        )
         return pymysql().connect(
             **self._options, charset="utf8mb4", autocommit=True, init_command=setting,
             connect_timeout=max(2, round(self.timeout_s)), **options,
@@ -258,6 +275,8 @@ class Reading:
         self._segments: list[tuple[int, list[Any] | None, Place]] = []
         self._file, self._gtids = "", ""
         self._columns: dict[str, dict[str, str]] = {}
+        self._seen: set[int] = set()
+        """The descriptions of tables in the log that were checked."""
 
     @property
     def _stopping(self) -> bool:
@@ -281,7 +300,6 @@ class Reading:
             self._position = [_VERSION, file, place, 0, gtids]
             yield self._position, None
         elif self._position is None:
-            self._state["patterns"] = source.patterns
             self._position = [_VERSION, end[0], end[1], 0, self._gtids_at(session, *end)]
             yield self._position, None
         yield from self._changes(session, _place(*end))
@@ -307,39 +325,97 @@ class Reading:
         known = self._state.setdefault("server", server)
         if known != server:
             raise self._diverged(f"is {server or 'a MariaDB'}; the position is of {known or 'a MariaDB'}")
-        known = self._state.get("patterns", source.patterns)
+        known = self._state.get("patterns", source.patterns) if self._position is not None else source.patterns
         new = [pattern for pattern in source.patterns if pattern not in known]
         if new:
             raise Diverged(
-                f"tables= has {', '.join(new)}, which this source did not have when it began.",
+                f"tables= has {', '.join(new)}, which this source did not have all the time: changes are not known.",
                 "give a second source for it; or give this one another id, which begins anew.",
             )
-        self._check_types(session)
+        self._state["patterns"] = source.patterns
+        self._check_log(session, found)
+        self._check_tables(session)
 
-    def _check_types(self, session: Any, only: str | None = None) -> None:
-        """Refuse columns whose values the log does not tell surely."""
-        rows = _ask(
-            session,
-            "select concat(c.table_schema, '.', c.table_name), c.column_name, c.data_type, c.column_type from"
-            " information_schema.columns c join information_schema.tables t using (table_schema, table_name)"
-            " where t.table_type = 'BASE TABLE' order by 1, c.ordinal_position",
-        )
+    def _check_log(self, session: Any, variables: dict[str, str]) -> None:
+        """Refuse a server that leaves changes of tables out of its log."""
+        status = _log_status(session)
+        if any(status[2:4]):
+            raise CuesError(
+                f"The server ({self._source.where}) leaves databases out of its log: binlog_do_db={status[2]},"
+                f" binlog_ignore_db={status[3]}.",
+                "start the server without these options.",
+            )
+        for word in ("slave", "replica"):
+            if variables.get(f"log_{word}_updates") == "OFF" and _is_replica(session, is_mariadb=self._is_mariadb):
+                raise CuesError(
+                    f"The server ({self._source.where}) is a replica whose log does not have what it receives:"
+                    f" log_{word}_updates=OFF.",
+                    f"start the server with log_{word}_updates=ON; or read from the server that it copies.",
+                )
+
+    def _check_tables(self, session: Any, only: str | None = None) -> None:
+        """Refuse tables and columns of the source whose rows or changes it would not have, or not surely."""
+        source = self._source
+        before = self._position is None
+        takes_snapshot = only is None and (self._in_snapshot or (before and source.snapshot))
+        where = ""
+        if only is not None:
+            schema, _, name = only.partition(".")
+            where = f" where table_schema = {session.escape(schema)} and table_name = {session.escape(name)}"
         there: dict[str, dict[str, str]] = {}
-        for table, column, type, whole in rows:
-            if self._source.takes_table(table) and only in (None, table):
-                there.setdefault(table, {})[column] = type
+        about = "information_schema.tables"
+        for table, kind, engine in _ask(
+            session, f"select concat(table_schema, '.', table_name), table_type, engine from {about}{where}"
+        ):
+            if not source.takes_table(table) or kind in ("VIEW", "SYSTEM VIEW"):
+                continue  # a view has no rows of its own, and the log no changes of it
+            there[table] = {}
+            _ask(session, f"select * from {_quoted(table)} limit 0")  # refused if it may not read each column
+            problem = None
+            if kind != "BASE TABLE":
+                problem = f"is no plain table ({kind.lower()})"
+            elif takes_snapshot and engine != "InnoDB":
+                problem = f"is of the engine {engine}, of which a snapshot may have rows that the log has again"
+            if problem is None:
+                ((_, made),) = _ask(session, f"show create table {_quoted(table)}")
+                problem = (found := _CASCADE.search(made)) and (
+                    f"is changed without an event in the log by its foreign key ({found[0].strip()})"
+                )
+            if problem is not None:
+                raise CuesError(
+                    f"The table {table} {problem}.",
+                    "leave it out of tables=; or change it: another engine, or a foreign key that restricts."
+                    " snapshot=False takes each engine.",
+                )
+        listed = "concat(table_schema, '.', table_name), column_name, data_type, column_type"
+        about = "information_schema.columns"
+        for table, column, type, whole in _ask(
+            session, f"select {listed} from {about}{where} order by 1, ordinal_position"
+        ):
+            if table in there:
+                there[table][column] = type
                 declared = re.sub("'(''|[^'])*'", "", whole).lower()  # without the members of an ENUM
                 if type not in _TYPES or any(word in declared for word in _DOUBTFUL):
-                    raise CuesError(
-                        f"The column {column} of {table} is {whole}, whose values the log does not tell surely.",
-                        "leave the table out of tables=; or store the value in a column of another type.",
-                    )
-        for pattern in self._source.patterns if only is None else ():
-            if not set("*?[") & set(pattern) and pattern not in there and self._position is None:
+                    raise self._refused(table, column, whole)
+        if only is not None and only not in there:
+            try:
+                _ask(session, f"select 1 from {_quoted(only)} limit 0")
+            except pymysql().err.ProgrammingError as error:
+                if error.args[0] != 1146:  # it was dropped
+                    raise
+        for pattern in source.patterns if only is None else ():
+            if not set("*?[") & set(pattern) and pattern not in there and before:
                 raise CuesError(
-                    f"{pattern!r} does not exist, or is no table.", "use its name with its capital letters."
+                    f"{pattern!r} does not exist, or is no table, or the user may not read it.",
+                    "use its name with its capital letters; grant SELECT on it.",
                 )
         self._columns |= there
+
+    def _refused(self, table: str, column: str, type: str) -> CuesError:
+        return CuesError(
+            f"The column {column} of {table} is {type}, whose values the log does not tell surely.",
+            "leave the table out of tables=; or store the value in a column of another type.",
+        )
 
     def _diverged(self, problem: str) -> Diverged:
         return Diverged(
@@ -349,11 +425,8 @@ class Reading:
 
     def _end(self, session: Any) -> tuple[str, int]:
         """Return the file and the place of the end of the log."""
-        try:
-            found = _ask(session, "show master status")
-        except pymysql().err.ProgrammingError:  # MySQL 8.4
-            found = _ask(session, "show binary log status")
-        return str(found[0][0]), int(found[0][1])
+        found = _log_status(session)
+        return str(found[0]), int(found[1])
 
     def _gtids_at(self, session: Any, file: str, place: int) -> str:
         """Return the GTIDs of MariaDB before a place of its log; empty for MySQL, and where there is no such place."""
@@ -368,21 +441,12 @@ class Reading:
         session = self._connect(cursorclass=pymysql().cursors.SSCursor)
         self._thread = session.thread_id()
         _run(session, "set session transaction isolation level repeatable read")
-        if self._is_mariadb:
-            _run(session, "start transaction with consistent snapshot")
-            at = dict(_ask(session, "show status like 'binlog_snapshot_%'"))
-            file, place = at["Binlog_snapshot_file"], int(at["Binlog_snapshot_position"])
-        else:
-            _run(session, "flush tables with read lock")
-            _run(session, "start transaction with consistent snapshot")
-            file, place = self._end(session)
-            _run(session, "unlock tables")
+        file, place = self._began(session)
         gtids = self._gtids_at(session, file, place)
         first = self._position is None
         after: list[Any] | None = None
         at_table = 0
         if first:
-            self._state["patterns"] = self._source.patterns
             self._state["tables"] = [list(table) for table in self._found(session)]
             self._state["snapshot"] = {"from": [file, place, gtids], "segments": []}
         kept = self._state["snapshot"]
@@ -409,6 +473,29 @@ class Reading:
                 return
         self._thread = 0
         session.close()
+
+    def _began(self, session: Any) -> tuple[str, int]:
+        """Begin a transaction in which each table of the source can be read; return its place in the log."""
+        for is_last in (False,) * _ATTEMPTS + (True,):
+            if self._is_mariadb:
+                _run(session, "start transaction with consistent snapshot")
+                at = dict(_ask(session, "show status like 'binlog_snapshot_%'"))
+                file, place = at["Binlog_snapshot_file"], int(at["Binlog_snapshot_position"])
+            else:
+                _run(session, "flush tables with read lock")
+                _run(session, "start transaction with consistent snapshot")
+                file, place = self._end(session)
+                _run(session, "unlock tables")
+            self._columns.clear()  # a table may have been made since the start
+            self._check_tables(session)
+            try:
+                for table in self._columns:
+                    _ask(session, f"select 1 from {_quoted(table)} limit 1")
+                break
+            except pymysql().err.MySQLError as error:
+                if error.args[0] != 1412 or is_last:  # made or altered after the transaction began
+                    raise
+        return file, place
 
     def _found(self, session: Any) -> list[Snapped]:
         """Return the tables that are there, with the columns of their keys. Raises for one without a key."""
@@ -620,7 +707,7 @@ class Reading:
         return self._source.takes_table(table.name)
 
     def _checked(self, session: Any, table: Table) -> None:
-        """Raise for a table of the source whose rows cannot be read surely; look at the types of new columns."""
+        """Raise for a table of the source whose rows cannot be read surely; look at its types in the server."""
         if not self._is_ours(table):
             return
         if table.problem is not None:
@@ -629,10 +716,15 @@ class Reading:
                 "set binlog_row_metadata = FULL before changes; or leave the table out. Give the source another id,"
                 " which begins anew.",
             )
-        if any(column.name not in self._columns.get(table.name, {}) for column in table.columns):
-            known = self._columns.get(table.name, {})
-            self._check_types(session, table.name)
-            self._columns[table.name] = {**dict.fromkeys((c.name for c in table.columns), ""), **known}
+        if id(table) in self._seen:  # the decoder keeps each, so the next has another number
+            return
+        self._columns.pop(table.name, None)
+        self._check_tables(session, table.name)
+        now = self._columns.get(table.name, {})
+        for name in sorted(table.fixed) if self._is_mariadb else ():
+            if now.get(name) != "binary":
+                raise self._refused(table.name, name, "BINARY, UUID or INET, and is no BINARY column now")
+        self._seen.add(id(table))
 
     def _statement(self, schema: str, text: str, begin: int) -> Iterator[Message]:
         """Yield the message of a truncate. Raises for a change that was logged as a statement."""
@@ -687,6 +779,8 @@ class Reading:
             return True
         of = [_comparable(key.get(name)) for name, _ in self._tables[at].key]
         for number, last, read in self._segments:
+            if number == at and last is not None and list(map(type, of)) != list(map(type, last)):
+                raise self._diverged(f"has another key of {table.name} since the snapshot began")
             if number > at or (number == at and (last is None or of <= last)):
                 return begin >= read
         return True
@@ -733,6 +827,36 @@ def _ask(session: Any, query: str) -> list[tuple[Any, ...]]:
     with session.cursor() as cursor:
         cursor.execute(query)
         return list(cursor.fetchall())
+
+
+def _log_status(session: Any) -> tuple[Any, ...]:
+    """Return the file and the place of the end of the log, and the databases of binlog_do_db and binlog_ignore_db."""
+    try:
+        return _ask(session, "show master status")[0]
+    except pymysql().err.ProgrammingError:  # MySQL 8.4
+        return _ask(session, "show binary log status")[0]
+
+
+def _is_replica(session: Any, *, is_mariadb: bool) -> bool:
+    """Return whether the server receives changes of another one."""
+    for question in ("show all slaves status",) if is_mariadb else ("show replica status", "show slave status"):
+        try:
+            return bool(_ask(session, question))
+        except pymysql().err.ProgrammingError:
+            continue  # another version of MySQL
+        except pymysql().err.OperationalError as error:
+            if error.args[0] != 1227:
+                raise
+            # Without the privilege: a replica that runs now is known.
+            return any(
+                value not in ("OFF", "0") for _, value in _ask(session, "show global status like 'slave%running'")
+            )
+    return False
+
+
+def _quoted(table: str) -> str:
+    schema, _, name = table.partition(".")
+    return f"{quoted(schema)}.{quoted(name)}"
 
 
 def _run(session: Any, statement: str) -> None:

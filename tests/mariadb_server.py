@@ -49,7 +49,7 @@ class MariaDB:
                 _INSTALL, "--no-defaults", f"--datadir={directory}/data", "--auth-root-authentication-method=normal",
                 "--skip-test-db", "--innodb-log-file-size=16M",
             ],
-            capture_output=True, text=True, cwd=directory, **self._as,
+            capture_output=True, text=True, cwd=directory, env={**os.environ, "TMPDIR": str(directory)}, **self._as,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         self.start()
@@ -63,8 +63,10 @@ class MariaDB:
             self._process = subprocess.Popen(
                 [
                     str(MARIADB), "--no-defaults", f"--datadir={self.directory}/data", f"--port={self.port}",
-                    "--bind-address=127.0.0.1", f"--socket={self.directory}/s", "--innodb-log-file-size=16M",
+                    "--bind-address=127.0.0.1", f"--socket={self.directory}/s", f"--tmpdir={self.directory}",
+                    "--innodb-log-file-size=16M",
                     "--innodb-buffer-pool-size=64M", "--innodb-flush-method=nosync", "--sync-binlog=0",
+                    # A server that starts removes the temporary tables of others in its tmpdir.
                     # What a killed process leaves is what the tests are about; the disk of the machine is not.
                     f"--pid-file={self.directory}/pid",
                     *(f"--{option}" for option in (*self.options, *options)),

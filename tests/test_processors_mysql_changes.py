@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
-from mariadb_server import MariaDB
+from mariadb_server import BINLOG, MariaDB, running
 from test_processors_mysql_tables import Database
 
 import cues
@@ -185,22 +185,24 @@ IN_FRONT = [
 
 def test_the_type_of_a_column_does_not_change_the_values_of_the_next_ones(db: Database) -> None:
     """Signs and character sets are told by the number of the column among those that have them."""
-    for type in IN_FRONT:
+    for n, type in enumerate(IN_FRONT):
         unique = " unique" if type == "serial" else ""
         db.run(
-            "drop table if exists t",
-            f"create table t (x {type}{unique}, id int primary key, a int, b int unsigned, a2 int, b2 bigint unsigned,"
-            " c varchar(9) character set latin1, d varchar(9), e enum('é', 'ü') character set latin1, f enum('é', 'ю'),"
-            " g set('ю', 'ц') character set utf8mb3, h text character set utf16)",
-            "insert into t (id, a, b, a2, b2, c, d, e, f, g, h) values (1, -1, 4294967295, -2, 18446744073709551615,"
-            " 'é€', 'é€😀', 'ü', 'ю', 'ю,ц', 'é😀')",
+            f"create table t{n} (x {type}{unique}, id int primary key, a int, b int unsigned, a2 int,"
+            " b2 bigint unsigned, c varchar(9) character set latin1, d varchar(9),"
+            " e enum('é', 'ü') character set latin1, f enum('é', 'ю'), g set('ю', 'ц') character set utf8mb3,"
+            " h text character set utf16)",
+            f"insert into t{n} (id, a, b, a2, b2, c, d, e, f, g, h) values (1, -1, 4294967295, -2,"
+            " 18446744073709551615, 'é€', 'é€😀', 'ü', 'ю', 'ю,ц', 'é😀')",
         )
-        process = a_process()
-        items = list(Changes(db.url, "t")(None, process))
-        db.run("update t set a = -5")
-        (found,) = read(Changes(db.url, "t"), items[-1][0], process)
-        assert items[0][1] is not None and found["before"] == items[0][1]["row"], type
-        assert found["row"] == found["before"] | {"a": -5} and found["key"] == {"id": 1}, type
+    process = a_process()
+    items = list(Changes(db.url, "t*")(None, process))
+    db.run(*(f"update t{n} set a = -5" for n in range(len(IN_FRONT))))
+    changes = {message["table"]: message for message in read(Changes(db.url, "t*"), items[-1][0], process)}
+    rows = {message["table"]: message["row"] for _, message in items if message is not None}
+    for n, type in enumerate(IN_FRONT):
+        row, found = rows[f"{db.name}.t{n}"], changes[f"{db.name}.t{n}"]
+        assert found["before"] == row and found["row"] == row | {"a": -5} and found["key"] == {"id": 1}, type
 
 
 def test_a_text_that_is_not_of_its_character_set_is_an_error_with_its_column(db: Database) -> None:
@@ -262,7 +264,7 @@ def test_several_tables_by_a_pattern(db: Database, store: cues.Store) -> None:
     assert len(drained(db, store, "a_*")) == 2
     db.run("create table a_3 (id int primary key)", *(f"insert into {t} values (2)" for t in ("a_1", "a_3", "b_1")))
     assert replayed(drained(db, store, "a_*")) == rows_of(db, "a_1", "a_2", "a_3")
-    with pytest.raises(cues.ProcessorStopped, match="which this source did not have when it began"):
+    with pytest.raises(cues.ProcessorStopped, match="which this source did not have all the time"):
         drained(db, store, "a_*", "b_1")
 
 
@@ -602,9 +604,141 @@ def test_transactions_that_are_only_prepared_are_refused_if_they_have_rows_of_th
 
 def test_tables_without_transactions_and_those_of_other_databases(db: Database, store: cues.Store) -> None:
     db.run("create table t (id int primary key, x int) engine = MyISAM", "insert into t values (1, 1)")
-    drained(db, store)
+    with pytest.raises(CuesError, match=rf"{db.name}.t is of the engine MyISAM[\s\S]*Try: .*snapshot=False"):
+        read(Changes(db.url, "*t"))
+    drained(db, store, snapshot=False)
     db.run("insert into t values (2, 1), (3, 1)", "update t set x = id", "delete from t where id = 2")
-    assert replayed(drained(db, store)) == rows_of(db)
+    found = replayed(drained(db, store, snapshot=False), {f"{db.name}.t": {(1,): {"id": 1, "x": 1}}})
+    assert found == rows_of(db)
+
+
+def test_tables_whose_rows_or_changes_would_be_missing_are_refused(db: Database) -> None:
+    """Also if they match a pattern: rows with a history, sequences, changes by a foreign key, no right to read."""
+    db.run(
+        "create table p (id int primary key)", "create view v as select * from p",
+        "create or replace user reader@localhost",
+        "grant replication slave, binlog monitor on *.* to reader@localhost",
+        f"grant select on {db.name}.p to reader@localhost",
+    )  # fmt: skip
+    reader = db.url.replace("cues@", "reader@")
+    *_, (position, _) = Changes(reader, "*")(None, process := a_process())
+    for made, grant, words in (
+        ("table t (id int primary key) with system versioning", "", r"t is no plain table \(system versioned\)"),
+        ("sequence t", "", r"t is no plain table \(sequence\)"),
+        ("table t (id int primary key, p int, foreign key (p) references p (id) on delete cascade)", "",
+         r"t is changed without an event in the log by its foreign key \(.* ON DELETE CASCADE\)"),
+        ("table t (id int primary key, p int, foreign key (p) references p (id) on update set null)", "",
+         r"t is changed without an event in the log by its foreign key \(.* ON UPDATE SET NULL\)"),
+        ("table t (id int primary key, x int)", "(id)", "command denied to user 'reader'.*t`"),
+    ):  # fmt: skip
+        db.run(f"create {made}", f"grant select {grant} on {db.name}.t to reader@localhost")
+        for tables in ("t", "*"):
+            with pytest.raises(CuesError, match=words):
+                read(Changes(reader, tables))
+        db.run(f"drop {made.split()[0]} t", f"revoke select {grant} on {db.name}.t from reader@localhost")
+    db.run("create table t (id int primary key)", "insert into t values (1)")
+    with pytest.raises(CuesError, match=rf"command denied to user 'reader'.*`{db.name}`.`t`"):
+        read(Changes(reader, "*"), position, process)
+    with pytest.raises(CuesError, match="or the user may not read it"):
+        read(Changes(reader, "t"))
+
+
+def test_a_column_that_may_have_been_a_uuid_is_refused(db: Database) -> None:
+    """The log has it as BINARY, and the table has it no more, or it was no UUID at the start."""
+    for first, change, later in (
+        ("y varchar(36)", "modify y uuid", "modify y varchar(36)"),
+        ("x int", "add y inet6", "drop y"),
+        ("x int", "add y inet4", "rename column y to z, modify x int"),
+        ("y varchar(36)", "modify y uuid", ""),
+    ):
+        db.run("drop table if exists t", f"create table t (id int primary key, {first})")
+        *_, (position, _) = Changes(db.url, "t")(None, process := a_process())
+        value = "'::1'" if "inet6" in change else "'1.2.3.4'" if "inet4" in change else "uuid()"
+        db.run(f"alter table t {change}", f"insert into t (id, y) values (1, {value})")
+        if later:
+            db.run(f"alter table t {later}")
+        with pytest.raises(CuesError, match=rf"The column [yz] of {db.name}.t is .*(uuid|UUID|inet)"):
+            read(Changes(db.url, "t"), position, process)
+    db.run("drop table t", "create table t (id binary(16) primary key)")
+    *_, (position, _) = Changes(db.url, "t")(None, process := a_process())
+    db.run("insert into t values (x'01')", "alter table t add y int", "insert into t values (x'02', 5)")
+    assert [m["row"].get("y") for m in read(Changes(db.url, "t"), position, process)] == [None, 5]
+
+
+def test_a_table_that_is_made_while_the_snapshot_begins_has_all_its_rows(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the transaction of the snapshot, and after it began."""
+    db.run("create table t_1 (id int primary key)", "insert into t_1 values (1)")
+    made: list[str] = []
+    connect = pymysql.cursors.Cursor.execute
+
+    def execute(cursor: Any, query: str, *more: Any) -> Any:
+        moments = {"show status like 'binlog_snapshot": "t_2", "set session transaction isolation": "t_3"}
+        for words, name in moments.items():
+            if query.startswith(words) and name not in made:
+                made.append(name)
+                db.run(f"create table {name} (id int primary key)", f"insert into {name} values (7)")
+        return connect(cursor, query, *more)
+
+    monkeypatch.setattr(pymysql.cursors.Cursor, "execute", execute)
+    *items, (position, _) = Changes(db.url, "t_*")(None, process := a_process())
+    found = [m for _, m in items if m is not None]
+    assert sorted(made) == ["t_2", "t_3"]
+    found += read(Changes(db.url, "t_*"), position, process)
+    assert replayed(found) == rows_of(db, "t_1", "t_2", "t_3")
+
+
+def test_a_pattern_that_is_removed_cannot_come_back(db: Database, store: cues.Store) -> None:
+    db.run("create table t (id int primary key)", "create table u (id int primary key)")
+    drained(db, store, "t", "u")
+    db.run("insert into u values (5)", "insert into t values (1)")
+    drained(db, store, "t")
+    with pytest.raises(Exception, match=rf"tables= has {db.name}.u, which this source did not have all the time"):
+        drained(db, store, "t", "u")
+
+
+def test_another_key_after_an_interrupted_snapshot_stops_the_source(db: Database) -> None:
+    for key in ("drop primary key, add primary key (n)", "modify id varchar(9)"):
+        db.run(
+            "drop table if exists t, u", "create table t (id int primary key, n int not null)",
+            "create table u (id int primary key)", "insert into t values (1, 1), (2, 2), (3, 3)",
+            "insert into u values (1), (2)",
+        )  # fmt: skip
+        source, process = Changes(db.url, ["t", "u"]), a_process()
+        opened = source(None, process)
+        position, _ = next(opened)
+        opened.close()
+        opened = source(position, process)
+        for _ in range(3):
+            position, _ = next(opened)
+        opened.close()
+        db.run(f"alter table t {key}", "insert into t values (9, 9)")
+        with pytest.raises(Diverged, match=rf"has another key of {db.name}.t since the snapshot began"):
+            read(source, position, process)
+
+
+@pytest.mark.slow
+def test_servers_that_leave_tables_out_of_their_log_are_refused(tmp_path: Path) -> None:
+    with running(*BINLOG) as first:
+        db = Database(first)
+        db.run("create table t (id int primary key)")
+        for option in (f"binlog-ignore-db={db.name}", "binlog-do-db=other"):
+            first.end()
+            first.start(option)
+            with pytest.raises(CuesError, match=r"leaves databases out of its log[\s\S]*Try: start the server without"):
+                read(Changes(db.url, "t"))
+        first.end()
+        first.start()
+        read(Changes(db.url, "t"))
+        db.session = db.connect()
+        db.run(
+            "change master to master_host='127.0.0.1', master_port=1, master_user='x', master_connect_retry=1",
+            "create or replace user plain@localhost", f"grant select on {db.name}.* to plain@localhost",
+            "grant replication slave, binlog monitor on *.* to plain@localhost", "start slave",
+        )  # fmt: skip
+        with pytest.raises(CuesError, match=r"is a replica whose log does not have what it receives: log_slave_upd"):
+            read(Changes(db.url, "t"))
 
 
 def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
@@ -629,6 +763,8 @@ def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
         ({"tables": []}, "tables= is empty"),
         ({"follow": 1}, "is not a flag"),
         ({"server_id": 0}, "server_id"),
+        ({"server_id": 1 << 32}, "from 1 to 4,294,967,295"),
+        ({"url": "mysql://h/d?charset=latin1"}, "has a charset other than utf8mb4"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             Changes(**{"url": db.url, "tables": "t", **options})
