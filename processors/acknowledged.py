@@ -31,7 +31,7 @@ CLOSE_S: Final = 5.0
 Position = list[int]
 
 
-class Acknowledging:
+class Acknowledging(checks.Owned):
     """The base of a source. It has one receiver at a time, which a class makes in ``_receiver``.
 
     A receiver has four methods: ``messages()`` yields pairs until the graph drains; ``committed(number)`` acknowledges
@@ -54,7 +54,7 @@ class Acknowledging:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
+        return {**self.__dict__, "_reading": None, "_owner": ""}
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each message, until the graph drains."""
@@ -66,6 +66,7 @@ class Acknowledging:
                 f"{name} was called without process=, whose state it needs.",
                 f"give it to cues.Source(id, {name}(…)); or pass on the process of your own source.",
             )
+        self.own(process)
         if self._reading is not None:  # the engine calls a source anew, for example after an outage
             self._reading.close()
         self._reading = reading = self._receiver(position, process)

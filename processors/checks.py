@@ -21,6 +21,26 @@ def decoded(shape: str, name: str, decoding: str) -> None:
         )
 
 
+class Owned:
+    """The base of a source that keeps what is open, or what it acknowledges: it is the function of one processor."""
+
+    _owner = ""
+    """The id of the processor; empty: it is not known yet."""
+
+    def own(
+        self,
+        process: Any,
+        shown: str = "",
+        hint: str = "give each source an object of its own: one acknowledges messages that the other did not commit.",
+    ) -> None:
+        """Note the processor of ``process``. Raises :class:`InvalidArgument` for a second one."""
+        owner = str(getattr(process, "id", ""))
+        if owner and self._owner not in ("", owner):
+            shown = shown or f"One {type(self).__name__}"
+            raise InvalidArgument(f"{shown} is the function of {self._owner} and of {owner}.", hint)
+        self._owner = owner or self._owner
+
+
 def position_of(
     position: Any, module: str, length: int, hint: str = "give the source another id, which begins at the start."
 ) -> None:

@@ -54,7 +54,7 @@ from typing import Any, Final
 from cues.arguments import check_number, path_of, text_of, texts_of
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, blocks, consumed, documents, families, files, foreign, places, takes, waits
+from cues.processors import SOURCE, blocks, checks, consumed, documents, families, files, foreign, places, takes, waits
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
 from cues.processors.opened_file import NUMBERED, TABLES, Opened, checksum, is_damage, is_inode
 from cues.processors.tail import followed
@@ -84,7 +84,7 @@ Item = tuple[Position, Row | Exception | None]
 
 
 @takes(SOURCE)
-class Files:
+class Files(checks.Owned):
     """A source of the records of files; see the module. Give it to ``cues.Source(id, Files(...))``.
 
     ``pattern``      a path, a directory or a glob pattern (``**`` too); a URL is read through fsspec (not followed)
@@ -207,7 +207,6 @@ class Files:
                     "leave it out; an object is whole when it is there, and rules of the store can delete it.",
                 )
         self.sheet = None if sheet is None else text_of("sheet", sheet)
-        self._owner = ""
         self._held: set[str] = set()
         """Files that are followed, whose last record of several lines may go on."""
         if self.each:
@@ -266,14 +265,12 @@ class Files:
             )
         if self.tails:
             return followed(self, state, waiting, place, former)
-        owner = getattr(process, "id", "")
-        if self.consumed.is_on and owner:
-            if self._owner not in ("", owner):
-                raise InvalidArgument(
-                    f"{self!r} with after={self.consumed.after!r} is the function of {self._owner} and of {owner}.",
-                    "give each source files of its own: the first one to read a file would take it from the other.",
-                )
-            self._owner = owner
+        if self.consumed.is_on:
+            self.own(
+                process,
+                f"{self!r} with after={self.consumed.after!r}",
+                "give each source files of its own: the first one to read a file would take it from the other.",
+            )
         self.consumed = self.consumed.again()
         run = copy.copy(self)  # with the types that this run has inferred
         run._held = set()

@@ -111,7 +111,7 @@ class _Reply(NamedTuple):
 
 
 @takes(SOURCE)
-class Receiver:
+class Receiver(checks.Owned):
     """A source of the messages of senders on other machines; see the module. Give it to ``cues.Source(id, …)``.
 
     ``port``         0: any free one; :attr:`url` has it
@@ -169,7 +169,7 @@ class Receiver:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_serving": None}
+        return {**self.__dict__, "_serving": None, "_owner": ""}
 
     @property
     def url(self) -> str | None:
@@ -182,6 +182,7 @@ class Receiver:
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, messages)`` for each request with messages, until the graph drains."""
         checks.position_of(position, "cues.processors.link", 2)
+        self.own(process)
         if self._serving is not None:  # the engine calls a source anew, for example after a seek
             self._serving.close()
         number = position[1] if position else 0

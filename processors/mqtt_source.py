@@ -22,6 +22,13 @@ _TOPICS: Final = "topics"
 """The row of state with the topics that the session has. All other rows have a packet id as their key."""
 _FOREVER_S: Final = 0xFFFFFFFF
 
+_LOOSE_BYTES: Final = 64 << 20
+"""Bytes of the messages of QoS 0 in memory: the broker sends these as fast as it can, also when the queue is full."""
+_EACH_BYTES: Final = 1_000
+"""Bytes of a message in memory beside its payload, about."""
+_TELL_S: Final = 60.0
+"""Seconds between two warnings about messages of QoS 0 that were dropped."""
+
 _log = logging.getLogger("cues.processors")
 
 
@@ -121,6 +128,9 @@ class Reading(Connected):
         """Whether the broker may still send messages that were committed before this connection."""
         self._unacknowledged: dict[int, int] = {}
         """The numbers of the messages of this connection by packet id, in the order of their receipt."""
+        self._loose_bytes = self._dropped = self._told = 0
+        """Bytes of the messages of QoS 0 that wait; those that were dropped; those of which a warning has told."""
+        self._tell_at = 0.0
         id = "" if process is None else f"cues-{process.id}"
         self._client = client = source.broker.made(id, clean=False)
         put = self._events.put
@@ -128,7 +138,7 @@ class Reading(Connected):
         client.on_disconnect = lambda c, u, flags, reason, p: put(("lost", reason))
         client.on_subscribe = lambda c, u, mid, reasons, p: put(("answered", reasons))
         client.on_unsubscribe = lambda c, u, mid, reasons, p: put(("answered", []))
-        client.on_message = lambda c, u, message: put(("message", message))
+        client.on_message = lambda c, u, message: self._received(message)
 
     def messages(self) -> Iterator[tuple[Position, Any]]:
         """Connect, subscribe, and yield messages until the graph drains."""
@@ -155,6 +165,8 @@ class Reading(Connected):
                 raise source.broker.failed("the connection was ended", fact)
             if kind == "message":
                 if not fact.qos:
+                    with self._guard:
+                        self._loose_bytes -= len(fact.payload) + _EACH_BYTES
                     self._others += 1
                     yield self._position, self._message(fact)
                 elif self._is_new(fact):
@@ -247,6 +259,28 @@ class Reading(Connected):
 
     # --- other threads ---
 
+    def _received(self, message: Any) -> None:
+        """Keep a message until the queue takes it. One of QoS 0 is dropped if too many of these wait."""
+        if not message.qos:
+            size = len(message.payload) + _EACH_BYTES
+            with self._guard:
+                if self._loose_bytes and self._loose_bytes + size > _LOOSE_BYTES:
+                    self._dropped += 1
+                    if time.monotonic() >= self._tell_at:
+                        self._tell()
+                    return
+                self._loose_bytes += size
+        self._events.put(("message", message))
+
+    def _tell(self) -> None:
+        """Warn about messages that were dropped."""
+        self._tell_at, self._told = time.monotonic() + _TELL_S, self._dropped
+        _log.warning(
+            "%s sends messages of QoS 0 faster than %s takes them: %s dropped since the start of the connection.",
+            self._source.broker.shown, getattr(self._process, "id", self._source.broker.client),
+            f"{self._dropped:,} {'is' if self._dropped == 1 else 'are'}",
+        )  # fmt: skip
+
     def committed(self, number: int) -> None:
         """Acknowledge the messages before ``number``, which is committed and is not acknowledged yet."""
         with self._guard:
@@ -264,6 +298,8 @@ class Reading(Connected):
     @override
     def _disconnect(self) -> None:
         close(self._client)
+        if self._dropped > self._told:
+            self._tell()
 
 
 def _topic_of(message: Any) -> str:

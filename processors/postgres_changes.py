@@ -57,7 +57,7 @@ from typing import Any, Final
 from cues.arguments import check_number, text_of, texts_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, databases, pgoutput, takes, waits
+from cues.processors import SOURCE, checks, databases, pgoutput, takes, waits
 from cues.processors.pgoutput import UNCHANGED, Begin, Change, Commit, Decoder, Field, Relation, lsn_of, lsn_text
 from cues.processors.postgres_tables import (
     Key,
@@ -94,7 +94,7 @@ Position = list[Any]
 
 
 @takes(SOURCE)
-class Changes:
+class Changes(checks.Owned):
     """A source of the changes of tables; see the module. Give it to ``cues.Source(id, Changes(...))``.
 
     ``url``          ``"postgresql://user@host/database"``, as libpq takes it; ``postgresql+psycopg://`` is the same
@@ -157,7 +157,7 @@ class Changes:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
+        return {**self.__dict__, "_reading": None, "_owner": ""}
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
@@ -176,6 +176,7 @@ class Changes:
                     "Changes was called with a position and without process=, whose state it needs.",
                     "give it to cues.Source(id, Changes(…)); or pass on the process of your own source.",
                 )
+        self.own(process)
         if self._reading is not None:  # the engine calls a source anew, for example after an outage
             self._reading.close()
         self._reading = reading = Reading(self, position, process)

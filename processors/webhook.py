@@ -103,7 +103,7 @@ def _object(hook: Hook) -> Message:
 
 
 @takes(SOURCE)
-class Webhook:
+class Webhook(checks.Owned):
     """A source that is a server; see the module. Give it to ``cues.Source(id, Webhook(...))``.
 
     ``port``         0: any free one; :attr:`url` has it
@@ -174,7 +174,7 @@ class Webhook:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_serving": None}
+        return {**self.__dict__, "_serving": None, "_owner": ""}
 
     @property
     def url(self) -> str | None:
@@ -187,6 +187,7 @@ class Webhook:
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each event, until the graph drains."""
         checks.position_of(position, "cues.processors.webhook", 3)
+        self.own(process)
         if self._serving is not None:  # the engine calls a source anew, for example after a seek
             self._serving.close()
         _, number, ids = position or (_VERSION, 0, b"")

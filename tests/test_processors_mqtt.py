@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,24 @@ def test_version_3_1_1_of_another_broker(tmp_path: Path) -> None:
         with graph_of(source).start(store=tmp_path / "s") as graph, out.start(store=tmp_path / "o") as writing:
             writing.send("out", {"n": 1})
             until(lambda: graph.messages("in")[-1]["payload"] == '{"n": 1}')
+
+
+@mosquitto
+def test_messages_of_qos_0_are_dropped_and_counted_while_many_of_them_wait(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The queue takes nothing until 64 payloads of a million bytes wait. The message of QoS 1 is not dropped."""
+    process = SimpleNamespace(id="g.in", state={}, stopping=False)
+    source = Mqtt(broker.url, "a", idle_exit_s=1)
+    items = source(None, process)
+    next(items)  # it subscribes
+    publish(broker, "a", [b"x" * 1_000_000] * 100, qos=0)
+    publish(broker, "a", [b"last"])
+    until(lambda: "faster than g.in takes them: 1 is dropped" in caplog.text)
+    taken = [message["payload"] for _, message in items]
+    dropped = 101 - len(taken)
+    assert taken[-1] == b"last" and dropped >= 1
+    until(lambda: f"takes them: {dropped} {'is' if dropped == 1 else 'are'} dropped" in caplog.text)
 
 
 @pytest.mark.slow
