@@ -67,7 +67,7 @@ _DATE_DIGITS: Final = 6
 _STAMP: Final = r"\d[\dTZ_.:+-]*"
 _MARK: Final = rf"(?:{_STAMP}|old|bak)"
 _NUMBERED: Final = re.compile(rf"(?P<name>.+?)\.{_MARK}", re.ASCII)
-_ROTATION: Final = re.compile(r".*[A-Za-z_].*\.\d{1,3}", re.ASCII)
+_ROTATION: Final = re.compile(r"(?P<name>.*[A-Za-z_].*)\.\d{1,3}", re.ASCII)
 """``app.log.1`` is not a log also if ``*`` is the pattern; 10.0.0.1, the address of a machine, is."""
 _DATED: Final = (
     re.compile(rf"(?P<name>.+?)-(?P<stamp>{_STAMP})", re.ASCII),
@@ -136,7 +136,7 @@ class Naming:
             log = self._log_of(folder, last)
             is_log = (
                 self._is_log(last) is not None
-                and (log is None or self._template is not None or _ROTATION.fullmatch(last) is None)
+                and not (log is not None and self._template is None and _is_rotation(last, log))
                 and places.compression_of(last) is None
                 and (self._is_path or places.is_complete(last))
             )
@@ -601,6 +601,12 @@ def _stats(paths: Iterable[str]) -> Names:
             if modes.S_ISREG(stat.st_mode):
                 found[path] = places.Stat(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime)
     return found
+
+
+def _is_rotation(last: str, log: str) -> bool:
+    """Return whether a name is that of a log and a number."""
+    found = _ROTATION.fullmatch(last)
+    return found is not None and found["name"] == os.path.basename(log)
 
 
 def _is_below(parts: list[str], patterns: list[str]) -> bool:

@@ -77,6 +77,14 @@ class Logs:
             log.name, log.rotated = self.chance.choice(free), []
             log.path = log.path.rename(self.folder / f"{log.name}.log")
 
+    def replace(self) -> None:
+        """Put a longer copy in the place of a log, as rsync does."""
+        log = self.chance.choice(self.logs)
+        if log.path.exists() and log.path.stat().st_size:
+            log.lines.append(f"{log.mark}{len(log.lines)} copied")
+            (self.folder / ".copy").write_text(f"{log.path.read_text()}{log.lines[-1]}\n")
+            (self.folder / ".copy").replace(log.path)
+
     def delete(self) -> None:
         """Delete a log with all its files."""
         log = self.logs.pop(self.chance.randrange(len(self.logs)))
@@ -157,7 +165,9 @@ class Beside:
             logs.check(self.lines, whole=self.left < 0)
         for _ in range(chance.choice([0, 1, 1, 1, 3])):
             log = chance.choice(logs.logs) if logs.logs else None
-            step = chance.choice(["write"] * 5 + ["turn"] * 2 + ["restore", "forget", "add", "delete", "move"])
+            step = chance.choice(
+                ["write"] * 5 + ["turn"] * 2 + ["restore", "forget", "add", "delete", "move", "replace"]
+            )
             if step == "add" or log is None:
                 logs.add()
             elif step in ("forget", "delete"):
@@ -165,15 +175,22 @@ class Beside:
             elif step == "move":
                 logs.move()
                 break
+            elif step == "replace":
+                if self._has_all():
+                    logs.replace()
+                    break
             else:
                 getattr(log, step)()
         return False
 
+    def _has_all(self) -> bool:
+        """Return whether all lines were read."""
+        is_held = any(log.held for log in self.logs.logs)
+        return not is_held and len(self.lines) == sum(map(len, self.logs.lines.values()))
+
     def _remove(self, step: str, log: Log) -> None:
         """Delete files whose lines were all read, before anything else happens to them."""
-        if not any(other.held for other in self.logs.logs) and len(self.lines) == sum(
-            map(len, self.logs.lines.values())
-        ):
+        if self._has_all():
             if step == "delete":
                 self.logs.delete()
             else:
@@ -182,7 +199,7 @@ class Beside:
 
 @pytest.mark.parametrize("seed", seeds.among(range(60), fast=3))
 def test_the_same_while_the_source_runs_with_kills_between(seed: int, tmp_path: Path) -> None:
-    """Also logs that get other names of the pattern."""
+    """Also logs that get other names of the pattern, or are replaced by longer copies."""
     chance = random.Random(seed)
     logs = Logs(tmp_path, chance)
     position: Any = None
@@ -218,6 +235,9 @@ def test_a_name_belongs_to_the_log_whose_rotation_makes_it() -> None:
         assert log_of(name) == "logs/x.log", name
     for name in ("x.log", "x-1.log", "x-errors.log", "10.0.0.1.log", "worker-12", "x.1.log"):
         assert log_of(name) is None, name
+    logs = families.Naming("logs/*", None)
+    for name, is_log in (("x.log.1", False), ("x.log.12345", True), ("10.0.0.1", True), ("x.2026.01.31", True)):
+        assert logs.kind(f"logs/{name}")[0] is is_log, name
     assert log_of("x.1.log.gz", "{stem}.*{ending}") == "logs/x.log"
     assert log_of("old/x.log.7", "old/{name}.*") == "logs/x.log"
     assert log_of("x.log.7", "old/{name}.*") is None
