@@ -66,6 +66,13 @@ class Column(NamedTuple):
     nullable: bool
 
 
+def _lowered(type: str) -> str:
+    """Return a type in small letters, without its literals."""
+    return re.sub(
+        r"'(?:''|\\.|[^'\\])*'|[^']+", lambda found: found[0] if found[0][0] == "'" else found[0].lower(), type
+    )
+
+
 def family_of(type: str) -> str:
     """Return the entry of :data:`FAMILIES` for a type of a database; the type itself if there is none."""
     return next((family for family, pattern in FAMILIES.items() if re.search(pattern, type, re.I)), type)
@@ -468,7 +475,7 @@ class Connection:
                 return []
             raise
         texts = ([text.decode() if isinstance(text, bytes) else text for text in row[:4]] for row in found)
-        return [(name, _UNITS.sub(r"\1(0)", type.lower()), collation, null) for name, type, collation, null in texts]
+        return [(name, _UNITS.sub(r"\1(0)", _lowered(type)), collation, null) for name, type, collation, null in texts]
 
     def takes_part(self, table: str) -> str | None:
         """Return the engine of a table of MySQL that takes no part in transactions; None if it does."""

@@ -62,7 +62,7 @@ _STATEMENT_BYTES: Final = 1_000
 _VALUE_BYTES: Final = 24
 """Bytes of a value besides its text: quotes, ``_binary``, a comma, parts of a number or a time."""
 _ESCAPED: Final = [bytes([byte]) for byte in b"\0\n\r\x1a\"'\\"]
-_OPTIONS_OF_MYSQL: Final = " engine = InnoDB default character set utf8mb4 collate utf8mb4_bin"
+_OPTIONS_OF_MYSQL: Final = " engine = InnoDB default character set utf8mb4 collate "
 
 _COPIED: Final = (
     r"smallint|integer|bigint|double precision|numeric(\(\d+,-?\d+\))?|boolean|text|character( varying)?(\(\d+\))?"
@@ -352,7 +352,7 @@ class Writer(databases.Connection):
         """Update each row that has the key, and insert the others: no other key is asked."""
         table = self._table
         names, name = table.names, databases.quoted_table(table.table)
-        changed = [at for at, column in enumerate(names) if column not in table.key]
+        changed = [at for at, column in enumerate(names) if table.in_order or column not in table.key]
         at_key = [names.index(column) for column in table.key]
         same = " and ".join(f"{databases.quoted(column)} = {self.mark}" for column in table.key)
         listed = ", ".join(f"{databases.quoted(names[at])} = {self.mark}" for at in changed)
@@ -452,7 +452,8 @@ class Writer(databases.Connection):
             return statement
         changed = [column for column in table.names if column not in table.key]
         if self.dialect == "mysql":
-            quoted = map(databases.quoted, changed or table.key[:1])
+            # A key that the collation holds equal can be another text.
+            quoted = map(databases.quoted, table.names if table.in_order else changed or table.key[:1])
             update = ", ".join(f"{column} = values({column})" for column in quoted)
             return f"{statement} on duplicate key update {update}"
         update = ", ".join(f"{databases.quoted(column)} = excluded.{databases.quoted(column)}" for column in changed)
@@ -541,7 +542,11 @@ class Writer(databases.Connection):
         ]
         if table.key:
             listed.append(f"primary key ({', '.join(map(databases.quoted, table.key))})")
-        options = _OPTIONS_OF_MYSQL if self.dialect == "mysql" else ""
+        options = ""
+        if self.dialect == "mysql":
+            from cues.checkpoints import collation_of_mysql
+
+            options = _OPTIONS_OF_MYSQL + collation_of_mysql(self.raw)
         self.run(f"create table if not exists {databases.quoted_table(table.table)} ({', '.join(listed)}){options}")
 
 

@@ -384,6 +384,28 @@ def _mysql_year(value: Any, kind: Kind) -> Any:
     return value if value == 0 else columns.whole(value, 1901, 2156)  # it takes 26 for 2026
 
 
+def _members_of(type: str) -> list[str]:
+    """Return the members of an ENUM or a SET, which the server shows as literals."""
+    return [
+        re.sub(r"\\(.)|''", lambda found: _ESCAPES.get(found[1], found[1]) if found[1] else "'", member)
+        for member in re.findall(r"'((?:''|\\.|[^'\\])*)'", type)
+    ]
+
+
+def _mysql_enum(value: Any, kind: Kind) -> Any:
+    """Exactly a member: MySQL takes the number of one also as a text, and another case or blanks at the end."""
+    return value if isinstance(value, str) and value in _members_of(kind.type) else WRONG
+
+
+def _mysql_set(value: Any, kind: Kind) -> Any:
+    """Members in their order, none twice, with commas."""
+    if not isinstance(value, str):
+        return WRONG
+    named = value.split(",") if value else []
+    return value if named == [member for member in _members_of(kind.type) if member in named] else WRONG
+
+
+_ESCAPES: Final = {"n": "\n", "r": "\r", "0": "\0", "t": "\t", "Z": "\x1a"}
 _MYSQL_BYTES_MAX: Final = {"tinytext": 255, "text": 65_535, "mediumtext": 16_777_215}
 _MYSQL_FITS: Final[dict[str, Fit]] = {
     **_FITS,
@@ -396,6 +418,8 @@ _MYSQL_FITS: Final[dict[str, Fit]] = {
     "time": _mysql_time,
     "uuid": lambda value, kind: _plain_text(_uuid(value, kind)),
     "bit": _mysql_bit,
+    "enum": _mysql_enum,
+    "set": _mysql_set,
     "year": _mysql_year,
 }
 _FITS_OF: Final = {"sqlite": _SQLITE_FITS, "mysql": _MYSQL_FITS}

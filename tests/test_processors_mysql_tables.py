@@ -100,8 +100,10 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "time(6)": ([clock(1, 2, 3, 4), timedelta(hours=-1, minutes=-30), timedelta(hours=838)], [timedelta(days=60)]),
     "time": ([clock(1, 2, 3), timedelta(minutes=-30)], [clock(1, 2, 3, 4), timedelta(microseconds=1)]),
     "year": ([2026, 0], [26, "2026", 1900]),
-    "enum('a','B')": (["a", "B"], ["x", 1, ""]),
-    "set('a','b')": (["a,b", ""], ["x"]),
+    "enum('a','B')": (["a", "B"], ["x", 1, "", "1", "A", "a "]),
+    "enum('2','it''s','c\\\\d')": (["2", "it's", "c\\d"], ["1", "3"]),
+    "set('a','b')": (["a,b", "", "b"], ["x", "3", "b,a", "a,a", "A", "a,", 1]),
+    "varchar(9) character set utf8mb4": (["", " "], [b""]),
     "bit(9)": ([b"\1\xff", 5, True], [512, b"\2\0", "5"]),
     "json": ([{"a": [1, None]}], ["x"]),
     "uuid": (["00000000-0000-0000-0000-00000000000a"], ["x"]),
@@ -127,7 +129,10 @@ def as_delta(value: clock) -> timedelta:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["", "STRICT_TRANS_TABLES", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES"])
+@pytest.mark.parametrize(
+    "mode",
+    ["", "STRICT_TRANS_TABLES", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES", "EMPTY_STRING_IS_NULL,PAD_CHAR_TO_FULL_LENGTH"],
+)
 def test_values_are_written_as_they_are_or_refused(db: Database, mode: str) -> None:
     """Whatever the sql_mode and the time zone of the server are."""
     db.run(f"set global sql_mode = '{mode}'", "set global time_zone = '-03:00'")
@@ -260,6 +265,74 @@ def test_what_does_not_fit_is_refused_before_the_first_message(db: Database) -> 
     with pytest.raises(InvalidArgument, match="commits each statement by itself"):
         SQLCheckpoint(engine).set_up(lambda connection: None)
     engine.dispose()
+
+
+@pytest.mark.parametrize("code", ["commit", "truncate table u", "create table if not exists u (id int)", "rollback"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_code_that_ends_its_transaction_is_an_error(db: Database, store: cues.Store, code: str, fails: bool) -> None:
+    """A statement that changes tables commits the position before the rows are written. It is no outage either."""
+    db.run("create table t (id int)", "create table u (id int)")
+    graph = cues.Graph("g")
+    graph.source("q")
+
+    @graph.sink("q", checkpoint=SQLCheckpoint(db.url))
+    def save(message: Any, process: cues.Process) -> None:
+        process.connection.execute(sa.text(code))
+        if fails:
+            raise ConnectionError("a service is away")
+        process.connection.execute(sa.text("insert into t values (:id)"), dict(message))
+
+    if fails and code == "rollback":
+        return  # nothing is committed, so the step is repeated
+    with (
+        pytest.raises(cues.errors.ProcessorStopped, match="save ended its transaction itself"),
+        graph.start(store=store) as running,
+    ):
+        running.send("q", {"id": 1})
+        running.wait_idle()
+
+
+def test_limits_and_character_sets_of_the_session_do_not_change_what_is_read_and_written(db: Database) -> None:
+    db.run("create table t (id int primary key, x text)", "insert into t select seq, '' from seq_1_to_200")
+    db.run("set global sql_select_limit = 50")
+    try:
+        assert len(read(db)) == 200
+    finally:
+        db.run("set global sql_select_limit = default")
+    with pytest.raises(InvalidArgument, match="has a charset other than utf8mb4"):
+        list(Rows(f"{db.url}?charset=latin1", "t", "id")(None))
+    with pytest.raises(InvalidArgument, match="has a charset other than utf8mb4"):
+        Table(f"{db.url}?charset=utf8mb3", "t", ["id"]).__cues_prepare__()
+
+
+def test_keys_with_blanks_at_the_end_are_keys_of_their_own_in_tables_of_ours(db: Database) -> None:
+    table = Table(db.url, "t", {"k": "text", "n": "integer"}, mode="upsert", key="k")
+    write(table, {"k": "a", "n": 1}, {"k": "a ", "n": 2}, {"k": "a", "n": 3})
+    assert sorted(db.rows("select * from t")) == [("a", 3), ("a ", 2)]
+    for name in ("bank", "bank "):
+        SQLCheckpoint(db.url, name).restore()
+    assert sorted(db.rows("select name, fence from cues_checkpoints")) == [("bank", 1), ("bank ", 1)]
+
+
+@pytest.mark.parametrize("more", ["", ", unique (n)"])
+def test_an_upsert_writes_the_key_of_the_message_where_the_collation_holds_another_equal(
+    db: Database, more: str
+) -> None:
+    db.run(f"create table t (k varchar(9) collate utf8mb4_general_ci primary key, n int{more})")
+    table = Table(db.url, "t", ["k", "n"], mode="upsert", key="k")
+    write(table, {"k": "a", "n": 1}, {"k": "A", "n": 2})
+    assert db.rows("select * from t") == [("A", 2)]
+
+
+def test_a_generated_column_fails_the_message(db: Database, store: cues.Store) -> None:
+    db.run("create table t (id int primary key, g int as (id + 1) stored)")
+    graph = cues.Graph("g", errors="errors")
+    graph.source("q")
+    graph.add(Table(db.url, "t", ["id", "g"]).sink("q"))
+    with graph.start(store=store) as running:
+        running.send("q", {"id": 1, "g": 5})
+        running.wait_idle()
+    assert "generated column" in testing.messages(store, "errors")[0]["err/cause"][-1]["message"]
 
 
 def test_dates_with_zeros_are_errors_of_their_rows(db: Database) -> None:

@@ -15,7 +15,8 @@ Duties of a checkpoint: after ``restore`` of one object, ``commit`` of every obj
 :class:`cues.Fenced` and writes nothing. If such a commit is under way at that moment, ``restore`` either sees its
 result or makes it fail. A commit that has returned is as durable as the database, file or store.
 
-:func:`new_engine` makes an engine of SQLAlchemy for a URL, and :func:`session_of_mysql` a statement for its sessions.
+:func:`new_engine` makes an engine of SQLAlchemy for a URL, :func:`session_of_mysql` a statement for its sessions, and
+:func:`collation_of_mysql` names the collation of its keys.
 
 Names load on their first use, so only users of :class:`SQLCheckpoint` need SQLAlchemy.
 
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
     from cues.checkpoints.deliveries import PositionTable, Row, Transaction, admit, held, write_once
     from cues.checkpoints.jsonfile import JSONFileCheckpoint
     from cues.checkpoints.lmdbstore import LMDBCheckpoint
-    from cues.checkpoints.sql import SQLCheckpoint, new_engine, session_of_mysql
+    from cues.checkpoints.sql import SQLCheckpoint, collation_of_mysql, new_engine, session_of_mysql
     from cues.checkpoints.sqlite_wal import enter_wal
     from cues.producers.sequencer import Checkpoint
 
 # fmt: off
 __all__ = [
     "CheckpointStore", "JSONFileCheckpoint", "LMDBCheckpoint", "PositionTable", "Row", "SQLCheckpoint", "Transaction",
-    "admit", "enter_wal", "held", "new_engine", "session_of_mysql",
+    "admit", "collation_of_mysql", "enter_wal", "held", "new_engine", "session_of_mysql",
     "write_once",
 ]
 # fmt: on
@@ -63,7 +64,7 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "checkpoints.deliveries": "PositionTable Row Transaction admit held write_once",
             "checkpoints.jsonfile": "JSONFileCheckpoint",
             "checkpoints.lmdbstore": "LMDBCheckpoint",
-            "checkpoints.sql": "SQLCheckpoint new_engine session_of_mysql",
+            "checkpoints.sql": "SQLCheckpoint collation_of_mysql new_engine session_of_mysql",
             "checkpoints.sqlite_wal": "enter_wal",
         },
     )

@@ -22,8 +22,9 @@ must have ``innodb_flush_log_at_trx_commit=1``, their default, and tables of Inn
 transaction: PostgreSQL and MariaDB end its transaction after half the timeout; SQLite and MySQL cannot, so a process
 that waits for it gets :class:`cues.errors.CheckpointError`.
 
-In MariaDB and MySQL each transaction here sets its session: strict mode, ``NO_AUTO_VALUE_ON_ZERO``, the time zone UTC,
-and the longest wait for a lock.
+In MariaDB and MySQL each transaction here sets its session: the whole ``sql_mode`` (strict, ``NO_AUTO_VALUE_ON_ZERO``),
+the time zone UTC, no limit of rows, and the longest wait for a lock. They commit by themselves before a statement that
+changes tables. A savepoint after the position is gone then, which is an error at the end of the user's code.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ _CONFLICTS: Final = frozenset({"40001", "40P01"})
 _CONFLICTS_OF_MYSQL: Final = frozenset({1020, 1213, 3101})
 """Record has changed since last read, deadlock, rolled back by a replication group."""
 _OF_A_ROW_IN_MYSQL: Final = frozenset(
-    (1292, 1364, 1365, 1366, 1411, 1416, 1441, 1526, 1644, 1690, 3140, 3141, 3143, 3819, 4025, 4078, 4161)
+    (1292, 1364, 1365, 1366, 1411, 1416, 1441, 1526, 1644, 1690, 1906, 3105, 3140, 3141, 3143, 3819, 4025, 4078, 4161)
 )
-"""Values that a column does not take, a check, a partition, an error of a trigger: the driver has them with failures of
-the server in one class."""
+"""Values that a column does not take or generates, a check, a partition, an error of a trigger: the driver has them
+with failures of the server in one class."""
 _NOT_OF_A_ROW_IN_MYSQL: Final = frozenset((1044, 1046, 1049, 1054, 1142, 1143, 1146))
 """No permission, no database, no column, no table."""
 _CONFLICTS_OF_SQLITE: Final = frozenset({261, 262, 517})
@@ -86,7 +87,12 @@ Work = Callable[[sa.Connection], Any]
 
 _MYSQL: Final = ("mysql", "mariadb")
 """The dialects of SQLAlchemy for MySQL and MariaDB."""
-_NAME: Final = sa.Text().with_variant(mysql.VARCHAR(500, collation="utf8mb4_bin"), *_MYSQL)
+_SAVEPOINT: Final = "cues_position"
+"""A savepoint after the position: a commit in the user's code, also one before a statement that changes tables, ends
+it."""
+_NO_SAVEPOINT: Final = 1305
+_BY_BYTES: Final = "utf8mb4_bin"
+_NAME: Final = sa.Text().with_variant(mysql.VARCHAR(500, collation=_BY_BYTES), *_MYSQL)
 """The type of a name that is a key: MySQL takes no TEXT, and other collations take two names for one."""
 _LONG: Final = sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL)
 _IN_MYSQL: Final[dict[str, Any]] = {f"{name}_{key}": value for name in _MYSQL for key, value in
@@ -381,7 +387,12 @@ class SQLCheckpoint(Closing):
     def _make(self, connection: sa.Connection) -> None:
         """Create our tables and those of the user."""
         for table in (_checkpoints, _leases, _positions):
-            connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+            made = sa.schema.CreateTable(table, if_not_exists=True)
+            if connection.dialect.name in _MYSQL:
+                text = str(made.compile(dialect=connection.dialect))
+                connection.exec_driver_sql(text.replace(_BY_BYTES, collation_of_mysql(connection)))
+            else:
+                connection.execute(made)
         if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
             connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
         for statement in self._schema:
@@ -439,9 +450,14 @@ class _OpenTransaction:
         """Do what is left of a commit after the checkpoint is in the row."""
         with self._opened:
             # 2. Work.
+            is_mysql = self.argument.dialect.name in _MYSQL
+            if is_mysql:
+                self.argument.exec_driver_sql(f"savepoint {_SAVEPOINT}")
             if work is not None:
                 work(self.argument)
             self._check_open()
+            if is_mysql and not _has_savepoint(self.argument):
+                raise transaction_ended(f"The work of the checkpoint {self._owner.name!r}")
             written = sa.select(_checkpoints.c.fence).where(self._row & (_checkpoints.c.checkpoint == text))
             if self.argument.execute(written).first() is None:
                 raise transaction_ended(f"The work of the checkpoint {self._owner.name!r}")
@@ -476,9 +492,30 @@ class _Positions:
     def __init__(self, checkpoint: SQLCheckpoint) -> None:
         self._checkpoint = checkpoint
         self.where = checkpoint.where
+        self._written: tuple[str, Row] | None = None
+        """The processor and its row in a transaction of MySQL, which a statement can commit unasked."""
 
-    def begin(self) -> AbstractContextManager[sa.Connection]:
-        return self._checkpoint._begin()
+    @contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        with self._checkpoint._begin() as connection:
+            try:
+                yield connection
+            except Exception as error:
+                if self._is_committed(connection):
+                    raise transaction_ended(f"The block of {self._written and self._written[0]}") from error
+                raise
+
+    def _is_committed(self, connection: sa.Connection) -> bool:
+        """Return whether the block, which failed, has committed the row. A deadlock takes the savepoint and the row."""
+        if self._written is None:
+            return False
+        try:
+            return (
+                not _has_savepoint(connection)
+                and self.read(connection, self._written[0], lock=False) == self._written[1]
+            )
+        except Exception:  # the connection is lost, and its transaction is undone
+            return False
 
     def read(self, connection: sa.Connection, processor: str, *, lock: bool) -> Row | None:
         select = sa.select(_positions).where(_positions.c.processor == processor)
@@ -490,16 +527,19 @@ class _Positions:
         columns = row.columns()
         if not insert:
             connection.execute(_positions.update().where(_positions.c.processor == processor).values(**columns))
-            return True
-        try:
-            connection.execute(_positions.insert().values(processor=processor, **columns))
-        except exc.IntegrityError:
-            connection.rollback()
-            return False
+        else:
+            try:
+                connection.execute(_positions.insert().values(processor=processor, **columns))
+            except exc.IntegrityError:
+                connection.rollback()
+                return False
+        if connection.dialect.name in _MYSQL:
+            connection.exec_driver_sql(f"savepoint {_SAVEPOINT}")
+            self._written = processor, row
         return True
 
     def is_open(self, connection: sa.Connection) -> bool:
-        return connection.in_transaction()
+        return connection.in_transaction() and (self._written is None or _has_savepoint(connection))
 
     def processors(self, connection: sa.Connection) -> Iterable[str]:
         return connection.execute(sa.select(_positions.c.processor)).scalars()
@@ -515,6 +555,25 @@ _BOUNDED: Final = sa.text(
 )
 
 
+def _has_savepoint(connection: sa.Connection) -> bool:
+    """Return whether a transaction of MySQL is still that of our savepoint, which is then gone."""
+    try:
+        connection.exec_driver_sql(f"release savepoint {_SAVEPOINT}")
+    except exc.DBAPIError as error:
+        if _number(error) != _NO_SAVEPOINT:
+            raise
+        return False
+    return True
+
+
+def collation_of_mysql(connection: sa.Connection) -> str:
+    """Return the collation under which two texts of MySQL or MariaDB are equal only if their characters are."""
+    dialect: Any = connection.dialect
+    if dialect.is_mariadb:
+        return "utf8mb4_nopad_bin"
+    return "utf8mb4_0900_bin" if dialect.server_version_info >= (8, 0, 17) else "utf8mb4_bin"
+
+
 def session_of_mysql(timeout_s: float) -> str:
     """Return the statement for a session of MySQL or MariaDB in which values are taken as they are, or refused.
 
@@ -522,7 +581,9 @@ def session_of_mysql(timeout_s: float) -> str:
     """
     wait, idle = max(1, math.ceil(timeout_s)), max(1, math.ceil(timeout_s / 2))
     return (
-        "set session sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
+        # SQLAlchemy asks once whether names have ANSI quotes.
+        "set session sql_mode = concat('STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO',"
+        " if(find_in_set('ANSI_QUOTES', @@sql_mode), ',ANSI_QUOTES', '')), sql_select_limit = 18446744073709551615,"
         f" time_zone = '+00:00', innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}"
         f" /*M!100300 , idle_transaction_timeout = {idle} */"
     )
@@ -575,6 +636,11 @@ def new_engine(url: sa.URL, timeout_s: float) -> sa.Engine:
     """
     if url.get_backend_name() == "sqlite":
         return sa.create_engine(url, connect_args={"timeout": timeout_s})
+    if url.get_backend_name() in _MYSQL and url.query.get("charset", "utf8mb4") != "utf8mb4":
+        raise InvalidArgument(
+            f"The URL of {_shown(url)} has a charset other than utf8mb4: some texts could not be written as they are.",
+            "leave charset= out.",
+        )
     try:
         return sa.create_engine(url, pool_pre_ping=True)
     except exc.NoSuchModuleError as error:
