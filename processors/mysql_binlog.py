@@ -6,6 +6,7 @@
     Rows       inserted, updated or deleted rows of one table
     Xid        ends a transaction
     Heartbeat  nothing was written for a while
+    Incident   the server lost changes
 
 The stream is PyMySQL's connection with the command for replicas. (The package ``mysql-replication`` is not used: it
 connects again by itself, at a place that its caller does not see, and gives None for dates with zeros.)
@@ -19,6 +20,7 @@ import importlib
 import re
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -30,11 +32,16 @@ QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, PREPARE, GTID = 2, 4, 15, 16, 
 _COMMAND_DUMP: Final = 0x12
 ROWS: Final = {23: "insert", 24: "update", 25: "delete", 30: "insert", 31: "update", 32: "delete"}
 REFUSED: Final = {
+    17: "a statement of LOAD DATA in the place of rows (set binlog_format = ROW for all sessions)",
+    18: "a statement of LOAD DATA in the place of rows (set binlog_format = ROW for all sessions)",
+    26: "an incident: the server lost changes before they were in its log (LOST_EVENTS)",
     39: "an update of a part of JSON (set binlog_row_value_options = '')",
     40: "a compressed transaction (set binlog_transaction_compression = OFF)",
     **dict.fromkeys(range(165, 172), "a compressed event (set log_bin_compress = OFF)"),
 }
 """Events that are not read, by number, and how the server is told not to write them."""
+HELD_BYTES: Final = 8 << 20
+"""Bytes of a transaction that are kept until its end; a larger one is read a second time."""
 
 _CODECS: Final = {
     "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "ascii", "latin1": "latin1", "ucs2": "utf-16-be",
@@ -49,12 +56,13 @@ _HASH: Final = re.compile(r"DB_ROW_HASH_\d+")
 
 
 class Header(NamedTuple):
-    """The kind of an event, its time in seconds, its server, and the place in the log after it."""
+    """The kind of an event, its time in seconds, its server, and the places in the log after it and before it."""
 
     kind: int
     time: int
     server: int
     end: int
+    begin: int
 
 
 class Column(NamedTuple):
@@ -108,7 +116,7 @@ def packets(connection: Any) -> Iterator[tuple[Header, bytes]]:
         data = connection._read_packet().get_all_data()
         if data[0] == 0xFE and len(data) < 9:
             raise pymysql().err.OperationalError(2013, "the server ended the log")
-        time, kind, server, _, end, _ = _HEADER.unpack_from(data, 1)
+        time, kind, server, size, end, _ = _HEADER.unpack_from(data, 1)
         # The first event comes before the one that says whether there are checksums.
         is_right = int.from_bytes(data[-4:], "little") == zlib.crc32(memoryview(data)[1:-4])
         if kind == FORMAT:
@@ -118,7 +126,7 @@ def packets(connection: Any) -> Iterator[tuple[Header, bytes]]:
                 "An event of the log has a wrong checksum: it was damaged.", "look at the disk of the server."
             )
         last = -4 if has_checksum or (has_checksum is None and is_right) else len(data)
-        yield Header(kind, time, server, end), data[1 + _HEADER.size : last]
+        yield Header(kind, time, server, end, end - size), data[1 + _HEADER.size : last]
 
 
 _HEADER: Final = struct.Struct("<IBIIIH")
@@ -142,8 +150,120 @@ def gtid(body: bytes) -> tuple[int, int, bool, bool]:
     return number, domain, bool(flags & 1), bool(flags & _PREPARED)
 
 
+ENDS: Final = ("COMMIT", "ROLLBACK", "XA COMMIT", "XA ROLLBACK")
+"""Statements that end a transaction, with one that begins alike: ``ROLLBACK TO``."""
 _PREPARED: Final = 64
 """The flag of a transaction that is not yet committed: it was only prepared (XA)."""
+
+
+class Transaction:
+    """A transaction from its first event on: whether its end was read, and which of its events were undone."""
+
+    def __init__(self, file: str, begin: int, is_single: bool) -> None:
+        self.file, self.begin, self.is_ended, self.count = file, begin, False, 0
+        self._is_single = is_single
+        self._savepoints: dict[str, int] = {}
+        self._undone: list[tuple[int, int]] = []
+
+    def add(self, header: Header, body: bytes) -> None:
+        """Read the next event. Raises for a savepoint that the transaction did not set."""
+        if header.kind in (XID, PREPARE):
+            self.is_ended = True
+        elif header.kind == QUERY:
+            text = query(body)[1].rstrip()
+            name = text.rpartition("`")[0].partition("`")[2].casefold()
+            if text.startswith("SAVEPOINT "):
+                self._savepoints[name] = self.count
+            elif text.startswith("ROLLBACK TO "):
+                if name not in self._savepoints:
+                    raise CuesError(
+                        f"The transaction at {self.file}:{self.begin} goes back to a savepoint that it does not have.",
+                        "report this as a bug of Cues, with the events of the transaction.",
+                    )
+                self._undo(self._savepoints[name], self.count + 1)
+            elif self._is_single or text.startswith(ENDS):
+                self.is_ended = True
+                if text.startswith("ROLLBACK"):
+                    self._undo(1, self.count)
+        self.count += 1
+
+    def _undo(self, since: int, until: int) -> None:
+        self._savepoints = {name: at for name, at in self._savepoints.items() if at <= since}
+        while self._undone and self._undone[-1][0] >= since:
+            self._undone.pop()
+        self._undone.append((since, until))
+
+    def has(self, number: int) -> bool:
+        """Return whether an event of the transaction is in force; of one without an end none is."""
+        place = bisect_right(self._undone, (number, self.count + 1)) - 1
+        return self.is_ended and (place < 0 or number >= self._undone[place][1])
+
+
+Packets = Iterator[tuple[Header, bytes]]
+
+
+def settled(events: Packets, ahead: Callable[[str, int], Packets]) -> Packets:
+    """Yield the events, but those of a transaction only when its end is known, without the ones that were undone.
+
+    MariaDB logs a transaction with its ROLLBACK if it has made a temporary table; and a server that was killed leaves
+    the begin of one at the end of a file. ``ahead`` returns the events after a place on another connection: by it the
+    end of a transaction is found that is too large to be held. If that stream ends, so does this one.
+    """
+    file = ""
+    opened = fate = None
+    held: list[tuple[int, Header, bytes]] = []
+    size = 0
+    for header, body in events:
+        if header.kind in (ROTATE, FORMAT):
+            opened = None
+            if header.kind == ROTATE:
+                file = rotation(body)[0]
+        elif opened is None:
+            opened, fate, size = _begun(file, header, body), None, 0
+            held.clear()
+        if opened is None or header.kind in REFUSED:
+            yield header, body
+            continue
+        if header.kind == HEARTBEAT:
+            yield header._replace(end=0), body
+            continue
+        held.append((opened.count, header, body))
+        opened.add(header, body)
+        size += len(body)
+        if opened.is_ended:
+            fate = fate or opened
+        elif fate is None and size > HELD_BYTES:
+            fate = _fate(ahead(file, opened.begin))
+            if fate is None:
+                return
+        if fate is not None:
+            yield from ((header, body) for number, header, body in held if fate.has(number))
+            held.clear()
+        if opened.is_ended:
+            opened = None
+
+
+def _begun(file: str, header: Header, body: bytes) -> Transaction | None:
+    if header.kind == GTID:
+        return Transaction(file, header.begin, gtid(body)[2])
+    if header.kind == QUERY and ((text := query(body)[1]) == "BEGIN" or text.startswith("XA START")):
+        return Transaction(file, header.begin, False)
+    return None
+
+
+def _fate(events: Packets) -> Transaction | None:
+    """Return the first transaction of a stream, read to its end or to the end of its file; None if the stream ends."""
+    found: Transaction | None = None
+    for header, body in events:
+        if found is None:
+            found = _begun("", header, body)
+        elif header.kind in (ROTATE, FORMAT):
+            return found
+        if found is not None and header.kind != HEARTBEAT:
+            found.add(header, body)
+            if found.is_ended:
+                return found
+    return None
 
 
 _SIGNED: Final = (1, 2, 3, 4, 5, 8, 9, 246)

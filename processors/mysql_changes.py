@@ -57,13 +57,14 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from cues.arguments import check_number, text_of, texts_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.overrides import override
 from cues.processors import SOURCE, mysql_binlog, takes, waits
-from cues.processors.mysql_binlog import Decoder, Header, Table, pymysql
+from cues.processors.mysql_binlog import Decoder, Header, Packets, Table, pymysql
 
 _VERSION: Final = 1
 _TELL_S: Final = 10.0
@@ -73,6 +74,8 @@ _HEARTBEAT_S: Final = 0.2
 _ATTEMPTS: Final = 5
 """Attempts to begin a snapshot while tables are made or altered."""
 _PAGE_ROWS: Final = 1_000
+_SORT_TIMES: Final = 60
+"""How many times longer than for other answers the source waits for the rows of a snapshot: the server sorts them."""
 _WANTED: Final = {
     "log_bin": ("1", "start the server with log-bin"),
     "binlog_format": ("ROW", "run `set global binlog_format = 'ROW'`, and connect the writers again"),
@@ -100,10 +103,20 @@ _KEYS: Final = (*_WHOLE, *_BINARY, "char", "varchar")
 _CASCADE: Final = re.compile(
     r"^ *CONSTRAINT .* FOREIGN KEY .* ON (DELETE|UPDATE) (CASCADE|SET (NULL|DEFAULT))", re.MULTILINE
 )
-_TRUNCATE: Final = re.compile(r"\s*truncate\s+(?:table\s+)?((?:`[^`]+`|[\w$]+)(?:\s*\.\s*(?:`[^`]+`|[\w$]+))?)", re.I)
-_COMMENT: Final = re.compile(r"/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.S)
-_TO: Final = "ROLLBACK TO"
-_STATEMENT: Final = re.compile(r"\s*(insert|update|delete|replace|load)\b", re.I)
+_NAME: Final = r"""(?:`(?:[^`]|``)+`|"(?:[^"]|"")+"|[\w$]+)"""
+_TRUNCATE: Final = re.compile(rf"truncate\s+(?:table\s+)?({_NAME})(?:\s*\.\s*({_NAME}))?", re.I)
+_CONDITIONAL: Final = re.compile(r"/\*M?!\d*(.*?)\*/", re.S)
+"""A comment that the server executes."""
+_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`[^`]*`""", re.S)
+_COMMENT: Final = re.compile(rf"({_QUOTED.pattern})|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n", re.S)
+_FOR: Final = re.compile(r"""set\s+statement\s(?:'[^']*'|"[^"]*"|[^'"])*?\sfor\s+""", re.I)
+"""Settings that are for one statement, before it."""
+_HARMLESS: Final = re.compile(r"(savepoint|rollback|release|create|drop\s+temporary|xa)\b", re.I)
+"""Statements that stand between the rows of a transaction: they change none."""
+_STATEMENT: Final = re.compile(
+    r"(insert|update|delete|replace|load|create\s+(or\s+replace\s+)?table\b.*\bselect)\b", re.I | re.S
+)
+"""Statements that change rows. (With rows in the log, CREATE … SELECT has the columns in the place of SELECT.)"""
 
 _log = logging.getLogger("cues.processors")
 
@@ -191,7 +204,7 @@ class Changes:
         """Yield ``(position, message)`` after ``position``."""
         if position is not None:
             match position:
-                case [version, str() | int(), int() | list(), int(), str()] if version == _VERSION:
+                case [version, str() | int(), int() | list(), int(), str(), *_] if version == _VERSION:
                     pass
                 case _:
                     raise Diverged(
@@ -233,6 +246,11 @@ class Changes:
             return Away(
                 f"MySQL is away ({self.where}): {told or error}.", "wait; the source continues then.", what=self.where
             )
+        if code == 4052 or (code == 1236 and "same server" in str(told)):
+            return CuesError(
+                f"Another reader of the log came to the server ({self.where}) with server_id={self.server_id}: {told}.",
+                "give each source and each replica another number; or leave server_id= out.",
+            )
         if code == 1236:
             return Diverged(
                 f"The server ({self.where}) does not have the log from the position on: {told}.",
@@ -250,15 +268,15 @@ class Changes:
             return known  # the engine knows those that say that the server is away
         return CuesError(f"MySQL refused ({self.where}): {told}.", "correct what the server names, then start again.")
 
-    def connect(self, **options: Any) -> Any:
-        """Return a connection in UTC, whose waits for a slow reader have no end."""
+    def connect(self, read_timeout: float | None = None, **options: Any) -> Any:
+        """Return a connection in UTC, on which the server waits for a slow reader without end."""
         setting = (
             "set time_zone = '+00:00', sql_mode = '', net_write_timeout = 31536000,"
             " sql_select_limit = 18446744073709551615"
         )
         return pymysql().connect(
             **self._options, charset="utf8mb4", autocommit=True, init_command=setting,
-            connect_timeout=max(2, round(self.timeout_s)), **options,
+            connect_timeout=max(2, round(self.timeout_s)), read_timeout=read_timeout or self.timeout_s, **options,
         )  # fmt: skip
 
 
@@ -438,7 +456,8 @@ class Reading:
 
     def _snapshot(self) -> Iterator[tuple[Position, Any]]:
         """Yield the rows after the position, as they are at one place of the log."""
-        session = self._connect(cursorclass=pymysql().cursors.SSCursor)
+        timeout_s = self._source.timeout_s
+        session = self._connect(cursorclass=pymysql().cursors.SSCursor, read_timeout=_SORT_TIMES * timeout_s)
         self._thread = session.thread_id()
         _run(session, "set session transaction isolation level repeatable read")
         file, place = self._began(session)
@@ -537,6 +556,7 @@ class Reading:
             conditions.append(f"({' and '.join([*same, f'{order[at]} > {session.escape(after[at])}'])})")
         where = f" where {' or '.join(conditions)}" if conditions else ""
         cursor = session.cursor()
+        session._read_timeout = _SORT_TIMES * self._source.timeout_s
         cursor.execute(
             f"select {', '.join([*listed, *order])} from {quoted(schema)}.{quoted(name)}{where}"
             f" order by {', '.join(order)}"
@@ -545,6 +565,7 @@ class Reading:
         floats = [n for n, type in enumerate(types.values()) if type == "float"]
         zoned = [n for n, type in enumerate(types.values()) if type == "timestamp"]
         while not self._stopping and (found := cursor.fetchmany(_PAGE_ROWS)):
+            session._read_timeout = self._source.timeout_s
             for fields in found:
                 row = list(fields)
                 for n in floats:
@@ -580,8 +601,15 @@ class Reading:
             by_gtid = True
         elif (sizes := dict(row[:2] for row in _ask(session, "show binary logs"))) and int(sizes.get(file, 0)) < place:
             raise self._diverged(f"does not have the place {file}:{place} of its log any more")
-        wire = self._connect(read_timeout=source.timeout_s)
-        server_id = source.server_id or random.randrange(1 << 31, 1 << 32)
+        if by_gtid:
+            _log.info("%s: another server; it is asked for what follows %s.", source.where, gtids)
+            return self._dump("", 4, source.server_id, gtids)
+        return self._dump(file, place, source.server_id)
+
+    def _dump(self, file: str, place: int, server_id: int | None = None, gtids: str = "") -> Any:
+        """Return a connection that streams the log from a place on, or what follows GTIDs."""
+        wire = self._connect()
+        server_id = server_id or random.randrange(1 << 31, 1 << 32)
         heartbeat = round(_HEARTBEAT_S * 1e9)
         for setting in (
             f"master_heartbeat_period = {heartbeat}", f"source_heartbeat_period = {heartbeat}",
@@ -589,19 +617,51 @@ class Reading:
             "slave_uuid = uuid()", "replica_uuid = uuid()", "mariadb_slave_capability = 4",
         ):  # fmt: skip
             _run(wire, f"set @{setting}")
-        if by_gtid:
-            _log.info("%s: another server; it is asked for what follows %s.", source.where, gtids)
+        if gtids:
             _run(wire, f"set @slave_connect_state = '{gtids}', @slave_gtid_strict_mode = 1")
-            mysql_binlog.dump(wire, "", 4, server_id)
-        else:
-            mysql_binlog.dump(wire, file, place, server_id)
+        mysql_binlog.dump(wire, file, place, server_id)
         return wire
+
+    def _packets(self, session: Any, wire: Any, server_id: int | None) -> Packets:
+        """Yield the events of a stream, over the end of a file that was left by a killed server.
+
+        MariaDB lets the half of an event stand there, and refuses to read it. Nothing of it was committed if the next
+        file begins with the GTIDs that were read so far.
+        """
+        while True:
+            try:
+                yield from mysql_binlog.packets(wire)
+            except pymysql().err.OperationalError as error:
+                if error.args[0] != 1236 or "truncated in the middle of event" not in error.args[1]:
+                    raise
+                files = [str(row[0]) for row in _ask(session, "show binary logs")]
+                after = [file for file in files if _place(file, 0) > _place(self._file, 0)]
+                if not after or not _same(self._gtids_at(session, after[0], 4), self._gtids):
+                    raise
+                self._dropped(wire)
+                wire = self._dump(after[0], 4, server_id)
+
+    def _ahead(self, session: Any, file: str, place: int) -> Packets:
+        """Yield the events after a place until the source stops, on a connection of their own."""
+        wire = self._dump(file, place)
+        try:
+            for each in self._packets(session, wire, None):
+                if self._stopping:
+                    return
+                yield each
+        finally:
+            self._dropped(wire)
+
+    def _dropped(self, connection: Any) -> None:
+        connection._force_close()
+        if connection in self._open:
+            self._open.remove(connection)
 
     def _changes(self, session: Any, end: Place) -> Iterator[tuple[Position, Any]]:
         """Yield changes after the position; ``end`` is where a source that does not follow ends."""
         source, process = self._source, self._process
         assert self._position is not None
-        _, file, place, skipped, gtids = self._position
+        _, file, place, skipped, gtids, *opened = told = self._position
         kept = self._state.get("snapshot")
         if kept is not None:
             self._tables = [Snapped(*each) for each in self._state["tables"]]
@@ -611,11 +671,13 @@ class Reading:
         wire = self._stream(session, file, place, gtids)
         decoder = Decoder(self._charsets(session), is_mariadb=self._is_mariadb)
         self._file, self._gtids = file, gtids
+        events = self._packets(session, wire, source.server_id)
         begin, gtid, count = place, None, 0
         """The place at which the transaction begins, its GTID, and the number of rows of it so far."""
+        first = (file, place)
         held: Message | None = None
         inside, single, is_prepared, moved = False, False, False, time.monotonic()
-        for header, body in mysql_binlog.packets(wire):
+        for header, body in mysql_binlog.settled(events, partial(self._ahead, session)):
             kind = header.kind
             done = False
             if kind == mysql_binlog.ROTATE:
@@ -626,14 +688,18 @@ class Reading:
                 number, domain, single, is_prepared = mysql_binlog.gtid(body)
                 gtid = f"{domain}-{header.server}-{number}"
                 inside, count = True, 0
+                if skipped and opened not in ([], [gtid]):
+                    raise self._diverged(f"goes on with the transaction {gtid}, not in the middle of {opened[0]}")
             elif kind == mysql_binlog.QUERY:
                 schema, text = mysql_binlog.query(body)
                 if text == "BEGIN" or text.startswith("XA START"):
                     inside, count, is_prepared = True, 0, is_prepared or text != "BEGIN"
-                elif text.startswith(("COMMIT", "ROLLBACK", "XA COMMIT", "XA ROLLBACK")) and not text.startswith(_TO):
+                    if skipped and gtid is None and (file, begin) != first:
+                        raise self._diverged(f"does not have the transaction at {first[0]}:{first[1]} any more")
+                elif text.startswith(mysql_binlog.ENDS):
                     done = True
                 else:
-                    for message in self._statement(schema, text, begin):
+                    for message in self._statement(schema, text, begin, inside and not single):
                         count += 2
                         if count > skipped:
                             held = self._facts(message, file, begin, count, gtid, header)
@@ -657,14 +723,14 @@ class Reading:
                         if at <= skipped:
                             continue
                         if held is not None:
-                            yield [_VERSION, file, begin, held["number"], self._gtids], held
+                            yield [_VERSION, file, begin, held["number"], self._gtids, gtid], held
                         held = self._facts(message, file, begin, at, gtid, header)
             elif kind in (mysql_binlog.XID, mysql_binlog.PREPARE):
                 done = True
             elif kind in mysql_binlog.REFUSED:
                 raise CuesError(
                     f"The log of {source.where} has {mysql_binlog.REFUSED[kind]}.",
-                    "set it, then begin anew: another id.",
+                    "mend it at the server, then give the source another id, which begins anew.",
                 )
             if done:
                 if gtid is not None:
@@ -673,9 +739,8 @@ class Reading:
                 is_prepared = False
                 if held is not None:
                     moved = time.monotonic()
-                    yield [_VERSION, file, begin, 0, self._gtids], held
+                    yield (told := [_VERSION, file, begin, 0, self._gtids]), held
                     held = None
-                self._position = [_VERSION, file, begin, 0, self._gtids]
                 self._forget_snapshot(_place(file, begin) >= until)
             if self._stopping:
                 return
@@ -684,10 +749,10 @@ class Reading:
                     begin = header.end
                 if time.monotonic() - moved >= _TELL_S:
                     moved = time.monotonic()
-                    yield [_VERSION, file, begin, 0, self._gtids], None
+                    yield (told := [_VERSION, file, begin, 0, self._gtids]), None
                 if _place(file, begin) >= end:
                     if not source.follow:
-                        if self._position != (last := [_VERSION, file, begin, 0, self._gtids]):
+                        if told != (last := [_VERSION, file, begin, 0, self._gtids]):
                             yield last, None
                         return
                     if kind == mysql_binlog.HEARTBEAT:
@@ -726,17 +791,20 @@ class Reading:
                 raise self._refused(table.name, name, "BINARY, UUID or INET, and is no BINARY column now")
         self._seen.add(id(table))
 
-    def _statement(self, schema: str, text: str, begin: int) -> Iterator[Message]:
-        """Yield the message of a truncate. Raises for a change that was logged as a statement."""
-        plain = _COMMENT.sub(" ", text)
+    def _statement(self, schema: str, text: str, begin: int, in_rows: bool) -> Iterator[Message]:
+        """Yield the message of a truncate. Raises for a change that was logged as a statement.
+
+        ``in_rows``: it stands in a transaction, in which each change must be rows.
+        """
+        plain = _COMMENT.sub(lambda found: found[1] or " ", _CONDITIONAL.sub(r" \1 ", text)).lstrip()
+        if found := _FOR.match(plain):
+            plain = plain[found.end() :]
         if found := _TRUNCATE.match(plain):
-            parts = [part.strip().strip("`") for part in re.findall(r"`[^`]+`|[\w$]+", found[1])]
-            table = ".".join(parts if len(parts) == 2 else [schema, *parts])
+            table = ".".join(_unquoted(part) for part in (found[1], found[2]) if part)
+            table = table if found[2] else f"{schema}.{table}"
             if self._source.takes_table(table) and self._is_new_truncate(table, begin):
                 yield {"operation": "truncate", "table": table, "key": {}, "row": None, "before": None}
-        elif _STATEMENT.match(plain) and any(
-            fnmatch.fnmatchcase(schema, p.partition(".")[0]) for p in self._source.patterns
-        ):
+        elif _STATEMENT.match(_QUOTED.sub("_", plain)) or (in_rows and not _HARMLESS.match(plain)):
             raise CuesError(
                 f"The log of {self._source.where} has a statement in the place of rows: {plain.strip()[:60]!r}.",
                 "set binlog_format = ROW for all sessions; give the source another id, which begins anew.",
@@ -821,6 +889,11 @@ class Snapped(tuple[Any, ...]):
 def quoted(name: str) -> str:
     """Return a name in quotes of MySQL."""
     return f"`{name.replace('`', '``')}`"
+
+
+def _unquoted(name: str) -> str:
+    mark = name[0]
+    return name[1:-1].replace(mark * 2, mark) if mark in '`"' else name
 
 
 def _ask(session: Any, query: str) -> list[tuple[Any, ...]]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
+import signal
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +30,7 @@ from test_processors_mysql_tables import Database
 import cues
 from cues import testing
 from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.processors import mysql_binlog
 from cues.processors.mysql_changes import Changes
 
 pymysql = pytest.importorskip("pymysql")
@@ -585,6 +590,209 @@ def test_changes_that_cannot_be_read_surely_stop_the_source(db: Database) -> Non
     db.run("set global binlog_row_metadata = NO_LOG", "update t set x = 3", "set global binlog_row_metadata = FULL")
     with pytest.raises(CuesError, match="the log does not have the names of its columns"):
         read(Changes(db.url, "t"), position, process)
+
+
+def after_snapshot(db: Database, *tables: str, **options: Any) -> tuple[Any, Any]:
+    """The process and the position of a source that has read the snapshot."""
+    process = a_process()
+    *_, (position, _) = Changes(db.url, tables or "t", **options)(None, process)
+    return process, position
+
+
+@pytest.mark.parametrize("held_bytes", [mysql_binlog.HELD_BYTES, 0])
+def test_what_was_rolled_back_is_no_message(held_bytes: int, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction is logged with its ROLLBACK if it made a temporary table; held, and read ahead."""
+    monkeypatch.setattr(mysql_binlog, "HELD_BYTES", held_bytes)
+    db.run("create table t (id int primary key)", "create table m (id int primary key) engine = MyISAM")
+    process, position = after_snapshot(db)
+    temporary = (f"create temporary table x{n} (a int)" for n in itertools.count())
+    insert = "insert into t values ({})".format
+    db.run("begin", insert(1), next(temporary), "rollback")
+    db.run("begin", insert(2), "insert into m values (1)", "rollback")
+    db.run("begin", insert(3), "savepoint `A b`", insert(4), next(temporary), "savepoint c", insert(5))
+    db.run("rollback to c", insert(6), "rollback to `a B`", insert(7), "savepoint d", insert(8), "commit")
+    db.run("begin", "savepoint s", insert(9), next(temporary), "rollback to s", "release savepoint s", insert(10))
+    db.run("commit", "begin", insert(11), "savepoint s", insert(12), next(temporary), "savepoint s", insert(13))
+    db.run("rollback to s", "commit", "insert into t values (14)")
+    items = list(Changes(db.url, "t")(position, process))
+    found = [message["key"]["id"] for _, message in items if message is not None]
+    assert found == [3, 7, 8, 10, 11, 12, 14] == [id for (id,) in db.rows("select id from t order by id")]
+    for place, message in items:
+        if message is not None and place[3]:
+            rest = [each["key"]["id"] for each in read(Changes(db.url, "t"), place, process)]
+            assert rest == found[found.index(message["key"]["id"]) + 1 :]
+
+
+def test_statements_that_change_no_row_of_a_table_are_passed_over(db: Database) -> None:
+    db.run("create table t (id int primary key)", "create table m (id int primary key) engine = MyISAM")
+    db.run("create sequence s")
+    process, position = after_snapshot(db, "t", "m", snapshot=False)
+    db.run(
+        "flush tables", "analyze table t", "optimize table m", "create user u1@localhost", "drop user u1@localhost",
+        "create procedure p() begin create table pp (a int); insert into t values (1); drop table pp; end", "call p()",
+        "set @d = 3", "create event ev on schedule at now() + interval @d day do select 1", "drop event ev",
+        "create or replace table c as select 2 as a", "create view v as select * from t", "select nextval(s)",
+        "create trigger g after insert on t for each row insert into m values (new.id)", "insert into t values (3)",
+        "create temporary table y select * from t", "truncate table y",
+        "create table k (`select` int) comment 'select'",
+    )  # fmt: skip
+    with pytest.raises(pymysql.err.IntegrityError):
+        db.run("insert into m values (5), (6), (5), (7)")
+    assert [m["key"]["id"] for m in read(Changes(db.url, ["t", "m"], snapshot=False), position, process)] == [
+        1,
+        3,
+        3,
+        5,
+        6,
+    ]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update {}.t set x = 2",
+        "set statement max_statement_time = 9 for update {}.t set x = 2",
+        "load data local infile '{1}' into table {0}.t",
+        "create table {0}.t2 select * from {0}.t",
+        "/*! create or replace table {0}.t2 */ as (select * from {0}.t)",
+        "select {}.f()",
+    ],
+)
+def test_a_statement_in_the_place_of_rows_stops_the_source(statement: str, db: Database, tmp_path: Path) -> None:
+    """Also one of a session that uses another database."""
+    other = Database(db.server)
+    (tmp_path / "l.csv").write_text("5\t5\n")
+    db.run("create table t (id int primary key, x int)", "insert into t values (1, 1)")
+    db.run("create function f() returns int deterministic modifies sql data begin update t set x = 7; return 1; end")
+    process, position = after_snapshot(db, "t*")
+    with db.server.connect(other.name, local_infile=True) as session, session.cursor() as cursor:
+        cursor.execute("set session binlog_format = STATEMENT")
+        cursor.execute(statement.format(db.name, tmp_path / "l.csv"))
+    other.session.close()
+    with pytest.raises(CuesError, match=r"in the place of rows[\s\S]*binlog_format = ROW"):
+        read(Changes(db.url, "t*"), position, process)
+
+
+def test_each_form_of_truncate_is_a_message(db: Database) -> None:
+    db.run('create table `t``"é` (id int primary key)', "set sql_mode = 'ANSI_QUOTES'")
+    process, position = after_snapshot(db, "t*")
+    forms = (
+        "set statement lock_wait_timeout = 9 for truncate table `t``\"é`", 'truncate table "t`""é"',
+        "/*!40000 truncate table `t``\"é` */", "truncate `t``\"é` wait 5", "-- a\ntruncate /* b */ table `t``\"é`",
+        f"truncate {db.name} . `t``\"é`",
+    )  # fmt: skip
+    db.run(*forms)
+    found = [(m["operation"], m["table"]) for m in read(Changes(db.url, "t*"), position, process)]
+    assert found == [("truncate", f'{db.name}.t`"é')] * len(forms)
+
+
+def test_the_position_moves_while_the_tables_are_quiet(db: Database, store: cues.Store) -> None:
+    """Else the log of its place would be removed."""
+    db.run("create table t (id int primary key)", "insert into t values (1)", "create table u (id int primary key)")
+    for n in range(2):
+        drained(db, store)
+        db.run("flush logs", f"insert into u values ({n})")
+    drained(db, store)
+    db.run(f"purge binary logs to '{db.rows('show master status')[0][0]}'", "insert into t values (2)")
+    assert replayed(drained(db, store)) == rows_of(db)
+
+
+def test_a_position_in_another_transaction_is_refused(db: Database) -> None:
+    db.run("create table t (id int primary key)")
+    process, position = after_snapshot(db)
+    db.run("insert into t values (1), (2)")
+    (inside, first), _ = Changes(db.url, "t")(position, process)
+    assert [m["key"]["id"] for m in read(Changes(db.url, "t"), inside, process)] == [2]
+    with pytest.raises(Diverged, match=rf"goes on with the transaction {first['gtid']}, not in the middle of 0-1-999"):
+        read(Changes(db.url, "t"), [*inside[:-1], "0-1-999"], process)
+
+
+def test_two_readers_with_one_number(db: Database) -> None:
+    db.run("create table t (id int primary key)", "insert into t values (1)")
+    source = Changes(db.url, "t", follow=True, server_id=4711, timeout_s=10)
+    one, other = source(None, a_process()), Changes(db.url, "t", server_id=4711)
+    for _ in range(2):
+        next(one)
+    found: list[Any] = []
+
+    def go_on() -> None:
+        try:
+            found.append(next(one))
+        except CuesError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    time.sleep(0.5)
+    list(other(None, a_process()))
+    thread.join(20)
+    assert "Another reader of the log came" in str(found) and "server_id=4711" in str(found)
+
+
+def test_a_frozen_server_counts_as_away_after_timeout_s(db: Database) -> None:
+    db.run("create table t (id int primary key)", "insert into t select seq from seq_1_to_50000")
+    id = int((db.server.directory / "pid").read_text())
+    process = a_process()
+    for stop in (1, 50_001):
+        items = Changes(db.url, "t", timeout_s=1, follow=True)(None, process)
+        list(itertools.islice(items, stop))
+        os.kill(id, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(pymysql.err.OperationalError, match="timed out"):
+                list(items)
+            assert time.monotonic() - began < 5
+        finally:
+            os.kill(id, signal.SIGCONT)
+
+
+def incident(end: int) -> bytes:
+    """The event by which a server says that it lost changes, at a place of its log."""
+    body = struct.pack("<HB", 1, 4) + b"lost"
+    size = 19 + len(body) + 4
+    data = struct.pack("<IBIIIH", int(time.time()), 26, 1, size, end + size, 0) + body
+    return data + struct.pack("<I", zlib.crc32(data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held_bytes", [mysql_binlog.HELD_BYTES, 0])
+def test_a_server_that_is_killed_in_a_commit(held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log ends in the transaction, at and in each of its events; the next transactions are in the next file."""
+    import mariadb_server
+
+    if mariadb_server.MARIADB is None:
+        pytest.skip(mariadb_server.MISSING)
+    monkeypatch.setattr(mysql_binlog, "HELD_BYTES", held_bytes)
+    chance = random.Random(seeds.new())
+    with mariadb_server.running(*mariadb_server.BINLOG) as server:
+        db = Database(server)
+        db.run("create table t (id int primary key)", "create table u (id int primary key)")
+        process, position = after_snapshot(db)
+        for n in range(8):
+            db.run(f"insert into t values ({n}), ({n + 100})", "begin", f"insert into u values ({n})")
+            db.run(f"insert into t values ({n + 200}), ({n + 300})", f"insert into t values ({n + 400})", "commit")
+            file = db.rows("show master status")[0][0]
+            *_, gtid = (n for n, row in enumerate(db.rows(f"show binlog events in '{file}'")) if row[2] == "Gtid")
+            events = db.rows(f"show binlog events in '{file}'")[gtid:-1]
+            server.end(signal.SIGKILL)
+            cut = chance.choice(events)[4]
+            os.truncate(server.directory / "data" / file, cut + chance.choice([0, 0, 10]))
+            server.start()
+            db.session = db.connect()
+            db.run(f"insert into t values ({n + 500}), ({n + 600})", f"insert into t values ({n + 700})")
+            found = []
+            for stop in (chance.randint(1, 5), None):
+                for place, message in itertools.islice(Changes(db.url, "t")(position, process), stop):
+                    position = place
+                    found += [] if message is None else [message["key"]["id"] - n]
+            assert found == [0, 100, 500, 600, 700]
+        server.end()
+        file = max((server.directory / "data").glob("binlog.0*"))
+        with file.open("ab") as log:
+            log.write(incident(file.stat().st_size))
+        server.start()
+        with pytest.raises(CuesError, match="has an incident: the server lost changes"):
+            read(Changes(db.url, "t"), position, process)
 
 
 def test_transactions_that_are_only_prepared_are_refused_if_they_have_rows_of_the_source(db: Database) -> None:
