@@ -28,7 +28,7 @@ from cues.tools.figures import values
 
 ONLY_STORES = {"changing", "error_logs", "graph", "home", "opened", "queue", "store"}
 """What commands use that are for stores alone."""
-ONLY_DIRECTORIES = {"files", "location", "queue_of"}
+ONLY_DIRECTORIES = {"files", "location", "merge", "merges", "queue_of", "vacuum", "vacuums"}
 
 
 def positive(message: Message) -> Message:

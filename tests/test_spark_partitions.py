@@ -30,9 +30,9 @@ from cues.spark.checkpoint import Offset
 from cues.spark.datasource import CuesSource
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
 from cues.spark.position import Indices
-from cues.spark.reading import QueueReader, QueueStream, ReadSlice, row_of
+from cues.spark.reading import QueueReader, ReadSlice, row_of
 from cues.spark.slices import cut, edges
-from cues.spark.streams import StreamWriter
+from cues.spark.streams import QueueStream, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

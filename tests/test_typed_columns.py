@@ -137,7 +137,7 @@ def test_row_groups_have_statistics(files: FaultyFiles, monkeypatch: pytest.Monk
     feed(run, orders(0, 25))
     feed(run, orders(25, 45))
     live = run.queues["in"].live
-    one = merged(files, "in", "g.in.feed", 9, live, run.queues["in"].columns)
+    one = merged(files, "in", "g", live, run.queues["in"].columns)
     for name, expected in [(live[0].name, [(0, 9), (10, 19), (20, 24)]), (one.name, [(0, 9), (10, 19), (20, 29)])]:
         metadata = pq.read_metadata(files.path(f"in/{name}"))
         at = metadata.schema.names.index("id")
