@@ -36,6 +36,9 @@ number of the message in it, and the GTIDs of MariaDB before it. The engine comm
 the server does not have these GTIDs at this place, it is another server: MariaDB is then asked for what follows the
 GTIDs, and MySQL is refused (Diverged).
 
+**A transaction** is given out when its end is in the log. One of more than 8 MiB is read twice: first to its end, on a
+second connection. What was rolled back, and what a killed server left without an end, is no message.
+
 **Refused by name** are tables whose rows or changes would be missing: those with a history (system-versioned),
 sequences, those that a foreign key changes (CASCADE, SET NULL: the log does not have these changes), those that the
 user may not read, and for a snapshot those of another engine than InnoDB. Views are left out. A server is refused that
@@ -44,8 +47,8 @@ leaves databases out of its log (``binlog-do-db``, ``binlog-ignore-db``), and a 
 **Not guaranteed.** A table that a pattern has, and that the user may not read at all, has no rows in the snapshot; its
 first change stops the source. Where a column was UUID or INET for a while and is BINARY now, values of that time are
 bytes. A foreign key that was there for a while only is not known. DROP TABLE, RENAME and changes of partitions are no
-messages. A log that the server has removed
-stops the source (Diverged): its ``expire_logs_days`` must exceed the longest stop.
+messages. A replica that leaves tables out of its log may not take over in the middle of a transaction. A log that the
+server has removed stops the source (Diverged): its ``expire_logs_days`` must exceed the longest stop.
 """
 
 from __future__ import annotations
