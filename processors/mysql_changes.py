@@ -272,9 +272,9 @@ class Changes:
         return CuesError(f"MySQL refused ({self.where}): {told}.", "correct what the server names, then start again.")
 
     def connect(self, read_timeout: float | None = None, **options: Any) -> Any:
-        """Return a connection in UTC, on which the server waits for a slow reader without end."""
+        """Return a connection in UTC, which the server does not end for its silence or a slow reader."""
         setting = (
-            "set time_zone = '+00:00', sql_mode = '', net_write_timeout = 31536000,"
+            "set time_zone = '+00:00', sql_mode = '', net_write_timeout = 31536000, wait_timeout = 31536000,"
             " sql_select_limit = 18446744073709551615"
         )
         return pymysql().connect(

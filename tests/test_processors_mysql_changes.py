@@ -897,6 +897,17 @@ def test_a_table_that_is_made_while_the_snapshot_begins_has_all_its_rows(
     assert replayed(found) == rows_of(db, "t_1", "t_2", "t_3")
 
 
+def test_a_session_outlives_a_quiet_day_and_has_no_limit_of_rows(db: Database) -> None:
+    """It is asked again only when the log has a new table."""
+    db.run("set global wait_timeout = 5", "set global sql_select_limit = 5")
+    try:
+        with Changes(db.url, "t").connect() as session, session.cursor() as cursor:
+            cursor.execute("select @@wait_timeout, @@sql_select_limit, @@sql_mode")
+            assert cursor.fetchone() == (31_536_000, (1 << 64) - 1, "")
+    finally:
+        db.run("set global wait_timeout = default", "set global sql_select_limit = default")
+
+
 def test_a_pattern_that_is_removed_cannot_come_back(db: Database, store: cues.Store) -> None:
     db.run("create table t (id int primary key)", "create table u (id int primary key)")
     drained(db, store, "t", "u")
