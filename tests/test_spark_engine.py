@@ -245,7 +245,7 @@ def test_a_worker_that_is_killed_stops_the_processor_and_the_next_start_is_exact
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_FLAG", str(tmp_path / "flag"))
     made = spark_graphs.graph(DYING[kind])()
     with (
-        pytest.raises(ProcessorStopped, match=r"messages: Python worker exited unexpectedly \(crashed\)\. Try: "),
+        pytest.raises(ProcessorStopped, match=r"Python worker exited unexpectedly \(crashed\)\. Try: "),
         made.start(store=tmp_path / "store", engine="spark", spark=spark) as running,
     ):
         running.wait_done()
