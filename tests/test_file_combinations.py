@@ -174,5 +174,8 @@ def test_an_option_is_refused_or_the_records_are_the_same(
                     folder.mkdir(exist_ok=True)
                     (folder / f"{part}.{ending}").write_bytes(content)
             found = read(source, by_columns and not source.follow, stop)
-            assert found == (expected if not (source.each and place == "gzip") else []), (options, by_columns, stop)
+            wanted = expected if not (source.each and place == "gzip") else []
+            if "settle_s" in options:  # the second file may have settled when the first one has not
+                found, wanted = sorted(found, key=str), sorted(wanted, key=str)
+            assert found == wanted, (options, by_columns, stop)
     assert len(taken) > 8

@@ -63,6 +63,8 @@ class Pipeline:
 
     def __init__(self, directory: Path, *command: object, **variables: str) -> None:
         self.directory, self.kills = directory, 0
+        self._told = 0
+        """The number of starts that the log tells before the last one."""
         self.variables = environment(**variables)
         self._command = [str(word) for word in (command if len(command) > 1 else (*CUES, "run", *command))]
         self.dice = random.Random(seeds.new())
@@ -74,6 +76,7 @@ class Pipeline:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self) -> subprocess.Popen[bytes]:
+        self._told = self.log.count(": started")
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=self.directory, env=self.variables, stdout=log, stderr=log, start_new_session=True
@@ -98,6 +101,8 @@ class Pipeline:
     def drain(self) -> None:
         """End it as a service manager does: what has arrived is processed."""
         assert self.process is not None
+        # The life before may have done all of the work: then this one is told to end while Python still imports.
+        until(lambda: self.log.count(": started") > self._told, "it did not start")
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(SERVED_S) == 130, self.log[-3000:]
 

