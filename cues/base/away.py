@@ -103,7 +103,9 @@ def _links(error: BaseException) -> Iterator[BaseException]:
     """
     for _ in range(_DEPTH_MAX):
         yield error
-        carried = error.__cause__ if isinstance(error, CheckpointError) else None
+        # The compiled core leaves out the cause of `raise … from`, and has the context.
+        context = None if error.__suppress_context__ else error.__context__
+        carried = error.__cause__ or context if isinstance(error, CheckpointError) else None
         for name in ("orig", "reason"):
             carried = carried or getattr(error, name, None)
         if not isinstance(carried, BaseException) or (isinstance(error, CheckpointError) and error.away is not None):
