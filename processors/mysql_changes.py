@@ -460,7 +460,7 @@ class Reading:
     def _snapshot(self) -> Iterator[tuple[Position, Any]]:
         """Yield the rows after the position, as they are at one place of the log."""
         timeout_s = self._source.timeout_s
-        session = self._connect(cursorclass=pymysql().cursors.SSCursor, read_timeout=_SORT_TIMES * timeout_s)
+        session = self._connect(cursorclass=_streaming(), read_timeout=_SORT_TIMES * timeout_s)
         self._thread = session.thread_id()
         _run(session, "set session transaction isolation level repeatable read")
         file, place = self._began(session)
@@ -897,6 +897,26 @@ def quoted(name: str) -> str:
 def _unquoted(name: str) -> str:
     mark = name[0]
     return name[1:-1].replace(mark * 2, mark) if mark in '`"' else name
+
+
+def _streaming() -> Any:
+    """Return the class of the cursors of a snapshot, which read their rows as they come."""
+
+    class Streaming(pymysql().cursors.SSCursor):  # type: ignore[misc, name-defined, unused-ignore]
+        """A cursor whose end reads nothing.
+
+        That of the driver reads the rest of the rows, also when it is collected after its connection was closed or
+        lost, and fails there: Python prints such an error in the middle of other work.
+        """
+
+        def close(self) -> None:
+            if self._result is not None:
+                self._result.unbuffered_active = False
+            self.connection = None
+
+        __del__ = close
+
+    return Streaming
 
 
 def _ask(session: Any, query: str) -> list[tuple[Any, ...]]:

@@ -8,11 +8,13 @@ The server is MariaDB: tests/mariadb_server.py. Without it these tests are skipp
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import random
 import signal
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -744,6 +746,30 @@ def test_a_frozen_server_counts_as_away_after_timeout_s(db: Database) -> None:
             assert time.monotonic() - began < 5
         finally:
             os.kill(id, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("way", ["closed", "lost"])
+def test_a_snapshot_that_ends_in_the_middle_leaves_nothing_that_reads_the_rest(
+    way: str, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in a finalizer is printed in the middle of other work, and can break it."""
+    db.run("create table t (id int primary key, x varchar(2000))")
+    db.run("insert into t select seq, repeat('x', 2000) from seq_1_to_20000")
+    printed: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    items = Changes(db.url, "t")(None, a_process())
+    next(items)
+    if way == "closed":
+        monkeypatch.setattr(pymysql.connections.Connection, "_read_packet", printed.append)
+        items.close()
+    else:
+        [[reader]] = db.rows("select id from information_schema.processlist where state = 'Writing to net'")
+        db.run(f"kill {reader}")
+        with pytest.raises(pymysql.err.OperationalError):
+            list(items)
+    del items
+    gc.collect()
+    assert not printed
 
 
 def incident(end: int) -> bytes:
