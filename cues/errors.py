@@ -482,3 +482,11 @@ class JavaNotFound(NotInstalled):
     """
 
     looked: list[str]
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the exception that an exception was raised from, or None.
+
+    The compiled core leaves out the cause of ``raise … from``; the context is the same exception there.
+    """
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from cues.errors import Away, CheckpointError, CuesError
+from cues.errors import Away, CheckpointError, CuesError, cause_of
 
 _ERRNOS: Final = frozenset(
     getattr(errno, name)
@@ -103,9 +103,7 @@ def _links(error: BaseException) -> Iterator[BaseException]:
     """
     for _ in range(_DEPTH_MAX):
         yield error
-        # The compiled core leaves out the cause of `raise … from`, and has the context.
-        context = None if error.__suppress_context__ else error.__context__
-        carried = error.__cause__ or context if isinstance(error, CheckpointError) else None
+        carried = cause_of(error) if isinstance(error, CheckpointError) else None
         for name in ("orig", "reason"):
             carried = carried or getattr(error, name, None)
         if not isinstance(carried, BaseException) or (isinstance(error, CheckpointError) and error.away is not None):

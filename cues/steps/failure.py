@@ -31,6 +31,7 @@ from cues.errors import (
     Unsupported,
     WorkerDied,
     WriterStuck,
+    cause_of,
 )
 from cues.graphs.processor import Node
 
@@ -279,13 +280,13 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = cause_of(error)
 
 
 def root_of(error: BaseException) -> BaseException:
     """Return the exception that says most about an outage: that of the driver below errors of Cues, if it has words."""
-    while isinstance(error, CuesError) and isinstance(error.__cause__, Exception) and words(error.__cause__).strip():
-        error = error.__cause__
+    while isinstance(error, CuesError) and isinstance(cause := cause_of(error), Exception) and words(cause).strip():
+        error = cause
     carried = getattr(error, "orig", None)
     return carried if isinstance(carried, Exception) else error
 
