@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 import shlex
 import shutil
@@ -10,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +76,7 @@ def graph(folder: Path, text: str) -> Path:
 def text(kind: str, path: object, *options: object) -> str:
     printed = cues("deploy", kind, path, *options)
     assert printed.code == 0, printed.err
-    assert not printed.err
+    assert all(line.startswith("Warning: ") for line in printed.err.splitlines())
     return printed.out
 
 
@@ -248,15 +251,32 @@ def test_the_line_of_a_crontab_runs_the_graph(tmp_path: Path) -> None:
     *when, user, command = line.split(" ", 6)
     assert (when, user) == (["5", "4", "*", "*", "1-5"], "ada")
     assert not re.search(r"(?<!\\)%", command)  # cron makes a new line of it
-    run, pipe, _ = command.replace(r"\%", "%").partition(" 2>&1 | logger -t squares")
-    assert pipe
+    logger = tmp_path / "bin" / "logger"
+    logger.parent.mkdir()
+    logger.write_text(f'#!/bin/sh\ncat > "{tmp_path}/log"\necho "$@" > "{tmp_path}/arguments"\n')
+    logger.chmod(0o755)
+    path_of = {"PATH": f"{logger.parent}:{environment()['PATH']}"}
     for new in (100, 0):
-        ran = subprocess.run(["/bin/sh", "-c", run], env=environment(), capture_output=True, text=True, timeout=60)
-        assert ran.returncode == 0, ran.stderr
-        assert json.loads(ran.stdout)["queues"]["squares"] == {"messages": 100, "new": new}
+        ran = subprocess.run(
+            ["/bin/sh", "-c", command.replace(r"\%", "%")],
+            env=environment(**path_of),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        logged = (tmp_path / "log").read_text()
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", ""), logged
+        assert json.loads(logged)["queues"]["squares"] == {"messages": 100, "new": new}
+    assert (tmp_path / "arguments").read_text() == "-t squares\n"
     with library.open(path.parent / "data" / "squares", readonly=True) as store:
         assert len(store.queue("squares")) == 100
     assert "seem to end" not in printed and "does not end" not in printed
+    path.write_text("import cues\nnumber = 1 / 0\n")
+    for shell in filter(shutil.which, ("sh", "bash", "dash", "busybox")):  # the status is that of cues, not of logger
+        line = [shell, *["sh"] * (shell == "busybox"), "-c", command.replace(r"\%", "%")]
+        ran = subprocess.run(line, env=environment(**path_of), capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stdout) == (1, ""), (shell, ran.stderr)
+        assert "ZeroDivisionError" in (tmp_path / "log").read_text()
 
 
 def test_a_crontab_for_a_graph_that_does_not_end_says_so(tmp_path: Path) -> None:
@@ -372,3 +392,44 @@ def test_a_store_on_a_network_file_system_is_warned_of(tmp_path: Path, monkeypat
         assert f"# WARNING: {tmp_path}/data/orders is on nfs4" in units.KINDS[kind](Deployment.of(file), "@daily")
     monkeypatch.setattr(doctor, "file_system", lambda path: ("ext4", "/"))
     assert "WARNING" not in units.systemd(Deployment.of(file), "@daily")
+
+
+def test_a_user_that_cannot_run_the_graph_is_a_warning(tmp_path: Path) -> None:
+    path = graph(tmp_path, FINITE)
+    for kind in units.KINDS:
+        said = cues("deploy", kind, path, "--user", "no-such-user")
+        is_local = kind in ("systemd", "cron")
+        assert (said.code, said.err) == (0, "Warning: This machine has no user no-such-user.\n" * is_local)
+    assert cues("deploy", "systemd", path).err == ""
+    missing = cues("deploy", "systemd", path, "--python", tmp_path / "python").err
+    assert missing.endswith(f"cannot execute {tmp_path}/python: {tmp_path}/python is missing.\n")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user is tried")
+def test_the_warnings_are_the_refusals_of_the_system() -> None:
+    """The modes of a directory, of a file, and of the target of a link in a virtual environment."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        home, user = Path(place), "nobody"
+        python, link, path, store = home / "real" / "python", home / "venv" / "python", home / "code", home / "data"
+        path = graph(path, FINITE)
+        for folder in (python.parent, link.parent, store):
+            folder.mkdir()
+        shutil.copy("/bin/sh", python)
+        link.symlink_to(python)
+        wanted = {link: ("-x", "execute"), path: ("-r", "read"), store: ("-w", "write in")}
+        closings = ((None, 0), (python, 0o700), (python.parent, 0o750), (link.parent, 0o700), (path, 0o640))
+        for closed, mode in closings:
+            for part in (home, python, python.parent, link.parent, path, path.parent):
+                part.chmod(0o755)
+            store.chmod(0o777 if closed is None else 0o755)
+            if closed is not None:
+                closed.chmod(mode)
+            tries = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+            tried = {
+                f"The user nobody cannot {verb} {each}"
+                for each, (flag, verb) in wanted.items()
+                if subprocess.run([shutil.which("test") or "test", flag, each], **tries).returncode
+            }
+            facts = Deployment.of(graphfile.load(str(path)), store=str(store), user=user, python=str(link))
+            assert {said.partition(":")[0] for said in facts.doubts()} == tried
+            assert len(tried) == (0 if closed is None else 2)

@@ -69,6 +69,9 @@ def deploy(
       cues deploy cron graph.py --schedule '0 * * * *'
       cues deploy kubernetes graph.py --metrics 9464 --ui > flights.yaml
 
+    systemd and cron run it on this machine: a user that does not exist here, or that may not execute the Python, read
+    the graph file or write the store, is a warning on stderr.
+
     A graph whose sources end is run by cron, any other one is a service. In containers the stores are on a volume at
     /data, whatever --store is. docs/how-to/deploy.md is about backups, upgrades, logs and alerts too.
     """
@@ -96,6 +99,8 @@ def deploy(
         min_free=min_free,
     )
     text = units.KINDS[kind](facts, schedule)
+    for doubt in facts.doubts() if kind in units.LOCAL else ():
+        options.note(f"Warning: {doubt}")
     if output.form == "json":
         output.rows([{"kind": kind, "graph": facts.id, "text": text}], ())
     else:

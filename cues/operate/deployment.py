@@ -13,7 +13,9 @@ import ast
 import inspect
 import math
 import os
+import pwd
 import re
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -154,6 +156,22 @@ class Deployment:
         run = [self.python, "-m", "cues", "run", f"{self.path}{self.target}", "--store", str(self.store)]
         return [*run, *self._options(self.ui, self.metrics)]
 
+    def doubts(self) -> list[str]:
+        """Return what would keep the user from the run on this machine, by its users and the modes of files alone."""
+        try:
+            user = pwd.getpwuid(int(self.user)) if self.user.isdecimal() else pwd.getpwnam(self.user)
+        except (KeyError, OverflowError):
+            return [f"This machine has no user {self.user}."]
+        groups = os.getgrouplist(user.pw_name, user.pw_gid)
+        python = Path(shutil.which(self.python) or self.python)
+        store = next(part for part in (self.store, *self.store.parents) if os.path.exists(part))
+        wanted = ((python, os.X_OK, "execute"), (self.path, os.R_OK, "read"), (store, os.W_OK, "write in"))
+        return [
+            f"The user {self.user} cannot {verb} {path}: {reason}."
+            for path, mode, verb in wanted
+            if (reason := _barrier(path, mode, user.pw_uid, groups)) is not None
+        ]
+
     def contained(self) -> list[str]:
         """The command line in a container, where the other containers and the host reach the ports."""
         ui, metrics = ((at and ("0.0.0.0", at[1])) for at in (self.ui, self.metrics))
@@ -193,6 +211,23 @@ def address(at: tuple[str, int] | None) -> str | None:
     if at is None:
         return None
     return f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}"
+
+
+def _barrier(path: Path, mode: int, uid: int, groups: list[int]) -> str | None:
+    """Return why a user cannot use a path; None if nothing is known. ``mode`` is that of :func:`os.access`."""
+    path = Path(os.path.abspath(path))
+    ways = dict.fromkeys([path, path.resolve()])  # a virtual environment links to its Python: both ways must be open
+    for step, bit in [*((step, os.X_OK) for way in ways for step in reversed(way.parents)), (path, mode)]:
+        try:
+            about = step.stat()
+        except FileNotFoundError:
+            return f"{step} is missing"
+        except OSError:
+            return None  # this process may not look there
+        shift = 6 if about.st_uid == uid else 3 if about.st_gid in groups else 0
+        if uid and not about.st_mode >> shift & bit:
+            return f"the mode of {step} is {about.st_mode & 0o777:o}"
+    return None
 
 
 def drain_of(plan: Plan) -> int:
@@ -264,8 +299,6 @@ def _network(store: Path) -> str | None:
 
 
 def _user() -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a number without a name, as in a container

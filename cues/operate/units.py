@@ -78,12 +78,14 @@ def cron(facts: Deployment, schedule: str) -> str:
         run = f"set -a && . {facts.environment} && {run}"
     lines = [
         f"# /etc/cron.d/{name}: a run each time; each takes what is new. Logs: journalctl -t {name}",
+        "# The exit status of the line is that of the run: descriptor 3 carries it past the pipe to logger.",
         "# A run that is still busy is not disturbed: the next one ends with exit code 7.",
         *_choice(facts, "a schedule", endless=False),
         *_network(facts),
         *_reads(facts),
         "SHELL=/bin/sh",
-        f"{schedule} {facts.user} ({_cron_percent(run)}) 2>&1 | logger -t {name}",
+        f"{schedule} {facts.user} {{ {{ ({_cron_percent(run)}) 2>&1 3>&-; echo $? >&3; }} | logger -t {name}; }} 3>&1"
+        " | (read -r status; exit $status)",
     ]
     return _text(lines)
 
@@ -245,6 +247,8 @@ KINDS: Final[dict[str, Callable[[Deployment, str], str]]] = {
     "systemd": systemd, "docker": docker, "compose": compose, "cron": cron, "kubernetes": kubernetes,
 }  # fmt: skip
 """The texts by the name of their kind. The second argument is the schedule of cron."""
+LOCAL: Final = ("systemd", "cron")
+"""Kinds that run the graph with a user and a Python of this machine."""
 
 
 def _choice(facts: Deployment, what: str, *, endless: bool) -> list[str]:
