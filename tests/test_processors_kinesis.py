@@ -24,6 +24,7 @@ import pytest
 import seeds
 from children import Child
 from kinesis_server import KinesisServer
+from sets import bounded
 from small import until
 
 import cues
@@ -429,12 +430,15 @@ def on_queue(path: Path) -> list[Any]:
         return testing.messages(store, "in")
 
 
-@pytest.mark.slow
-def test_25_random_kills_over_splits_and_merges_leave_each_record_once(tmp_path: Path, kinesis: KinesisServer) -> None:
+@bounded("rounds", 5, 25)
+def test_random_kills_over_splits_and_merges_leave_each_record_once(
+    rounds: int, tmp_path: Path, kinesis: KinesisServer
+) -> None:
+    count = 120 * rounds
     chance, stream, done = random.Random(seeds.new()), kinesis.stream(2), threading.Event()
 
     def put() -> None:
-        for at in range(0, 3_000, 50):
+        for at in range(0, count, 50):
             if at % 300 == 150:
                 shards = len(kinesis.open_shards(stream))
                 if shards < 3 or (shards < 6 and chance.random() < 0.5):
@@ -453,7 +457,7 @@ def test_25_random_kills_over_splits_and_merges_leave_each_record_once(tmp_path:
     putter = threading.Thread(target=put)
     putter.start()
     try:
-        for _ in range(25):
+        for _ in range(rounds):
             with live(tmp_path / "s", kinesis, stream) as child:
                 time.sleep(0.3 + chance.random() * 0.6)  # it loads boto3 first
                 child.kill()
@@ -462,7 +466,7 @@ def test_25_random_kills_over_splits_and_merges_leave_each_record_once(tmp_path:
     assert done.is_set()
     with live(tmp_path / "s", kinesis, stream, "") as child:
         child.end()
-    assert in_order(on_queue(tmp_path / "s")) == expected(3_000)
+    assert in_order(on_queue(tmp_path / "s")) == expected(count)
 
 
 @pytest.mark.slow
@@ -500,22 +504,22 @@ def test_an_outage_in_the_middle_is_waited_for(
     assert in_order([{"key": key, "data": int(data)} for key, data in firsts]) == expected(20)
 
 
-@pytest.mark.slow
-def test_100_000_records_and_a_reshard_in_the_middle(tmp_path: Path, kinesis: KinesisServer) -> None:
+@bounded("count", 20_000, 100_000)
+def test_many_records_and_a_reshard_in_the_middle(count: int, tmp_path: Path, kinesis: KinesisServer) -> None:
     stream, begun = kinesis.stream(4), time.monotonic()
     source = source_of(kinesis, stream, follow=True)
     graph, found = cues.Graph("g", [cues.Source("in", source)], durability="process"), list[Any]()
     graph.sink("in", batch=True, id="seen")(found.extend)
     with graph.start(store=tmp_path / "s"):
-        for at in range(0, 100_000, 5_000):
-            kinesis.put(stream, *numbers(5_000, at, 500))
-            if at in (30_000, 60_000):
-                kinesis.split(stream, at // 30_000)
-            if at == 80_000:
+        for part in range(20):
+            kinesis.put(stream, *numbers(count // 20, part * count // 20, 500))
+            if part in (6, 12):
+                kinesis.split(stream, part // 6)
+            if part == 16:
                 kinesis.merge(stream, 2)
-        until(lambda: len(found) >= 100_000, limit_s=300)
-    print(f"100,000 records in {time.monotonic() - begun:.1f} s")
-    assert in_order(found, 500) == expected(100_000, 500)
+        until(lambda: len(found) >= count, limit_s=300)
+    print(f"{count:,} records in {time.monotonic() - begun:.1f} s")
+    assert in_order(found, 500) == expected(count, 500)
 
 
 # --- the sink -------------------------------------------------------------------------------------

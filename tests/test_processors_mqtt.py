@@ -24,6 +24,7 @@ import pytest
 import seeds
 from children import Child
 from mqtt_broker import MOSQUITTO, Amqtt, Heard, Mosquitto, publish, running
+from sets import bounded
 from small import until
 
 import cues
@@ -226,12 +227,12 @@ def test_the_controls_lose_and_repeat(early: str, tmp_path: Path, broker: Any) -
         assert len(found) > 60 and set(found) == set(range(60))
 
 
-@pytest.mark.slow
-def test_25_random_kills_leave_each_message_once(tmp_path: Path, broker: Any) -> None:
+@bounded("rounds", 5, 25)
+def test_random_kills_leave_each_message_once(rounds: int, tmp_path: Path, broker: Any) -> None:
     chance = random.Random(seeds.new())
     with live(tmp_path / "s", broker, 0.2) as child:
         child.end()
-    sent = [n // 3 for n in range(3_000)]
+    sent = [n // 3 for n in range(100 * rounds)]
 
     def send() -> None:
         for at in range(0, len(sent), 50):
@@ -241,7 +242,7 @@ def test_25_random_kills_leave_each_message_once(tmp_path: Path, broker: Any) ->
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        for _ in range(25):
+        for _ in range(rounds):
             with live(tmp_path / "s", broker) as child:
                 time.sleep(chance.random() * 0.5)
                 child.kill()
@@ -308,19 +309,19 @@ def test_a_full_queue_leaves_the_messages_at_the_broker(tmp_path: Path, broker: 
     assert [n for n in taken if n >= 0] == list(range(300))
 
 
-@pytest.mark.slow
-def test_100_000_messages(tmp_path: Path) -> None:
+@bounded("count", 10_000, 100_000)
+def test_many_messages(count: int, tmp_path: Path) -> None:
     if MOSQUITTO is None:
         pytest.skip("Mosquitto is not on this machine: apt-get install mosquitto")
     with running(Mosquitto, tmp_path / "b", "max_inflight_messages 500") as broker:
         source = Mqtt(broker.url, "a", payload="json", idle_exit_s=10)
         with graph_of(source).start(store=tmp_path / "s") as graph:
             until(lambda: publish(broker, "a", lines(-1)) or graph.messages("in"))
-            for at in range(0, 100_000, 10_000):
+            for at in range(0, count, 10_000):
                 publish(broker, "a", lines(*range(at, at + 10_000)))
             graph.wait_done(120)
             found = numbers(graph.messages("in"))
-    assert [n for n in found if n >= 0] == list(range(100_000))
+    assert [n for n in found if n >= 0] == list(range(count))
 
 
 # --- a broker that says what no real one says when a test wants it --------------------------------

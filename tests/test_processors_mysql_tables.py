@@ -18,6 +18,7 @@ import pytest
 import seeds
 from children import Child
 from mariadb_server import MariaDB
+from sets import bounded
 from small import until
 from test_processors_sql import Presented
 
@@ -445,10 +446,10 @@ with graph.start(store=path) as running:
 """
 
 
-@pytest.mark.slow
+@bounded("rounds", 5, 25)
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_random_kills_of_the_process_and_of_the_server(mode: str, tmp_path: Path) -> None:
-    """From one table into another, while a writer adds rows: 25 kills, some of them of the server itself."""
+def test_random_kills_of_the_process_and_of_the_server(mode: str, rounds: int, tmp_path: Path) -> None:
+    """From one table into another, while a writer adds rows; some of the kills are of the server itself."""
     import mariadb_server
 
     if mariadb_server.MARIADB is None:
@@ -471,12 +472,12 @@ def test_random_kills_of_the_process_and_of_the_server(mode: str, tmp_path: Path
                     model[k] = count
             db.run(f"insert into data values {', '.join(rows)}")
 
-        for number in range(25):
+        for number in range(rounds):
             child = Child(CHILD, db.url, tmp_path / "store", mode)
             assert child.line() == "started"
             add()
             time.sleep(chance.random() * 0.4)
-            if number % 6 == 5:
+            if number % 6 == 3:
                 server.end(chance.choice([9, 15]))
                 time.sleep(chance.random() * 0.5)
                 server.start()
@@ -485,6 +486,7 @@ def test_random_kills_of_the_process_and_of_the_server(mode: str, tmp_path: Path
                 time.sleep(chance.random())
             child.kill()
         child = Child(CHILD, db.url, tmp_path / "store", mode)
+        until(lambda: db.rows("show tables like 'copy'"), 60)
         if mode == "append":
             until(lambda: len(db.rows("select 1 from copy")) >= count, 60)
             assert db.rows("select id, n from copy order by n") == [(n, n) for n in range(1, count + 1)]

@@ -23,6 +23,7 @@ import pytest
 from mirrors import deliver
 from nats_server import NatsServer, running
 from proxies import Proxy
+from sets import amounts
 from small import until
 
 import cues
@@ -488,29 +489,28 @@ def test_a_mirror_that_is_killed_at_a_point_has_each_message_once(point: str, na
     assert [json.loads(data)["n"] for data in nats.messages(target)] == list(range(40))
 
 
-@pytest.fixture
-def filled(nats: NatsServer) -> Iterator[tuple[str, str]]:
-    """A stream of 100,000 messages, and an empty one; both are removed at the end."""
+@pytest.fixture(params=amounts(10_000, 100_000))
+def filled(request: pytest.FixtureRequest, nats: NatsServer) -> Iterator[tuple[str, str, int]]:
+    """A stream of so many messages, and an empty one; both are removed at the end."""
     source, target = nats.stream(), nats.stream()
 
     async def fill(js: Any) -> None:
-        for begin in range(0, 100_000, 1_000):
+        for begin in range(0, request.param, 1_000):
             sent = [await js.publish_async(f"{source}.a", b'{"n": %d}' % n) for n in range(begin, begin + 1_000)]
             for answer in sent:
                 await answer
 
     nats.ask(fill)
-    yield source, target
+    yield source, target, request.param
     for stream in (source, target):
         nats.ask(lambda js: js.delete_stream(stream))
 
 
-@pytest.mark.slow
-def test_100_000_messages(nats: NatsServer, filled: tuple[str, str], store: cues.Store) -> None:
-    source, target = filled
+def test_many_messages(nats: NatsServer, filled: tuple[str, str, int], store: cues.Store) -> None:
+    source, target, count = filled
     graph = cues.Graph("g", [cues.Source("q", NatsStream(nats.url, source, data="json", shape="value"))])
     graph.add(NatsSubject(nats.url, target, f"{target}.n").sink("q"))
     began = time.monotonic()
     testing.run_until_idle(graph, store)
     print(f"{time.monotonic() - began:.1f} s")
-    assert [json.loads(data)["n"] for data in nats.messages(target)] == list(range(100_000))
+    assert [json.loads(data)["n"] for data in nats.messages(target)] == list(range(count))

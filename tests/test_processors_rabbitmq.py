@@ -23,6 +23,7 @@ import seeds
 from children import Child
 from proxies import Proxy
 from rabbitmq_server import MISSING, RABBITMQ, RIGHTS, RabbitMQ
+from sets import bounded
 from small import until
 
 import cues
@@ -293,14 +294,14 @@ def test_the_controls_lose_and_repeat(control: str, tmp_path: Path, broker: Rabb
         assert len(found) > 60 and set(found) == set(range(60))
 
 
-@pytest.mark.slow
+@bounded("rounds", 5, 25)
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_25_random_kills_leave_each_message_once(kind: str, tmp_path: Path, broker: RabbitMQ) -> None:
+def test_random_kills_leave_each_message_once(kind: str, rounds: int, tmp_path: Path, broker: RabbitMQ) -> None:
     """Queue to queue with both connectors: on the queue in the middle each message is once."""
     chance = random.Random(seeds.new())
     name = f"kills-{kind}"
     broker.declare(name, x_queue_type=kind)
-    count = 3_000
+    count = 100 * rounds
 
     def send() -> None:
         for at in range(0, count, 50):
@@ -313,7 +314,7 @@ def test_25_random_kills_leave_each_message_once(kind: str, tmp_path: Path, brok
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        for _ in range(25):
+        for _ in range(rounds):
             with Child(code, tmp_path / "s", broker.url, name, 0, "", 1, "") as child:
                 child.line()
                 time.sleep(chance.random() * 0.7)
@@ -440,14 +441,14 @@ def test_a_full_queue_leaves_the_messages_at_the_broker(tmp_path: Path, broker: 
     assert taken == list(range(300))
 
 
-@pytest.mark.slow
-def test_100_000_messages(tmp_path: Path, broker: RabbitMQ) -> None:
+@bounded("count", 10_000, 100_000)
+def test_many_messages(count: int, tmp_path: Path, broker: RabbitMQ) -> None:
     source = RabbitQueue(broker.url, "in", body="json", idle_exit_s=10, in_flight=2_000)
     with graph_of(source).start(store=tmp_path / "s") as graph:
-        for at in range(0, 100_000, 10_000):
+        for at in range(0, count, 10_000):
             broker.publish("in", lines(*range(at, at + 10_000)), ids=True)
         graph.wait_done(300)
-        assert bodies(graph.messages("in")) == list(range(100_000))
+        assert bodies(graph.messages("in")) == list(range(count))
 
 
 # --- the sink -------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import pytest
 from mirrors import deliver
 from proxies import Proxy
 from redis_server import RedisServer, running
+from sets import amounts
 from small import until
 
 import cues
@@ -476,23 +477,22 @@ def test_a_mirror_that_is_killed_at_a_point_has_each_entry_once(point: str, redi
     assert numbers(redis, target) == list(range(30))
 
 
-@pytest.fixture
-def filled(redis: RedisServer) -> Iterator[tuple[str, str]]:
-    """A stream of 100,000 entries, and an empty one; both are removed at the end."""
+@pytest.fixture(params=amounts(10_000, 100_000))
+def filled(request: pytest.FixtureRequest, redis: RedisServer) -> Iterator[tuple[str, str, int]]:
+    """A stream of so many entries, and an empty one; both are removed at the end."""
     source, target = redis.stream(), redis.stream()
-    for begin in range(0, 100_000, 10_000):
+    for begin in range(0, request.param, 10_000):
         redis.add(source, *({"n": n} for n in range(begin, begin + 10_000)))
-    yield source, target
+    yield source, target, request.param
     with contextlib.closing(redis.client) as client:
         client.delete(source, target)
 
 
-@pytest.mark.slow
-def test_100_000_entries(redis: RedisServer, filled: tuple[str, str], store: cues.Store) -> None:
-    source, target = filled
+def test_many_entries(redis: RedisServer, filled: tuple[str, str, int], store: cues.Store) -> None:
+    source, target, count = filled
     graph = cues.Graph("g", [cues.Source("q", RedisStream(redis.url, source))])
     graph.add(target_of(redis, target).sink("q"))
     began = time.monotonic(), time.process_time()
     testing.run_until_idle(graph, store)
     print(f"{time.monotonic() - began[0]:.1f} s, CPU {time.process_time() - began[1]:.1f} s")
-    assert numbers(redis, target) == list(range(100_000))
+    assert numbers(redis, target) == list(range(count))

@@ -24,6 +24,7 @@ import pytest
 import seeds
 from children import Child
 from mqtt_broker import answers
+from sets import bounded
 from small import until
 
 import cues
@@ -209,13 +210,13 @@ def test_the_controls_lose_and_repeat(broken: str, tmp_path: Path, sqs: Server) 
     assert found.total() < 40 if broken == "early" else found.total() > 40
 
 
-@pytest.mark.slow
-def test_25_random_kills_leave_each_message_once(tmp_path: Path, sqs: Server) -> None:
+@bounded("rounds", 5, 25)
+def test_random_kills_leave_each_message_once(rounds: int, tmp_path: Path, sqs: Server) -> None:
     chance, url = random.Random(seeds.new()), sqs.queue()
-    done = threading.Event()
+    done, count = threading.Event(), 20 * rounds
 
     def send() -> None:
-        for at in range(0, 600, 10):
+        for at in range(0, count, 10):
             sqs.send(url, *map(str, range(at, at + 10)))
             time.sleep(0.2)
         done.set()
@@ -223,7 +224,7 @@ def test_25_random_kills_leave_each_message_once(tmp_path: Path, sqs: Server) ->
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        for _ in range(25):
+        for _ in range(rounds):
             with live(tmp_path / "s", url) as child:
                 time.sleep(0.2 + chance.random() * 0.6)  # it loads boto3 first
                 child.kill()
@@ -232,7 +233,7 @@ def test_25_random_kills_leave_each_message_once(tmp_path: Path, sqs: Server) ->
     assert done.is_set()
     with live(tmp_path / "s", url, 2.5) as child:
         child.end()
-    assert on_queue(tmp_path / "s") == Counter(range(600))
+    assert on_queue(tmp_path / "s") == Counter(range(count))
     assert not sqs.left(url)
 
 
