@@ -294,6 +294,7 @@ Action = Callable[[str], None]
 _armed: dict[str, tuple[int, Action]] = {}
 _hits: Counter[str] = Counter()
 _lock = threading.Lock()
+_watcher: Action | None = None
 active = False
 """True if any point is armed; hot loops check it before they call :func:`point`."""
 
@@ -310,6 +311,8 @@ def _hit(name: str) -> None:
     with _lock:  # concurrent calls pass the same points
         _hits[name] += 1
         hit = _hits[name]
+    if _watcher is not None:
+        _watcher(name)
     armed = _armed.get(name)
     if armed is not None and hit == armed[0]:
         armed[1](name)
@@ -342,6 +345,13 @@ def count() -> None:
     active = True
 
 
+def watch(watcher: Action) -> None:
+    """Call ``watcher`` with the name of each point that is reached, until :func:`disarm`. It may raise."""
+    global active, _watcher
+    _watcher = watcher
+    active = True
+
+
 def hits() -> dict[str, int]:
     """The number of hits of each point since :func:`count`, :func:`arm` or :func:`disarm`."""
     return dict(_hits)
@@ -349,9 +359,10 @@ def hits() -> dict[str, int]:
 
 def disarm() -> None:
     """Make every point do nothing again."""
-    global active
+    global active, _watcher
     _armed.clear()
     _hits.clear()
+    _watcher = None
     active = False
 
 

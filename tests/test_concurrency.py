@@ -437,6 +437,25 @@ def test_a_failure_cuts_the_step_as_with_one_call_at_a_time(
         assert testing.contents(store)["positions"] == {"g.s.a": 3}
 
 
+def test_the_state_of_calls_after_a_failure_that_stops_the_processor_is_dropped(store: Store) -> None:
+    """Message 2 fails when 3 to 5 have changed their state. The next start calls them again, with the state before."""
+    behind = threading.Barrier(4)
+
+    def counts(message: Message, process: Any) -> Message:
+        process.state["calls"] = process.state.get("calls", 0) + 1
+        if message["n"] >= 2:
+            behind.wait(MEET_S)
+        if message["n"] == 2:
+            raise ValueError("two")
+        return message
+
+    feed(store, a=list(range(6)))
+    run(store, Stream(counts, "a", "out", id="s", concurrency=6, key="n"), stopped="return")
+    assert numbers(store, "out") == [0, 1]
+    found = [testing.state(store, "g.s", n) for n in range(6)]
+    assert found == [{"calls": 1}, {"calls": 1}, {}, {}, {}, {}]
+
+
 def test_no_call_begins_after_a_failure_that_stops_the_processor(store: Store) -> None:
     called = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import pickle
 import random
@@ -221,6 +222,24 @@ def test_a_delivery_that_was_cut_otherwise_after_a_crash_is_compared_by_index(
     deliver(1, 6)
     deliver(2, 8)
     assert case.numbers(target) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_rows_of_a_commit_that_did_not_happen_are_in_no_finished_file(tmp_path: Path) -> None:
+    """They are after the end of the open file. The next commit has fewer rows, and finishes the file."""
+    target = FileSink(tmp_path, "jsonl", durability="process", roll_bytes=20)
+
+    def deliver(start: int, end: int) -> None:
+        presented = cast(cues.Process, Presented({"g.save.q": (start, end)}))
+        with target.transaction(presented) as transaction:
+            transaction.connection.write([{"n": n} for n in transaction.fresh(presented.indices)])
+
+    deliver(1, 2)
+    with testing.crash("files.appended", 1, how="raise"), contextlib.suppress(testing.Crashed):
+        deliver(2, 8)
+    deliver(2, 4)
+    deliver(4, 8)
+    lines = [line for name in sorted(target.finish()) for line in Path(name).read_text().splitlines()]
+    assert [json.loads(line)["n"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_partitions_share_no_file(case: SinkCase, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import cues
 from cues.base import names
 from cues.forwarding import external_writers
 from cues.records import sealed
+from cues.records.log_row import pack_row
 from cues.steps import state as state_module
 from cues.testing import run_until_idle
 
@@ -49,6 +50,21 @@ ROWS: list[tuple[str, bytes, tuple[Callable[[cues.Store], Any], ...]]] = [
     ("a queue that is written", names.row_key("out", 0), (run,)),
     ("a try log", names.row_key("g.f", 0), (run,)),
 ]
+
+
+def test_an_append_never_replaces_records_that_the_row_does_not_count(path: Path) -> None:
+    """The row of the queue is an older one, and sound: messages are there at the next index."""
+    with cues.open(path) as store:
+        queue = store.queue("in")
+        before = list(queue.tailer())
+        row = queue.core.row()._replace(next=1)
+        store.core.commit(lambda txn: txn.put(names.row_key("in", 0), pack_row(row)))
+        for use in (append, append_many):
+            with pytest.raises(cues.errors.StoreDamaged, match="beyond its next index"):
+                use(store)
+        row = row._replace(next=len(before) + 1)
+        store.core.commit(lambda txn: txn.put(names.row_key("in", 0), pack_row(row)))
+        assert list(queue.tailer()) == before
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from cues.errors import (
     QueueNotFound,
     StoreReadOnly,
 )
-from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, forget, holdings, list_groups
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, claims, forget, holdings, list_groups
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues.committed import Isolation
@@ -218,6 +218,42 @@ def test_no_member_reads_a_partition_before_it_is_released(store: Store) -> None
             settle(a, b)
             assert sorted(map(len, held(a, b))) == [3, 3]
             assert sum(a.lag().values()) == 0
+
+
+def test_a_claim_of_what_another_member_holds_is_refused_in_its_transaction(store: Store) -> None:
+    """A member looks, another one claims, and then the first one claims what it saw as free."""
+    fill(store, PARTITIONS)
+    with Member(store, "orders", "g", name="a") as first:
+        first.poll(n=1)
+        with Member(store, "orders", "g", name="b") as second:
+            second.poll(n=1, timeout=0)
+            table, id = second.table, second.holdings.id
+            with store.core.view() as txn:
+                rows = {partition: claims.read(txn, names.log_id(*partition), "g") for partition in first.assigned}
+            given = [partition for partition, claim in rows.items() if claim is not None and claim.assignee == "b"]
+            logs = {partition: store.queue("orders").partition(partition[1]).core.log for partition in given}
+            assert given and table.claim("b", id, logs) == {}
+            table.release(first.holdings.id, given)
+            assert sorted(table.claim("b", id, logs)) == given
+
+
+@pytest.mark.interpreted
+def test_a_plan_is_not_written_when_a_member_has_joined_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the group would take the plan for one of all its members, and the new one would never get a partition."""
+    fill(store, PARTITIONS)
+    with Member(store, "orders", "g", name="a") as first:
+        real, joined = store.core.commit, []
+
+        def commit(work: Any, *arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(store.core, "commit", real)
+            joined.append(Member(store, "orders", "g", name="b"))
+            return real(work, *arguments, **options)
+
+        monkeypatch.setattr(store.core, "commit", commit)
+        assert not first.table.settle()
+        row = first.table.look().row
+        assert row.planned != row.generation
+        joined[0].close()
 
 
 def test_a_partition_on_its_way_is_not_read_any_further(store: Store) -> None:

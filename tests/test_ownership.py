@@ -336,6 +336,49 @@ def test_a_seek_in_the_middle_of_a_step_drops_the_step(store: Store) -> None:
     assert testing.state(store, "g.f") == {"n": 5}
 
 
+def test_a_seek_to_the_same_place_in_the_middle_of_a_step_drops_the_step_too(store: Store) -> None:
+    """The position is the same before and after, so only the epoch tells: the functions are called again."""
+    calls: list[int] = []
+
+    def f(message: Any) -> Any:
+        calls.append(message["n"])
+        if len(calls) == 1:
+            ownership.seek(store, "g.f", {"g.f.a": 1})
+        return message
+
+    feed(store, 2)
+    testing.run_until_idle(Graph("g", [Stream(f, "a", "out")]), store)
+    assert numbers(store) == [0, 1] and calls == [0, 1, 0, 1] and epoch(store, "g.f") == 2
+
+
+def test_a_seek_in_the_same_transaction_as_a_step_fences_it(tmp_path: Path) -> None:
+    """On a "disk" store both wait for the disk and share one transaction, in which the seek is first."""
+    with cues.open(tmp_path / "disk", durability="disk", map_size=4 << 20) as store:
+        feed(store, 4)
+        assembled = assemble(Graph("g", [Stream(same, "a", "out", batch_size=1)]), store)
+        (stepper,) = assembled.steppers
+        assert stepper.step() == "committed" and stepper.step() == "committed"
+        group, refused = store.core.environment.group, []
+
+        def step() -> None:
+            try:
+                stepper.step()
+            except Fenced as fence:
+                refused.append(fence.reason)
+
+        seeking = threading.Thread(target=ownership.seek, args=(store, stepper.node.id, {stepper.inputs[0].tailer: 1}))
+        stepping = threading.Thread(target=step)
+        with group.leading:
+            for count, thread in enumerate((seeking, stepping), 1):
+                thread.start()
+                while len(group.waiting) < count:
+                    os.sched_yield()
+        seeking.join()
+        stepping.join()
+        assert refused == ["seek"] and numbers(store) == [0, 1]
+        assembled.close()
+
+
 def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> None:
     running = graph().start(store=store)
     running.wait_idle(timeout=10)

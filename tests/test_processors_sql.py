@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from sets import slow_except
 
 import cues
 from cues import testing
+from cues.errors import Diverged
 from cues.processors import sql
 
 SCHEMA = "create table if not exists numbers (n integer)"
@@ -119,6 +121,28 @@ def test_a_later_start_is_accepted(db: sql.SQLite) -> None:
     """Messages that went to the error queue leave gaps."""
     deliver(db, one(1, 4))
     assert deliver(db, one(6, 8)) == [6, 7]
+
+
+def test_a_store_that_was_put_back_and_went_another_way_is_refused(db: sql.SQLite, tmp_path: Path) -> None:
+    """Other messages have the indices of messages that the target has: skipped by their indices, they would be lost."""
+
+    def save(message: Any, process: cues.Process) -> None:
+        with db.transaction(process) as tx:
+            tx.executemany("insert into numbers values (:n)", tx.fresh([message]))
+
+    def go_on(*numbers: int) -> None:
+        with cues.open(tmp_path / "store", durability="process") as store:
+            store.queue("q").appender().write_many([{"n": n} for n in numbers])
+            testing.run_until_idle(cues.Graph("g", [cues.Sink(save, "q", id="save")]), store)
+
+    go_on(1, 2)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    go_on(3, 4)
+    shutil.rmtree(tmp_path / "store")
+    shutil.move(tmp_path / "copy", tmp_path / "store")
+    with pytest.raises(cues.ProcessorStopped) as stopped:
+        go_on(13, 14, 15)
+    assert isinstance(stopped.value.__cause__, Diverged) and numbers(db) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("generation", "epoch"), [(0, 4), (-1, 5), (-1, 9)])

@@ -20,7 +20,7 @@ from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.graphs.processor_rows import ProcessorRow, read_row
 from cues.records.log_row import LogRow, pack_row
 from cues.records.positions import Position
-from cues.steps import ownership
+from cues.steps import ownership, tries
 from cues.steps.hashes import delivery_hash
 
 Message = dict[str, Any]
@@ -72,6 +72,19 @@ def test_a_whole_step_resumes_from_the_positions(store: Store, side_effects: boo
     feed(store, a=range(3, 5))
     assert run(store, stream).decisions == {"s": "resume"}
     assert numbers(store, "out") == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.interpreted
+def test_a_trim_of_the_try_log_keeps_the_snapshot_of_the_step_under_way(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is trimmed with the snapshot of the third step, and the process dies before the attempt."""
+    monkeypatch.setattr(tries, "KEEP_MESSAGES", 5)
+    monkeypatch.setattr(tries, "TRIM_MESSAGES", 0)
+    feed(store, a=range(9))
+    sink = Sink(Seen(), "a", id="s", batch_size=1)
+    crash(store, "snapshot.after", sink, hit=3)
+    assert run(store, sink).decisions == {"s": "rewind"}
 
 
 @pytest.mark.parametrize("kind", ["attempt", "nil-attempt", "error-attempt"])

@@ -255,6 +255,59 @@ def test_info_and_sync(tmp_path: Path) -> None:
 # --- places that are no stores ---------------------------------------------------------------------
 
 
+def test_a_disk_store_syncs_each_commit_and_a_process_store_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line before the disk: nothing in a test without a power cut would notice that it is missing."""
+    with cues.open(tmp_path / "disk", durability="disk") as store:
+        assert store.core.environment.env.flags()["sync"] and store.core.environment.env.flags()["metasync"]
+    with cues.open(tmp_path / "process", durability="process") as store:
+        real, synced = store.core.environment.env, []
+
+        class Recorder:
+            def sync(self, force: bool = False) -> None:
+                synced.append(force)
+                real.sync(force)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.core.environment, "env", Recorder())
+            store.sync()
+        assert synced == [True]
+
+
+def test_what_a_refused_member_of_a_shared_transaction_wrote_is_not_kept(tmp_path: Path) -> None:
+    """Two commits of a "disk" store wait for the disk at once. One writes a row and then raises, the other does not."""
+    refused: list[str] = []
+
+    def write(txn: Any, key: bytes, error: Exception | None = None) -> None:
+        txn.put(key, b"here")
+        if error is not None:
+            raise error
+
+    def refuse() -> None:
+        try:
+            store.core.commit(write, b"x-refused", ValueError("no"))
+        except ValueError as error:
+            refused.append(str(error))
+
+    with cues.open(tmp_path / "disk", durability="disk") as store:
+        group = store.core.environment.group
+        threads = [threading.Thread(target=refuse), threading.Thread(target=store.core.commit, args=(write, b"x-kept"))]
+        with group.leading:
+            for count, thread in enumerate(threads, 1):
+                thread.start()
+                while len(group.waiting) < count:
+                    os.sched_yield()
+        for thread in threads:
+            thread.join()
+        with store.core.view() as txn:
+            assert (txn.get(b"x-refused"), txn.get(b"x-kept")) == (None, b"here")
+    assert refused == ["no"]
+
+
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for readonly in (False, True):

@@ -16,6 +16,9 @@ from terminal import cues as command
 import cues
 from cues import Graph, faults, testing
 from cues.base import clock as clocks
+from cues.base import names as processor_names
+from cues.engine.assembly import assemble
+from cues.graphs import processor_rows
 from cues.records import batch as batches
 from cues.steps import ownership, timers
 from cues.steps import process as processes
@@ -265,6 +268,30 @@ def test_a_timer_that_fails_is_retried_and_then_on_the_error_queue(cues_store: A
     clock.advance(100)
     testing.run_until_idle(graph, cues_store)
     assert len(hashes) == 3
+
+
+def test_a_former_owner_moves_no_timers(cues_store: Any, clock: testing.Clock) -> None:
+    """It was stopped when a timer was due, and continues after a takeover: its commit is refused, the timer stays."""
+    send(cues_store, 1)
+    assembled = assemble(graph_of(), cues_store)
+    unit = assembled.steppers[-1]
+    while unit.step() == "committed":
+        pass
+    (lane,) = [lane for lane in unit.lanes if isinstance(lane, DueLane) and lane.due.kind == "timer"]
+    clock.advance(2)
+
+    def rob(txn: Any) -> None:
+        row = processor_rows.read_row(txn, unit.node.id)
+        assert row is not None
+        taken = row._replace(owner=b"somebody", epoch=row.epoch + 1)
+        txn.put(processor_names.processor_key(unit.node.id), taken.pack())
+
+    cues_store.core.commit(rob)
+    with pytest.raises(cues.errors.Fenced):
+        lane.move(unit)
+    assembled.close()
+    testing.run_until_idle(graph_of(), cues_store)
+    assert [message["fired"] for message in testing.messages(cues_store, "out")] == [1]
 
 
 def test_reset_state_removes_timers_also_those_that_were_moved(cues_store: Any, clock: testing.Clock) -> None:

@@ -20,7 +20,7 @@ import terminal
 from forks import Forks
 
 import cues
-from cues import Graph, QueueOptions, Sink, Source, Stream, testing
+from cues import Graph, QueueOptions, Sink, Source, Stream, faults, testing
 from cues.base import events, names
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound, TopologyChanged
@@ -30,6 +30,7 @@ from cues.queues import backpressure
 from cues.queues.options import kept_in_store
 from cues.steps import ownership
 from cues.storage import format_record
+from cues.storage.base_store import BaseStore
 
 Message = dict[str, Any]
 
@@ -683,6 +684,35 @@ def test_check_names_what_the_next_start_would_refuse(tmp_path: Path) -> None:
 
 
 # --- forwarders -----------------------------------------------------------------------------------
+
+
+@pytest.mark.interpreted
+def test_a_store_is_synced_before_the_other_store_relies_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Home before its steps are forwarded, and before its positions are marks; the other one before a trim at home."""
+    noted: list[str] = []
+    real = BaseStore.sync
+
+    def sync(store: BaseStore) -> None:
+        noted.append(f"sync {Path(store.path).name}")
+        real(store)
+
+    monkeypatch.setattr(BaseStore, "sync", sync)
+    monkeypatch.setattr(forwarder, "TRIM_MESSAGES", 0)
+    made = graph(tmp_path, Stream(same, "in", "out", id="go"), Stream(same, "out", "back", id="come"))
+    for count in range(3):
+        feed(tmp_path / "g", "in", numbers(3 * count + 3, 3 * count))
+        faults.watch(noted.append)
+        testing.run_until_idle(made)
+        faults.disarm()
+
+    def before(point: str, since: str) -> list[str]:
+        """What happened before the last time at ``point``, since the last ``since`` before it."""
+        noted_before = noted[: len(noted) - 1 - noted[::-1].index(point)]
+        return noted_before[len(noted_before) - 1 - noted_before[::-1].index(since) :]
+
+    assert "sync g" in before("forward.inside", "forward.read")
+    assert "sync other" in before("trim.inside", "forward.after")
+    assert "sync g" in before("mark.inside", "commit.after")
 
 
 def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 import seeds
 
 import cues
+from cues import testing
 from cues.errors import Closed
 from cues.storage import locks, wakeup
 from cues.storage.store_core import LastLook
@@ -44,6 +45,21 @@ def wait_until_listening(store: cues.Store, count: int = 1) -> None:
 def without_safety(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sleeps here is woken or sleeps on: the bell is tested, not the second look."""
     monkeypatch.setattr(wakeup, "SAFETY_S", 3600.0)
+
+
+def test_a_step_rings_the_doorbells_of_the_queues_that_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_safety(monkeypatch)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write({"n": 1})
+        tailer, found = store.queue("out").tailer(), list[Any]()
+        reader = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=60)))
+        reader.start()
+        wait_until_listening(store)
+        testing.run_until_idle(cues.Graph("g", [cues.Stream(lambda message: message, "in", "out", id="s")]), store)
+        reader.join(5)
+        assert found == [{"n": 1}]
 
 
 def test_a_write_wakes_a_thread_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
