@@ -9,8 +9,14 @@ A kill between 2 and 4 leaves a row of a file that was read; the next start repe
 messages are committed, and none is read twice. A file is moved by a link and an unlink, so nothing in the other
 directory is replaced: of two files of one name, the second one gets a number.
 
-Not guaranteed: that a program does not write to a file between the look at it and its deletion. With
-``durability="process"`` of the store, a power cut may take back the messages of a file that is deleted.
+An object of a store is copied and deleted by the thread of the source: when the store is away, the source waits, and
+does it again. The ETag and the time say whether the object is as it was; a store that says neither is refused. One
+that was overwritten since it was read is a new object, which is read, too. An object of the same name and bytes that is
+in the directory, and is not older, is the copy of a run that was killed.
+
+Not guaranteed: that a program does not write to a file between the look at it and its deletion, or writes the same
+bytes to an object within the same second. With ``durability="process"`` of the store, a power cut may take back the
+messages of a file that is deleted.
 """
 
 from __future__ import annotations
@@ -21,15 +27,19 @@ import glob
 import itertools
 import logging
 import os
+import time
 from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cues.errors import InvalidArgument
-from cues.processors import opened_file, places
+from cues.processors import listings, opened_file, places
 from cues.processors.known_files import Known
 
 KEEP: Final = "keep"
 _MOVE: Final = "move:"
+_TURN_S: Final = 1.0
+"""Seconds for which objects are deleted or moved before the source reads on."""
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
 """Errors of filesystems that have no hard links."""
 
@@ -43,18 +53,26 @@ class Consumed:
         """Raises :class:`cues.errors.InvalidArgument` for a value of ``after=`` that cannot be done."""
         self.after, self.pattern = after, pattern
         self.root = fixed(pattern)
-        self.directory = os.path.abspath(after.removeprefix(_MOVE)) if after.startswith(_MOVE) else None
+        self.is_remote = places.is_remote(pattern)
+        self.directory = _absolute(after.removeprefix(_MOVE)) if after.startswith(_MOVE) else None
         if after not in (KEEP, "delete") and not after.removeprefix(_MOVE).strip():
             raise InvalidArgument("after='move:' names no directory.", "give one, as in after='move:done'.")
         if after not in (KEEP, "delete") and self.directory is None:
             raise InvalidArgument(f"after={after!r:.60} is unknown.", "use 'keep', 'delete' or 'move:DIR'.")
-        if self.directory is not None and _takes(pattern, self.directory):
+        if self.directory is not None and _store(self.directory) != _store(pattern):
+            raise InvalidArgument(
+                f"after={after!r} is in another place than {pattern}, so no file can be moved to it.",
+                "give a directory of the same bucket or filesystem.",
+            )
+        if self.directory is not None and _takes(pattern, self.directory, self.is_remote):
             raise InvalidArgument(
                 f"after={after!r} moves files to where {pattern} finds them, and they would be read again.",
                 "move them to a directory that the pattern does not match.",
             )
         self._waiting: deque[tuple[int, Known]] = deque()
         self._gone: deque[str] = deque()
+        self._due: deque[Known] = deque()
+        """Objects whose messages are committed."""
 
     @property
     def is_on(self) -> bool:
@@ -71,7 +89,7 @@ class Consumed:
 
         Raises :class:`cues.errors.InvalidArgument` for a directory to which no file can be renamed.
         """
-        if self.directory is not None:
+        if self.directory is not None and not self.is_remote:
             os.makedirs(self.directory, exist_ok=True)
             if os.path.isdir(self.root) and os.stat(self.directory).st_dev != os.stat(self.root).st_dev:
                 raise InvalidArgument(
@@ -89,18 +107,68 @@ class Consumed:
         """Finish the files that are committed."""
         while self._waiting and self._waiting[0][0] <= serial:
             _, row = self._waiting[0]
-            if self.finish(row):
+            if self.is_remote:
+                self._due.append(row)
+            elif self.finish(row):
                 self._gone.append(row.identity.name)
             self._waiting.popleft()  # afterwards: the source waits for it
 
     @property
     def has_gone(self) -> bool:
-        """Whether files are gone since the last call of :meth:`gone`."""
-        return bool(self._gone)
+        """Whether files are gone, or may go, since the last call of :meth:`gone`."""
+        return bool(self._gone or self._due)
 
-    def gone(self) -> list[str]:
-        """Return the names of the files that are gone since the last call."""
+    def gone(self, looks: listings.Looks) -> list[str]:
+        """Return the names of the files that are gone since the last call. Delete or move objects for a second."""
+        until = time.monotonic() + _TURN_S
+        while isinstance(looks.where, places.Remote) and self._due and time.monotonic() < until:
+            if self._finish_object(looks.where, self._due[0]):
+                self._gone.append(self._due[0].identity.name)
+            else:
+                looks.whole()
+            self._due.popleft()
         return [self._gone.popleft() for _ in range(len(self._gone))]
+
+    def resumed(self, rows: list[Known], entries: Mapping[str, places.Stat]) -> None:
+        """Finish the files that an earlier run has read: ``rows`` of those, ``entries`` of all that are there."""
+        for row in rows:
+            name = row.identity.name
+            if name in entries and self.is_remote:
+                self._due.append(row)
+            elif name not in entries or self.finish(row):
+                self._gone.append(name)
+
+    def check(self, entries: Mapping[str, places.Stat]) -> None:
+        """Raise :class:`cues.errors.InvalidArgument` for an object of which it cannot be known whether it changes."""
+        name = next((name for name, stat in entries.items() if not stat.tag), None)
+        if self.is_on and self.is_remote and name is not None:
+            raise InvalidArgument(
+                f"after={self.after!r} needs the ETags or times of objects, and the store says none of {name}.",
+                "use after='keep'; rules of the store can delete objects.",
+            )
+
+    def _finish_object(self, where: places.Remote, row: Known) -> bool:
+        name = row.identity.name
+        try:
+            stat = where.stat(name)
+            is_later = abs(stat.modified - row.modified) >= 1.0  # some stores say parts of seconds only in listings
+            if is_later or (stat.size, stat.tag.encode()) != (row.size, row.end):
+                _log.info("%s has changed since it was read, so it is read again (after=%r).", name, self.after)
+                return False
+            if self.directory is not None:
+                base, directory = where.name(self.pattern), where.name(self.directory)
+                base = base if name.startswith(f"{base}/") else where.name(fixed(self.pattern))
+                target = f"{directory}/{os.path.relpath(name, base)}"
+                next(one for one in _numbered(target) if where.copy(name, one))
+            where.delete(name)
+        except FileNotFoundError:
+            return True
+        except NotImplementedError:
+            raise InvalidArgument(
+                f"after={self.after!r}: the filesystem of {self.pattern} has no deletion of objects, or no copy.",
+                "use after='keep'; rules of the store can delete objects.",
+            ) from None
+        return True
 
     def finish(self, row: Known) -> bool:
         """Delete or move a file whose messages are committed; return whether it is gone."""
@@ -127,22 +195,37 @@ class Consumed:
 def _move(name: str, target: str) -> None:
     """Move a file, and replace none. A kill leaves it at both places, and a second call ends that."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
+    for one in _numbered(target):
+        try:
+            os.link(name, one)
+            break
+        except FileExistsError:
+            if os.path.samefile(name, one):
+                break
+        except OSError as error:
+            if error.errno not in _NO_LINKS or os.path.lexists(one):
+                raise
+            os.rename(name, one)
+            return
+    os.unlink(name)
+
+
+def _numbered(target: str) -> Iterator[str]:
+    """Yield a path, and the same with 2, 3, … before its ending."""
+    yield target
     folder, last = os.path.split(target)
     stem, dot, ending = last.partition(".") if not last.startswith(".") else (last, "", "")
     for number in itertools.count(2):
-        try:
-            os.link(name, target)
-            break
-        except FileExistsError:
-            if os.path.samefile(name, target):
-                break
-            target = os.path.join(folder, f"{stem}.{number}{dot}{ending}")
-        except OSError as error:
-            if error.errno not in _NO_LINKS or os.path.lexists(target):
-                raise
-            os.rename(name, target)
-            return
-    os.unlink(name)
+        yield os.path.join(folder, f"{stem}.{number}{dot}{ending}")
+
+
+def _absolute(directory: str) -> str:
+    return directory.rstrip("/") if places.is_remote(directory) else os.path.abspath(places.local_path(directory))
+
+
+def _store(path: str) -> str:
+    """The scheme and the bucket or host of a URL; empty for a path of this machine."""
+    return "/".join(path.split("/")[:3]) if places.is_remote(path) else ""
 
 
 def fixed(pattern: str) -> str:
@@ -155,25 +238,34 @@ def fixed(pattern: str) -> str:
     return folder or "."
 
 
-def _takes(pattern: str, directory: str) -> bool:
+def _takes(pattern: str, directory: str, is_remote: bool) -> bool:
     """Return whether a pattern may find files in a directory, or in one below it that is made for them."""
-    if os.path.isdir(pattern):
-        pattern = os.path.join(glob.escape(pattern), "*")
-    parts, folders = os.path.abspath(pattern).split(os.sep), directory.split(os.sep)
+    inside = os.path.join(glob.escape(pattern), "*")
+    patterns = [inside] if os.path.isdir(pattern) else [pattern]
+    if is_remote and not glob.has_magic(pattern):  # an object, or a directory
+        patterns.append(inside)
+    folders = os.path.abspath(directory).split(os.sep)
     # A moved file keeps its directories below the fixed part of the pattern.
-    return any(_matches(parts, [*folders, *["?"] * more]) for more in range(1, len(parts)))
+    return any(
+        _matches(parts, [*folders, *["?"] * more], is_remote)
+        for parts in (os.path.abspath(one).split(os.sep) for one in patterns)
+        for more in range(1, len(parts))
+    )
 
 
-def _matches(pattern: list[str], parts: list[str]) -> bool:
-    """Return whether parts of a path match those of a pattern; ``?`` is any name."""
+def _matches(pattern: list[str], parts: list[str], hidden: bool) -> bool:
+    """Return whether parts of a path match those of a pattern; ``?`` is any name.
+
+    ``hidden``: wildcards match names that begin with a point, as in fsspec.
+    """
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        seen = next((at for at, part in enumerate(parts) if part.startswith(".")), len(parts))
-        rest = pattern[1:] or ["*"]
-        return any(_matches(rest, parts[at:]) for at in range(seen + 1))
+        points = (at for at, part in enumerate(parts) if part.startswith(".") and not hidden)
+        seen, rest = next(points, len(parts)), pattern[1:] or ["*"]
+        return any(_matches(rest, parts[at:], hidden) for at in range(seen + 1))
     if not parts:
         return False
-    hidden = parts[0].startswith(".") and not pattern[0].startswith(".")
-    is_same = parts[0] == "?" or (not hidden and fnmatch.fnmatchcase(parts[0], pattern[0]))
-    return is_same and _matches(pattern[1:], parts[1:])
+    is_hidden = parts[0].startswith(".") and not pattern[0].startswith(".") and not hidden
+    is_same = parts[0] == "?" or (not is_hidden and fnmatch.fnmatchcase(parts[0], pattern[0]))
+    return is_same and _matches(pattern[1:], parts[1:], hidden)

@@ -54,7 +54,20 @@ from typing import Any, Final
 from cues.arguments import check_number, path_of, text_of, texts_of
 from cues.errors import CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, blocks, checks, consumed, documents, families, files, foreign, places, takes, waits
+from cues.processors import (
+    SOURCE,
+    blocks,
+    checks,
+    consumed,
+    documents,
+    families,
+    files,
+    foreign,
+    listings,
+    places,
+    takes,
+    waits,
+)
 from cues.processors.known_files import Former, Identity, Known, KnownFiles, Progress, read_position
 from cues.processors.opened_file import NUMBERED, TABLES, Opened, checksum, is_damage, is_inode
 from cues.processors.tail import followed
@@ -94,12 +107,14 @@ class Files(checks.Owned):
                      ``.json`` is jsonl
     ``order``        of files that were not read: ``"name"`` (with numbers as numbers: ``part-9`` before ``part-10``) or
                      ``"modified"`` (the time of the last write, then the name)
-    ``settle_s``     read a file when it did not change for so many seconds, for programs that write it under its name
+    ``settle_s``     read a file when it did not change for so many seconds, for programs that write it under its name.
+                     Of a store that does not say the times of objects it is refused, as ``order="modified"`` is
     ``after``        ``"keep"`` files; ``"delete"`` each one, or ``"move:DIR"`` it to this directory of the same
                      filesystem, when all its messages are committed (:mod:`cues.processors.consumed`); also those that
                      earlier runs have read. A file that has changed since it was read stays, and the log says so; so
-                     does one that cannot be read to its end. A file of which some
-                     records are on the error queue goes. A later file of the same name is a new one
+                     does one that cannot be read to its end. A file of which some records are on the error queue goes.
+                     A later file of the same name is a new one. Of objects, DIR is a URL in the same bucket, and one
+                     that was overwritten is a new one
     ``watch``        True: wait for new files; otherwise the source ends with the last one
     ``follow``       True: the last file grows; a path without wildcards is followed through its rotations. ``"each"``:
                      each file that the pattern names is a log that grows, and is followed through its own rotations
@@ -201,11 +216,6 @@ class Files(checks.Owned):
         for option, is_on in ((f"after={after!r}", self.consumed.is_on), (f"settle_s={settle_s:g}", settle_s > 0)):
             if is_on and follow:
                 raise InvalidArgument(f"{option} needs files that do not grow.", "use watch=True in place of follow=.")
-            if is_on and places.is_remote(self.pattern):
-                raise InvalidArgument(
-                    f"{option} needs the times of files, which the object store {self.pattern} does not say.",
-                    "leave it out; an object is whole when it is there, and rules of the store can delete it.",
-                )
         self.sheet = None if sheet is None else text_of("sheet", sheet)
         self._held: set[str] = set()
         """Files that are followed, whose last record of several lines may go on."""
@@ -292,15 +302,22 @@ class Files(checks.Owned):
         looked: dict[str, tuple[places.Stat, bool]] = {}
         """The files that have nothing more to be read, as they were then, and whether they grew."""
         settled = Settled(self.settle_s)
+        looks = listings.Looks(where, self.pattern, self.order == "name")
         is_first = True
+        unsettled: set[str] = set()
         while True:
             begun = time.monotonic()
-            entries = where.entries(self.pattern)
+            current = {place.current.name} if place.current is not None else set()
+            entries = looks.entries(unsettled | current)
+            if where.remote:
+                self._check(entries)
             pause_s = _LISTINGS_SHARE * (time.monotonic() - begun)
             until = time.monotonic() + max(self.poll_s, pause_s)
             place = self._renamed(where, entries, place)
             changed = self._compare(where, entries, former, known, place)
-            for name in self._gone(entries, known, is_first):
+            if self.consumed.is_on and is_first:
+                self.consumed.resumed([row for row in known.done() if row.end], entries)
+            for name in self.consumed.gone(looks):
                 known.forget(name)
                 looked.pop(name, None)
                 entries.pop(name, None)  # it is listed again, if there is a new one
@@ -325,6 +342,7 @@ class Files(checks.Owned):
                         yield place.packed(), item
                         waiting.moved()
                 except FileNotFoundError:
+                    looks.whole()
                     break  # it is listed again, and then it is missing
                 looked[name] = entries[name], name in grows
                 if time.monotonic() > until:
@@ -339,13 +357,18 @@ class Files(checks.Owned):
             if not ((self.watch or self.follow or unsettled) and waiting.wait(at_end, pause_s)):
                 return
 
-    def _gone(self, entries: dict[str, places.Stat], known: KnownFiles, is_first: bool) -> list[str]:
-        """Return the files that are gone because they were read. At the start also finish those of the run before."""
-        gone = self.consumed.gone()
-        if self.consumed.is_on and is_first:
-            done = [row for row in known.done() if row.end]
-            gone += [row.identity.name for row in done if row.identity.name not in entries or self.consumed.finish(row)]
-        return gone
+    def _check(self, entries: dict[str, places.Stat]) -> None:
+        """Raise :class:`cues.errors.InvalidArgument` for an option that needs what the store does not say."""
+        self.consumed.check(entries)
+        for option, is_on in (
+            (f"settle_s={self.settle_s:g}", self.settle_s),
+            (f"order={self.order!r}", self.order == "modified"),
+        ):
+            name = next((n for n, stat in entries.items() if not stat.modified and not stat.inode), None)
+            if is_on and name is not None:
+                raise InvalidArgument(
+                    f"{option} needs the times of objects, and the store does not say that of {name}.", "leave it out."
+                )
 
     def _order_of(self, entries: dict[str, places.Stat], place: Progress) -> Any:
         """Return the key by which files are read: first the one that is under way."""
@@ -412,7 +435,7 @@ class Files(checks.Owned):
         if former is not None:
             read = [name for name in entries if former.has(name)]
             for name in read:
-                known.put(Known(Identity(name, *entries[name][:2], 0, b""), *entries[name][2:], b"", 0, 0, True))
+                known.put(Known(Identity(name, *entries[name][:2], 0, b""), *entries[name][2:4], b"", 0, 0, True))
             changed = True
             _log.warning(
                 "%s: %d files up to %s count as read: the position is of an earlier version, which names no more than"
@@ -447,8 +470,8 @@ class Files(checks.Owned):
         return changed
 
     def _is_another(self, where: places.Place, row: Known, stat: places.Stat) -> bool:
-        """Return whether a file is another one than that which was read under its name."""
-        if not is_inode(stat, row.identity):
+        """Return whether a file is another one than that which was read under its name. An object cannot change."""
+        if where.remote or not is_inode(stat, row.identity):
             return True
         try:
             Opened(self, where, row.identity.name, Progress(0, row.identity, row.offset, row.line)).close()
@@ -496,7 +519,14 @@ class Files(checks.Owned):
                     (self._held.add if opened.waits else self._held.discard)(name)
                     return
                 found = stat if where.remote else opened.start_stat
-                row = Known(opened.identity(opened.offset), *found[2:], opened.end(), opened.offset, opened.line, True)
+                row = Known(
+                    opened.identity(opened.offset),
+                    *found[2:4],
+                    stat.tag.encode() or opened.end(),
+                    opened.offset,
+                    opened.line,
+                    True,
+                )
                 known.put(row)
                 self.consumed.read(place.next().serial, row)
         except FileNotFoundError:
@@ -517,7 +547,7 @@ class Files(checks.Owned):
             if row is not None and not row.done and row.is_as(stat) and row.end == said:
                 return  # an earlier start has said it
             identity = place.current or Identity(name, *stat[:2], 0, b"")
-            known.put(Known(identity, *stat[2:], said, place.offset, place.line, False))
+            known.put(Known(identity, *stat[2:4], said, place.offset, place.line, False))
             yield place.next(), self.bad_file(name, place, problem)
             return
         yield place.next(), None if held is None else held[1]
@@ -652,10 +682,10 @@ class Settled:
         self._settle_s = settle_s
         self._seen: dict[str, tuple[places.Stat, float]] = {}
 
-    def take_away(self, names: list[str], entries: dict[str, places.Stat], place: Progress) -> bool:
-        """Remove the names of files that may still be written to; return whether there are some."""
+    def take_away(self, names: list[str], entries: dict[str, places.Stat], place: Progress) -> set[str]:
+        """Remove the names of files that may still be written to; return them."""
         if not self._settle_s:
-            return False
+            return set()
         current = place.current.name if place.current is not None else None
         now, seen = time.monotonic(), self._seen
         # A clock may have jumped, and some programs set the time of a file: then what was seen counts.
@@ -669,7 +699,7 @@ class Settled:
             if time.time() - stat.modified < self._settle_s and now - since < self._settle_s and name != current
         }
         names[:] = [name for name in names if name not in young]
-        return bool(young)
+        return young
 
 
 class Waiting:

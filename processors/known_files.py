@@ -4,8 +4,8 @@
 
 A position is one value, so it cannot name every file that was read; rows can, however many there are and whatever
 their names. ``fingerprint`` is a checksum of the first ``bytes`` bytes as they are read, at most 1,024, and ``end`` one
-of the last 1,024 as they are stored. ``size`` and ``modified`` are those of the moment when the file was read last, up
-to ``offset`` and ``line``; ``done``: to its end.
+of the last 1,024 as they are stored, or the tag of an object. ``size`` and ``modified`` are those of the moment when
+the file was read last, up to ``offset`` and ``line``; ``done``: to its end.
 
 A file is known by its name, or, when the file of a row is gone, by its size, its time and both checksums. So a file
 that was renamed, or restored under another name, is not read again. A row of about 200 bytes stays when its file is
@@ -97,14 +97,17 @@ class Known(NamedTuple):
     size: int
     modified: float
     end: bytes
-    """The checksum of its last bytes, or, unless it was read to its end, of the problem; empty if it is not known."""
+    """The checksum of its last bytes, or the tag of an object; unless it was read to its end, the checksum of the
+    problem. Empty if it is not known."""
     offset: int
     line: int
     done: bool
 
     def is_as(self, stat: Stat) -> bool:
-        """Return whether the file has the size and the time that it had."""
-        return (self.size, self.modified) == (stat.size, stat.modified)
+        """Return whether the file has the size, time and tag that it had. Earlier versions kept none of objects."""
+        had_none = not self.modified and not self.identity.inode
+        is_tag = not stat.tag or not self.done or self.end in (b"", stat.tag.encode())
+        return self.size == stat.size and (had_none or self.modified == stat.modified) and is_tag
 
 
 class KnownFiles:

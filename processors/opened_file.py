@@ -9,6 +9,7 @@ import hashlib
 import io
 import lzma
 import os
+import re
 import struct
 import time
 import zipfile
@@ -49,6 +50,10 @@ _DAMAGE: Final = (
     zlib.error,
 )
 """Errors that libraries raise for damaged bytes."""
+_OBSTORE: Final = re.compile(
+    r"Generic \w+ error: |The operation lacked |Object at location |Operation .*not .*supported"
+)
+"""The beginnings of errors of obstore's files: they are plain OSErrors, as those of bz2 are."""
 _ROWS: Final = 1_000
 _BLOCK_ROWS: Final = 65_535
 """As many as one record has: rows of a batch of Parquet that become messages, and of one that is written as columns."""
@@ -84,8 +89,8 @@ def is_damage(error: Exception, remote: bool) -> bool:
     if isinstance(error, CuesError):
         return isinstance(error, files.FileChanged)
     if isinstance(error, OSError):
-        if error.errno is None:  # of a library: bz2, gzip, Arrow
-            return not isinstance(error, (TimeoutError, ConnectionError))
+        if error.errno is None:  # of a library: bz2, gzip, Arrow; and of obstore, about its requests
+            return not isinstance(error, (TimeoutError, ConnectionError)) and not _OBSTORE.match(str(error))
         return not remote and error.errno in _REFUSED
     return isinstance(error, _DAMAGE)
 

@@ -17,10 +17,12 @@ import importlib.util
 import io
 import lzma
 import os
+import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from typing import IO, Any, Final, NamedTuple, Protocol, cast
 
 from cues.errors import NotInstalled
@@ -33,6 +35,13 @@ BUFFER_BYTES: Final = 1 << 20
 """Bytes of an object that are read at once: each read may be a request."""
 
 
+MAGIC: Final = re.compile(r"[*?\[]")
+"""The wildcards of a pattern."""
+_TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+"""Names of the time of the last write, in the entries of the filesystems of fsspec. Memory has only ``created``."""
+_TAGS: Final = ("ETag", "e_tag", "etag")
+
+
 class Stat(NamedTuple):
     """A file at one moment. ``device`` and ``inode`` are 0 in an object store."""
 
@@ -40,6 +49,9 @@ class Stat(NamedTuple):
     inode: int
     size: int
     modified: float
+    """The time of the last write; 0 if the filesystem does not say it."""
+    tag: str = ""
+    """The ETag of an object, or its time in a store that has none: with its size it says whether it has changed."""
 
 
 class Place(Protocol):
@@ -99,17 +111,24 @@ class Remote:
     def __init__(self, url: str) -> None:
         self.system: Any = filesystem(url)
 
+    def name(self, url: str) -> str:
+        """Return a URL as the names of its filesystem are."""
+        return cast(str, self.system._strip_protocol(url))
+
+    def path(self, pattern: str) -> str:
+        """Return the path of a URL or a name. That of a directory is a pattern for what is in it."""
+        self.system.invalidate_cache()
+        path = self.name(pattern)
+        return path.rstrip("/") + "/*" if not MAGIC.search(path) and self.system.isdir(path) else path
+
     def list(self, pattern: str) -> list[str]:
         return [*self.entries(pattern)]
 
     def entries(self, pattern: str) -> dict[str, Stat]:
-        self.system.invalidate_cache()
-        path = self.system._strip_protocol(pattern)
-        if not glob.has_magic(path):
-            path = path.rstrip("/") + "/*" if self.system.isdir(path) else path
+        found = self.system.glob(self.path(pattern), detail=True)
         return {
-            name: Stat(0, 0, entry.get("size") or 0, 0.0)
-            for name, entry in sorted(self.system.glob(path, detail=True).items())
+            name: stat_of_object(entry)
+            for name, entry in sorted(found.items())
             if entry["type"] == "file" and is_complete(name)
         }
 
@@ -118,7 +137,29 @@ class Remote:
         return cast(IO[bytes], io.BufferedReader(self.system.open(name, "rb"), BUFFER_BYTES))
 
     def stat(self, name: str) -> Stat:
-        return Stat(0, 0, self.system.size(name) or 0, 0.0)
+        self.system.invalidate_cache()
+        entry = self.system.info(name)
+        if entry["type"] != "file":
+            raise FileNotFoundError(name)
+        return stat_of_object(entry)
+
+    def copy(self, name: str, target: str) -> bool:
+        """Copy an object, and replace none; return whether the target is a copy of it now.
+
+        A kill after the copy leaves both: a target with the same bytes that is not older is the copy.
+        """
+        try:
+            found, own = self.stat(target), self.stat(name)
+        except FileNotFoundError:
+            self.system.cp_file(name, target)
+            return True
+        if found.size != own.size or found.modified < own.modified:
+            return False
+        with self.open(name) as one, self.open(target) as other:
+            return all(one.read(BUFFER_BYTES) == other.read(BUFFER_BYTES) for _ in range(own.size // BUFFER_BYTES + 1))
+
+    def delete(self, name: str) -> None:
+        self.system.rm_file(name)
 
 
 def place_of(path: str) -> Place:
@@ -290,6 +331,16 @@ class _Seekable:
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
+
+
+def stat_of_object(entry: Mapping[str, Any]) -> Stat:
+    """Return what a listing of fsspec says of an object."""
+    found = next((entry[name] for name in _TIMES if entry.get(name) is not None), 0.0)
+    if isinstance(found, str):
+        found = datetime.fromisoformat(found)
+    modified = found.timestamp() if isinstance(found, datetime) else float(found)
+    tag = next((str(entry[name]).strip('"') for name in _TAGS if entry.get(name)), repr(modified) if modified else "")
+    return Stat(0, 0, entry.get("size") or 0, modified, tag)
 
 
 def _stat_of(entry: os.stat_result) -> Stat:

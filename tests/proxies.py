@@ -11,11 +11,12 @@ import threading
 class Proxy:
     """A proxy on loopback. ``armed``: so often the connection ends after a request with ``word`` was answered.
 
-    The answer does not reach the client. ``at``: the port of the proxy; 0: a free one.
+    The answer does not reach the client. ``at``: the port of the proxy; 0: a free one. ``seen``: how often the word was
+    in requests.
     """
 
     def __init__(self, port: int, word: bytes, at: int = 0) -> None:
-        self._server, self._word, self.armed, self.lost = port, word, 0, 0
+        self._server, self._word, self.armed, self.lost, self.seen = port, word, 0, 0, 0
         self._listener = socket.create_server(("127.0.0.1", at))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -35,6 +36,7 @@ class Proxy:
                     if not data:
                         return
                     (server if one is client else client).sendall(data)
+                    self.seen += one is client and self._word in data
                     if one is client and self.armed and self._word in data:
                         self.armed -= 1
                         server.recv(1)  # it is done

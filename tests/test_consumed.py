@@ -12,22 +12,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fastavro
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import seeds
+from fsspec.implementations.memory import MemoryFileSystem
 from sets import slow_except
 
 import cues
 from cues import Graph, Source, testing
 from cues.errors import InvalidArgument, ReturnError
-from cues.processors import consumed
+from cues.processors import consumed, places
 from cues.processors.file_source import Files
 
 Rows = list[dict[str, Any]]
@@ -328,12 +330,6 @@ def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
         Files("in/*.csv", **options)
 
 
-@pytest.mark.parametrize("option", [{"after": "delete"}, {"settle_s": 1}, {"after": "move:memory://x/done"}])
-def test_objects_have_no_times(option: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="object store"):
-        Files("memory://x/*.csv", **option)
-
-
 @pytest.mark.parametrize(
     ("pattern", "directory", "taken"),
     [
@@ -341,6 +337,9 @@ def test_objects_have_no_times(option: dict[str, Any]) -> None:
         ("in/*", "in/done", False),
         ("in/**/*.csv", "in/done", True), ("in/**/*.csv", "in/.done", False), ("in/**", "in/done", True),
         ("*/x.csv", "done", True), ("in/*/x.csv", "in/done", True), ("in/a.csv", "in", True), ("in[1]/*", "in1", True),
+        ("s3://b/in/*", "s3://b/in/done", False), ("s3://b/in", "s3://b/in/done", False),
+        ("s3://b/in", "s3://b", True), ("s3://b/in/**", "s3://b/in/.done", True),
+        ("s3://b/in/*", "s3://b/in/", True), ("s3://b/in", "s3://b/in", True),
     ],
 )  # fmt: skip
 def test_a_directory_that_the_pattern_finds_is_refused(pattern: str, directory: str, taken: bool) -> None:
@@ -429,3 +428,178 @@ def test_killed_at_any_time(kills: int, ending: str, tmp_path: Path) -> None:
         assert sorted(numbers(store)) == [*range(written)]
     if after != "delete":
         assert len([*(tmp_path / "done").iterdir()]) == written // 20
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An empty object store in this process, whose listings are whole and say times, but no ETags."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+
+
+def put(memory: Any, name: str, *numbers: int) -> None:
+    memory.pipe_file(f"memory://x/{name}", "".join(f'{{"n": {n}}}\n' for n in numbers).encode())
+
+
+def left(memory: Any) -> list[str]:
+    return sorted(memory.find("memory://x"))
+
+
+@pytest.mark.parametrize("pattern", ["memory://x/in/*.jsonl", "memory://x/in", "memory://x/in/**/*.jsonl"])
+@pytest.mark.parametrize("after", ["delete", "move:memory://x/done.d"])
+def test_an_object_goes_after_the_commit_and_a_later_one_of_its_name_is_read(
+    after: str, pattern: str, memory: Any, store: cues.Store
+) -> None:
+    for turn in range(2):
+        for number in range(3):
+            put(memory, f"in/{number}.jsonl", 6 * turn + 2 * number, 6 * turn + 2 * number + 1)
+        run(Files(pattern, after=after, settle_s=0.01), store)
+        assert numbers(store) == [*range(6 * turn + 6)]
+    names = [f"/x/done.d/{n}{middle}.jsonl" for n in range(3) for middle in ("", ".2")]
+    assert left(memory) == ([] if after == "delete" else sorted(names))
+
+
+def test_no_object_goes_before_its_commit(memory: Any) -> None:
+    """As the engine calls it. The thread of the source deletes, at its next look."""
+    for number in range(2):
+        put(memory, f"in/{number}.jsonl", 2 * number, 2 * number + 1)
+    source = Files("memory://x/in/*", after="delete")
+    process = SimpleNamespace(state={}, stopping=False, id="g.rows")
+    seen = []
+    for position, item in source(None, process):
+        seen.append((None if item is None else item["n"], len(left(memory))))
+        if len(seen) > 2:
+            source.committed(position)
+    assert [pair for pair in seen if pair[0] is not None] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert not left(memory) and process.state == {}
+
+
+def test_an_object_that_is_overwritten_before_its_deletion_is_read_too(memory: Any, store: cues.Store) -> None:
+    """Also with the same size, and the same bytes at another time."""
+    source = Files("memory://x/in/*", after="delete")
+    for number in (1, 2, 2):
+        put(memory, "in/0.jsonl", number)
+        testing.run_until_idle(graph_over(source), store)
+    run(source, store)
+    assert numbers(store) == [1, 2, 2] and not left(memory)
+
+
+@pytest.mark.parametrize("after", slow_except(["delete"], ["delete", "move:memory://x/done"]))
+def test_a_crash_anywhere_loses_and_doubles_no_object(after: str, memory: Any) -> None:
+    def filled() -> None:
+        memory.store.clear()
+        for number in range(3):
+            put(memory, f"in/{number}.jsonl", 2 * number, 2 * number + 1)
+
+    def whole(store: cues.Store) -> None:
+        filled()
+        for _ in range(2):
+            testing.run_until_idle(graph_over(Files("memory://x/in/*", after=after)), store)
+
+    with testing.temporary_store() as store:
+        sites = testing.crash_sites(lambda: whole(store))
+    assert len(sites) > 8
+    for point, hit in sites:
+        with testing.temporary_store() as store:
+            with testing.crash(point, hit, how="raise"), contextlib.suppress(testing.Crashed):
+                whole(store)
+            assert len(left(memory)) + len(numbers(store)) // 2 >= 3, "an object went before its messages"
+            run(Files("memory://x/in/*", after=after), store)
+            assert numbers(store) == [*range(6)], (point, hit)
+        assert left(memory) == ([] if after == "delete" else [f"/x/done/{n}.jsonl" for n in range(3)])
+
+
+@pytest.mark.parametrize("failing", ["copy", "delete"])
+def test_a_kill_between_the_copy_and_the_deletion(
+    failing: str, memory: Any, store: cues.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object is at both places, and the next start removes one of them."""
+    put(memory, "in/0.jsonl", 1)
+    source = Files("memory://x/in/*", after="move:memory://x/done")
+    testing.run_until_idle(graph_over(source), store)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(places.Remote, failing, killed)
+        testing.run_until_idle(graph_over(source), store)
+    assert len(left(memory)) == (1 if failing == "copy" else 2)
+    run(source, store)
+    assert left(memory) == ["/x/done/0.jsonl"] and numbers(store) == [1]
+
+
+def test_an_object_that_is_written_to_waits(memory: Any, store: cues.Store) -> None:
+    put(memory, "in/0.jsonl", 1)
+    with graph_over(Files("memory://x/in/*", settle_s=0.4, poll_s=0.02)).start(store=store) as running:
+        time.sleep(0.1)
+        assert not len(store.queue("rows"))
+        put(memory, "in/0.jsonl", 1, 2)
+        assert running.wait_done(30)
+    assert numbers(store) == [1, 2]
+
+
+def test_objects_are_read_by_their_times(memory: Any) -> None:
+    for number in (2, 0, 1):
+        put(memory, f"in/{number}.jsonl", number)
+    assert [item["n"] for _, item in Files("memory://x/in/*", order="modified")(None) if item] == [2, 0, 1]
+
+
+class Other(MemoryFileSystem):
+    """The same objects under another scheme."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace(f"{cls.protocol}://", "memory://")))
+
+
+class Timeless(Other):
+    """A store that says neither times nor ETags."""
+
+    protocol = "timeless"
+
+    def glob(self, path: str, **options: Any) -> Any:
+        found = super().glob(path, **options)
+        return {name: {key: entry[key] for key in ("name", "size", "type")} for name, entry in found.items()}
+
+
+class Lasting(Other):
+    """A store whose objects cannot be deleted."""
+
+    protocol = "lasting"
+
+    def rm_file(self, path: str) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "says"),
+    [
+        ("timeless", {"after": "delete"}, "ETags or times"), ("timeless", {"settle_s": 1}, "needs the times"),
+        ("timeless", {"order": "modified"}, "needs the times"), ("lasting", {"after": "delete"}, "no deletion"),
+    ],
+)  # fmt: skip
+def test_options_that_a_store_cannot_have_are_refused(
+    scheme: str, options: dict[str, Any], says: str, memory: Any, store: cues.Store
+) -> None:
+    for kind in (Timeless, Lasting):
+        fsspec.register_implementation(kind.protocol, kind, clobber=True)
+    put(memory, "in/0.jsonl", 1)
+    source = Files(f"{scheme}://x/in/*", **options)
+    with pytest.raises((cues.errors.ProcessorStopped, InvalidArgument), match=says):
+        for _ in range(2):
+            testing.run_until_idle(graph_over(source), store)
+    assert left(memory) == ["/x/in/0.jsonl"]
+
+
+@pytest.mark.parametrize("directory", ["done", "s3://other/done", "gs://b/done"])
+def test_an_object_is_moved_within_its_bucket(directory: str) -> None:
+    with pytest.raises(InvalidArgument, match="same bucket"):
+        Files("s3://b/in/*.csv", after=f"move:{directory}")
+    with pytest.raises(InvalidArgument, match="same bucket"):
+        Files("in/*.csv", after="move:s3://b/done")

@@ -118,6 +118,9 @@ LOST = "consuming input failed: "
         (BrokenPipeError(), True),
         (TimeoutError(), True),
         (socket.gaierror(socket.EAI_NONAME, "unknown"), True),
+        (OSError("Generic S3 error: Error performing GET http://a\n - HTTP error: error sending request"), True),
+        (OSError("Generic S3 error: Error performing GET http://a: status 403 Forbidden: no"), False),
+        (OSError("Invalid data stream"), False),
         (OSError(errno.ENOSPC, "full"), True),
         (OSError(errno.EHOSTUNREACH, "no route"), True),
         (urllib.error.URLError(ConnectionResetError()), True),
@@ -161,6 +164,12 @@ LOST = "consuming input failed: "
 )  # fmt: skip
 def test_what_counts_as_away(error: Exception, away: bool) -> None:
     assert is_away(error) is away
+
+
+def test_a_service_that_botocore_cannot_reach_is_away() -> None:
+    errors = pytest.importorskip("botocore.exceptions")
+    assert is_away(errors.EndpointConnectionError(endpoint_url="http://a"))
+    assert not is_away(errors.SSLError(endpoint_url="http://a", error="certificate"))
 
 
 WAYS: dict[str, dict[str, Any]] = {

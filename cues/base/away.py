@@ -62,6 +62,7 @@ _CLASSES: Final = frozenset(
         "urllib3.exceptions.MaxRetryError", "urllib3.exceptions.ProtocolError", "urllib3.exceptions.TimeoutError",
         "httpx.NetworkError", "httpx.TimeoutException", "httpx.RemoteProtocolError",
         "aiohttp.client_exceptions.ClientConnectionError", "botocore.exceptions.HTTPClientError",
+        "botocore.exceptions.ConnectionError",
         "redis.exceptions.ConnectionError", "redis.exceptions.TimeoutError", "redis.exceptions.ReadOnlyError",
         "redis.exceptions.OutOfMemoryError", "redis.exceptions.MasterDownError", "pymongo.errors.AutoReconnect",
         "pika.exceptions.AMQPConnectionError",
@@ -76,13 +77,16 @@ _NEVER: Final = frozenset(
     (
         "redis.exceptions.AuthenticationError", "redis.exceptions.AuthorizationError",
         "redis.exceptions.ExternalAuthProviderError", "requests.exceptions.SSLError",
+        "botocore.exceptions.SSLError",
         "pika.exceptions.AuthenticationError", "pika.exceptions.ProbableAuthenticationError",
         "pika.exceptions.ProbableAccessDeniedError", "pika.exceptions.IncompatibleProtocolError",
         "pika.exceptions.ConnectionWrongStateError",
     )
 )  # fmt: skip
 """Subclasses of these classes that are faults."""
-_OBSTORE: Final = re.compile(r"HTTP error|status code: (5\d\d|429)|status (5\d\d|429)")
+_OBSTORE: Final = re.compile(
+    r"Generic \w+ error: .*(HTTP error|status code: (5\d\d|429)|status (5\d\d|429))", re.DOTALL
+)
 """The text of obstore's GenericError for a store that is away: one class is for bad requests too."""
 _DEPTH_MAX: Final = 10
 
@@ -131,8 +135,8 @@ def _of_database(error: BaseException) -> bool:
         return True
     if isinstance(state, str):
         return _STATES.match(state) is not None
-    if package == "obstore":
-        return name == "GenericError" and _OBSTORE.search(str(error)) is not None
+    if package == "obstore" or (type(error) is OSError and error.errno is None):  # its files raise the latter
+        return name in ("GenericError", "OSError") and _OBSTORE.search(str(error)) is not None
     if package not in _DRIVERS:
         return False
     text = str(error)
