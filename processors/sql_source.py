@@ -75,7 +75,7 @@ class _Row(NamedTuple):
 
 
 @takes(SOURCE)
-class Rows:
+class Rows(checks.Owned):
     """A source of the rows of a table or a view; see the module. Give it to ``cues.Source(id, Rows(...))``.
 
     ``target``     a URL of SQLAlchemy, a path of a SQLite file, or a DuckDB file (``*.duckdb``, ``duckdb:///path``)
@@ -145,7 +145,7 @@ class Rows:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
+        return {**self.__dict__, "_reader": None, "_owner": ""}
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` after ``position``."""
@@ -157,6 +157,7 @@ class Rows:
 
     def _items(self, position: Position | None, process: Any, by_columns: bool) -> Iterator[tuple[Position, Any]]:
         described, key = self._fields(position)
+        self.own(process, hint="give each source an object of its own: the end of one would interrupt the other.")
         self._reader = reader = databases.Reader(self.target)
         try:
             while True:
