@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from cues.errors import InvalidArgument
-from cues.overrides import override
 from cues.processors import checks, waits
 
 VERSION: Final = 1
@@ -31,30 +30,21 @@ CLOSE_S: Final = 5.0
 Position = list[int]
 
 
-class Acknowledging(checks.Owned):
-    """The base of a source. It has one receiver at a time, which a class makes in ``_receiver``.
+class Acknowledging(checks.Reads):
+    """The base of a source. Its reading has one more method, which is called from other threads.
 
-    A receiver has four methods: ``messages()`` yields pairs until the graph drains; ``committed(number)`` acknowledges
-    what is committed up to a number, and is called from other threads; ``end()`` ends when all is acknowledged, or
-    after some seconds; ``close()`` ends now.
+    ``committed(number)`` acknowledges what is committed up to a number; ``end()`` closes the reading when all is
+    acknowledged, or after some seconds.
     """
 
     _module: str
     """The name of the public module, for errors."""
     _length = 2
     """The number of items of a position."""
-    _reading: Any = None
-
-    def _receiver(self, position: Position | None, process: Any) -> Any:
-        raise NotImplementedError
 
     def _needs_process(self, position: Position | None) -> bool:
         """Return whether a call needs the state of a process."""
         return True
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None, "_owner": ""}
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each message, until the graph drains."""
@@ -66,16 +56,7 @@ class Acknowledging(checks.Owned):
                 f"{name} was called without process=, whose state it needs.",
                 f"give it to cues.Source(id, {name}(…)); or pass on the process of your own source.",
             )
-        self.own(process)
-        if self._reading is not None:  # the engine calls a source anew, for example after an outage
-            self._reading.close()
-        self._reading = reading = self._receiver(position, process)
-        try:
-            yield from reading.messages()
-        except BaseException:
-            reading.close()
-            raise
-        reading.end()
+        yield from self._read(position, process)
 
     def committed(self, position: Position) -> None:
         """Acknowledge the messages that are committed; the engine calls it after each commit."""

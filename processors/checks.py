@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from cues.errors import Diverged, InvalidArgument
+from cues.overrides import override
 
 
 def one_of(name: str, given: Any, known: tuple[Any, ...]) -> None:
@@ -39,6 +41,41 @@ class Owned:
             shown = shown or f"One {type(self).__name__}"
             raise InvalidArgument(f"{shown} is the function of {self._owner} and of {owner}.", hint)
         self._owner = owner or self._owner
+
+
+class Reads(Owned):
+    """The base of a source that has one reading at a time.
+
+    A reading has three methods: ``messages()`` yields pairs of a position and a message; ``end()`` follows a complete
+    one, and may return before all is closed; ``close()`` ends it at once, also a second time.
+    """
+
+    _reading: Any = None
+
+    def _new_reading(self, position: Any, process: Any) -> Any:
+        raise NotImplementedError
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Return the error to raise for one of a reading."""
+        return error
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None, "_owner": ""}
+
+    def _read(self, position: Any, process: Any) -> Iterator[tuple[Any, Any]]:
+        self.own(process)
+        if self._reading is not None:  # the engine calls a source anew, for example after an outage
+            self._reading.close()
+        self._reading = reading = self._new_reading(position, process)
+        try:
+            yield from reading.messages()
+        except BaseException as error:
+            reading.close()
+            if (raised := self.failed(error)) is error:
+                raise
+            raise raised from error
+        reading.end()
 
 
 def position_of(

@@ -109,7 +109,7 @@ class Mqtt(Acknowledging):
         return position is not None or self.broker.client is None
 
     @override
-    def _receiver(self, position: Position | None, process: Any) -> Reading:
+    def _new_reading(self, position: Position | None, process: Any) -> Reading:
         return Reading(self, position, process)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import importlib
 import re
 import struct
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -29,7 +28,6 @@ from typing import Any, Final, NamedTuple
 from cues.errors import CuesError, NotInstalled
 
 QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, PREPARE, GTID = 2, 4, 15, 16, 19, 27, 38, 162
-_COMMAND_DUMP: Final = 0x12
 ROWS: Final = {23: "insert", 24: "update", 25: "delete", 30: "insert", 31: "update", 32: "delete"}
 REFUSED: Final = {
     17: "a statement of LOAD DATA in the place of rows (set binlog_format = ROW for all sessions)",
@@ -101,35 +99,6 @@ def pymysql() -> Any:
         return importlib.import_module("pymysql")
     except ImportError as error:
         raise NotInstalled(f"MySQL needs PyMySQL ({error}).", "pip install 'cues-streams[mysql]'.") from None
-
-
-def dump(connection: Any, file: str, position: int, server_id: int) -> None:
-    """Have the server send its log from a place on; without a file from the GTIDs that the session has set."""
-    body = struct.pack("<IHI", position, 0, server_id) + file.encode()
-    connection._execute_command(_COMMAND_DUMP, body)
-
-
-def packets(connection: Any) -> Iterator[tuple[Header, bytes]]:
-    """Yield each event: its header, and all after it without its checksum. Raises errors of PyMySQL."""
-    has_checksum: bool | None = None
-    while True:
-        data = connection._read_packet().get_all_data()
-        if data[0] == 0xFE and len(data) < 9:
-            raise pymysql().err.OperationalError(2013, "the server ended the log")
-        time, kind, server, size, end, _ = _HEADER.unpack_from(data, 1)
-        # The first event comes before the one that says whether there are checksums.
-        is_right = int.from_bytes(data[-4:], "little") == zlib.crc32(memoryview(data)[1:-4])
-        if kind == FORMAT:
-            has_checksum = data[-5] == 1
-        if has_checksum and not is_right:
-            raise CuesError(
-                "An event of the log has a wrong checksum: it was damaged.", "look at the disk of the server."
-            )
-        last = -4 if has_checksum or (has_checksum is None and is_right) else len(data)
-        yield Header(kind, time, server, end, end - size), data[1 + _HEADER.size : last]
-
-
-_HEADER: Final = struct.Struct("<IBIIIH")
 
 
 def rotation(body: bytes) -> tuple[str, int]:

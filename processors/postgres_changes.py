@@ -54,29 +54,27 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from typing import Any, Final
 
-from cues.arguments import check_number, text_of, texts_of
+from cues.arguments import check_number, text_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, checks, databases, pgoutput, takes, waits
+from cues.processors import SOURCE, changes, databases, pgoutput, takes, waits
+from cues.processors.changes import TELL_S, VERSION, Message, Position
 from cues.processors.pgoutput import UNCHANGED, Begin, Change, Commit, Decoder, Field, Relation, lsn_of, lsn_text
 from cues.processors.postgres_tables import (
-    Key,
-    Segment,
     Table,
+    View,
     bound,
     comparable,
     from_clause,
     ordered,
     quoted,
-    segment_of,
     slot_of,
     table_of,
+    view_of,
 )  # fmt: skip
-from cues.processors.postgres_wire import TELL_S, Wire, ask
+from cues.processors.postgres_wire import Wire, ask
 
-_VERSION: Final = 1
 _OLDEST_SERVER: Final = 140000
-_PAGE_ROWS: Final = 1_000
 _LSN: Final = struct.Struct(">Q")
 _SETTINGS: Final = (
     "set timezone = 'UTC'; set datestyle = 'ISO, MDY'; set intervalstyle = 'postgres'; set extra_float_digits = 1;"
@@ -89,12 +87,9 @@ _ENDLESS: Final = ("statement_timeout", "idle_in_transaction_session_timeout", "
 
 _log = logging.getLogger("cues.processors")
 
-Message = dict[str, Any]
-Position = list[Any]
-
 
 @takes(SOURCE)
-class Changes(checks.Owned):
+class Changes(changes.Changes):
     """A source of the changes of tables; see the module. Give it to ``cues.Source(id, Changes(...))``.
 
     ``url``          ``"postgresql://user@host/database"``, as libpq takes it; ``postgresql+psycopg://`` is the same
@@ -113,6 +108,9 @@ class Changes(checks.Owned):
     Mechanism: position of the LSN and the number in the transaction, committed with the messages; the slot is moved after the commit
     """  # noqa: E501
 
+    _NAME = "PostgreSQL"
+    _URL = (r"(postgresql(\+psycopg)?|postgres)://", "postgresql://user@host/database")
+
     def __init__(
         self,
         url: str,
@@ -125,27 +123,18 @@ class Changes(checks.Owned):
         warn_bytes: int = 1 << 30,
         timeout_s: float = 60.0,
     ) -> None:
-        self.url, self.tables, self.slot = text_of("url", url), texts_of("tables", tables), text_of("slot", slot)
+        super().__init__(url, tables, snapshot=snapshot, follow=follow, timeout_s=timeout_s)
+        self.slot = text_of("slot", slot)
         self.publication = slot if publication is None else text_of("publication", publication)
-        self.snapshot, self.follow, self.warn_bytes, self.timeout_s = snapshot, follow, warn_bytes, timeout_s
-        self.__name__ = "changes"
-        self._reading: Reading | None = None
-        if not re.match(r"(postgresql(\+psycopg)?|postgres)://", url):
-            raise InvalidArgument("url= is not a URL of PostgreSQL.", "give 'postgresql://user@host/database'.")
+        self.warn_bytes = warn_bytes
         if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
             raise InvalidArgument(
                 f"slot={slot!r:.80} is not a name of a slot.", "use up to 63 small letters, digits and _."
             )
-        if not self.tables:
-            raise InvalidArgument("tables= is empty.", "name the tables.")
         for table in self.tables:
             databases.quoted_table(table)
         databases.quoted(self.publication)
-        for name, flag in (("snapshot", snapshot), ("follow", follow)):
-            if not isinstance(flag, bool):
-                raise InvalidArgument(f"{name}={flag!r:.40} is not a flag.", "use True or False.")
         check_number("warn_bytes", warn_bytes, 1, whole=True)
-        check_number("timeout_s", timeout_s, 1)
         try:
             found = pgoutput.psycopg().conninfo.conninfo_to_dict(url.replace("postgresql+psycopg:", "postgresql:"))
         except pgoutput.psycopg().Error:
@@ -156,55 +145,26 @@ class Changes(checks.Owned):
         self.where = f"{found.get('dbname', '')} at {found.get('host', 'localhost')}, slot {slot}"
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None, "_owner": ""}
+    def _is_place(self, place: list[Any]) -> bool:
+        match place:
+            case [int(), int() | list()]:
+                return True
+        return False
 
-    def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
-        """Yield ``(position, message)`` after ``position``."""
-        if position is not None:
-            match position:
-                case [version, int(), int() | list()] if version == _VERSION:
-                    pass
-                case _:
-                    raise Diverged(
-                        f"The position {str(position)[:80]} is not one of cues.processors.postgres_changes, version"
-                        f" {_VERSION}.",
-                        "give the source another id, which begins at the start.",
-                    )
-            if process is None:
-                raise InvalidArgument(
-                    "Changes was called with a position and without process=, whose state it needs.",
-                    "give it to cues.Source(id, Changes(…)); or pass on the process of your own source.",
-                )
-        self.own(process)
-        if self._reading is not None:  # the engine calls a source anew, for example after an outage
-            self._reading.close()
-        self._reading = reading = Reading(self, position, process)
-        try:
-            yield from reading.messages()
-        except pgoutput.psycopg().OperationalError:
-            reading.close()
-            raise  # the engine knows those that say that the server is away
-        except pgoutput.psycopg().Error as error:
-            reading.close()
-            raise self.failed(error) from error
-        except BaseException:
-            reading.close()
-            raise
-        reading.end()
+    @override
+    def _new_reading(self, position: Position | None, process: Any) -> Reading:
+        return Reading(self, position, process)
 
     def committed(self, position: Position) -> None:
         """Move the slot to what is committed; the engine calls it after each commit."""
         if self._reading is not None and not isinstance(position[2], list):
             self._reading.committed(position[1])
 
-    def interrupt(self) -> None:
-        """End the query that runs now; the engine calls it when the source ends."""
-        if self._reading is not None:
-            self._reading.interrupt()
-
-    def failed(self, error: Any) -> CuesError:
-        """Return the error for one of psycopg that no wait mends."""
+    @override
+    def failed(self, error: Any) -> BaseException:
+        if not isinstance(error, pgoutput.psycopg().Error) or isinstance(error, pgoutput.psycopg().OperationalError):
+            known: BaseException = error
+            return known  # the engine knows those that say that the server is away
         told = ". ".join(filter(None, [error.diag.message_primary, error.diag.message_detail])) or str(error).strip()
         text = f"PostgreSQL refused ({self.where}): {told.rstrip('.')}."
         hint = "correct what the server names, then start again."
@@ -232,51 +192,28 @@ class Changes(checks.Owned):
         return connection
 
 
-class Reading:
+class Reading(changes.Reading):
     """One call of a source: its set-up, the rest of the snapshot, the changes."""
 
+    _source: Changes
+
     def __init__(self, source: Changes, position: Position | None, process: Any) -> None:
-        self._source, self._process = source, process
-        self._position = position
-        self._state: Any = {} if process is None else process.state
-        self._tables: list[Table] = []
+        super().__init__(source, position, process)
         self._session: Any = None
+        self._confirmed = 0
+        """The LSN of the slot."""
         self._wire: Wire | None = None
         self._facts: Message = {}
-        """The fields that all messages of a transaction have."""
-        self._segments: list[Segment] = []
+        """The fields that all messages of a transaction, or of a snapshot, have."""
         self._relations: dict[int, tuple[Relation | None, int | None, list[int]]] = {}
         """The place and the key of each relation, as long as it is described so."""
-        self._until = 0
-        """The LSN from which on no transaction is seen by a snapshot."""
-
-    def messages(self) -> Iterator[tuple[Position, Any]]:
-        """Yield messages until the end (``follow``: until the graph drains)."""
-        source = self._source
-        self._session = session = source.connect()
-        with contextlib.closing(session):
-            confirmed = self._set_up(session)
-            if confirmed is None:
-                return
-            if source.snapshot if self._position is None else isinstance(self._position[2], list):
-                yield from self._snapshot(session, confirmed)
-                if self._stopping:
-                    return
-            if self._position is None or isinstance(self._position[2], list):
-                self._position = [_VERSION, confirmed, 0]
-                yield self._position, None
-            end = lsn_of(session.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
-        yield from self._changes(end)
-
-    @property
-    def _stopping(self) -> bool:
-        return self._process is not None and bool(self._process.stopping)
 
     # --- set-up ---
 
-    def _set_up(self, session: Any) -> int | None:
-        """Check the server, make what is missing; return the LSN of the slot, or None if the source ends before."""
+    @override
+    def _set_up(self) -> bool:
         source = self._source
+        self._session = session = source.connect()
         for name in _ENDLESS:
             session.execute("select set_config(name, '0', false) from pg_settings where name = %s", [name])
         level, is_standby = session.execute("select current_setting('wal_level'), pg_is_in_recovery()").fetchone()
@@ -302,9 +239,16 @@ class Reading:
             system, timeline = ask(replication, "IDENTIFY_SYSTEM")[0][:2]
             self._check_system(system, int(timeline), replication)
         confirmed = self._check_slot(session)
-        if confirmed is not None and (source.snapshot or "snapshot" in self._state):
+        if confirmed is None:
+            return False
+        if source.snapshot or "snapshot" in self._state:
             self._check_tables()
-        return confirmed
+        self._confirmed = confirmed
+        return True
+
+    @override
+    def _first(self) -> Position:
+        return [VERSION, self._confirmed, 0]
 
     def _check_publication(self, session: Any) -> None:
         source = self._source
@@ -349,7 +293,7 @@ class Reading:
         if known is not None and known[0] != system:
             raise self._diverged(f"is of the system {system}; the position is of the system {known[0]}")
         if known is None or known[1] != timeline:
-            if known is not None and self._position is not None and not isinstance(self._position[2], list):
+            if known is not None and self._position is not None and not self._in_snapshot:
                 history = ask(replication, f"TIMELINE_HISTORY {timeline}")[0][1]
                 for line in re.findall(r"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", history, re.M):
                     if int(line[0]) == known[1] and lsn_of(line[1]) < self._position[1]:
@@ -387,13 +331,13 @@ class Reading:
         confirmed = lsn_of(slot["confirmed"])
         read = confirmed
         if position is not None:  # a snapshot does not move the slot
-            read = self._state["snapshot"].get("from", confirmed) if isinstance(position[2], list) else position[1]
+            read = self._state["snapshot"].get("from", confirmed) if self._in_snapshot else position[1]
         if confirmed > read:
             raise self._diverged(
                 f"has the slot {source.slot} at {slot['confirmed']}, after the position {lsn_text(read)}:"
                 " another reader moved it, or the store is an older copy"
             )
-        if position is not None and not isinstance(position[2], list):
+        if position is not None and not self._in_snapshot:
             end = session.execute("select pg_current_wal_insert_lsn()::text").fetchone()[0]
             if lsn_of(end) < position[1]:
                 raise self._diverged(f"ends at {end}, before the position {lsn_text(position[1])}")
@@ -421,13 +365,14 @@ class Reading:
                 "give a second source, with a slot of its own, for it; or give this one another id, which begins anew.",
             )
         parts = self._state.get("snapshot", {"segments": []})["segments"]
-        in_snapshot = self._position is None or isinstance(self._position[2], list) or len(parts) > 1
+        in_snapshot = self._position is None or self._in_snapshot or len(parts) > 1
         if in_snapshot and any(table not in known for table in found):
             raise self._diverged("has another primary key since the snapshot began")
         by_name = {table.name: table for table in self._tables}
         gone = Table(0, "", "d", "", [])
         self._tables = [by_name.get(name, gone) for name, _ in known]
 
+    @override
     def _diverged(self, problem: str) -> Diverged:
         source = self._source
         return Diverged(
@@ -454,11 +399,11 @@ class Reading:
 
     # --- the snapshot ---
 
-    def _snapshot(self, session: Any, confirmed: int) -> Iterator[tuple[Position, Any]]:
-        """Yield the rows after the position, as they are in one snapshot. What it sees is kept in the state."""
+    @override
+    def _snapshot(self) -> Iterator[tuple[Position, Any]]:
+        session = self._session
         if not self._wait_for_others(session):
             return
-        place, after = (0, None) if self._position is None else (self._position[1], tuple(self._position[2]))
         with session.transaction():
             session.execute("set transaction isolation level repeatable read, read only")
             there = [table for table in self._tables if table.oid]
@@ -466,25 +411,15 @@ class Reading:
             sees, lsn, clock = session.execute(
                 "select pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, now()"
             ).fetchone()
-            segments = self._state.get("snapshot", {"segments": []})["segments"]
-            if segments:
-                segments = [*segments[:-1], [place, None if after is None else list(after), segments[-1][2]]]
             self._state["snapshot"] = {
-                "segments": [*segments, [len(self._tables), None, sees]],
+                "segments": self._parts(sees),
                 "until": lsn_of(lsn),
-                "from": confirmed,
+                "from": self._confirmed,
             }
             if self._position is None and not there:
                 return
-            values = pgoutput.Values(session)
-            facts = {"lsn": lsn, "number": None, "transaction": None, "time": clock.astimezone(UTC)}
-            for at in range(place, len(self._tables)):
-                table = self._tables[at]
-                if table.oid:
-                    yield from self._rows(session, values, at, table, after, facts)
-                after = None
-                if self._stopping:
-                    return
+            self._facts = {"lsn": lsn, "number": None, "transaction": None, "time": clock.astimezone(UTC)}
+            yield from self._rest()
 
     def _wait_for_others(self, session: Any) -> bool:
         """Wait for the transactions that run now, as the making of a slot does: one may have a commit before the slot.
@@ -503,10 +438,12 @@ class Reading:
             if not waits.wait(self._process, waits.LOOK_S, new=False):
                 return False
 
-    def _rows(
-        self, session: Any, values: pgoutput.Values, place: int, table: Table, after: Key | None, facts: Message
-    ) -> Iterator[tuple[Position, Any]]:
-        """Yield the rows of a table after a key, in the order of the key."""
+    @override
+    def _rows(self, at: int, after: list[Any] | None) -> Iterator[tuple[Position, Any]]:
+        session, table = self._session, self._tables[at]
+        if not table.oid:
+            return
+        values = pgoutput.Values(session)
         names, condition = self._published(session, table)
         order = [ordered(name, kind) for name, _, kind in table.key]
         conditions = [f"({condition})"] if condition else []
@@ -518,21 +455,16 @@ class Reading:
         query = f"select {listed} from {from_clause(table)}{where} order by {', '.join(order)}"
         ask(session, f"declare cues_rows no scroll cursor for {query}")
         key = [names.index(name) for name, _, _ in table.key]
-        count = 0
         while not self._stopping:
-            page = ask(session, f"fetch {_PAGE_ROWS} from cues_rows", raw=True)
-            readers = [values.reader(page.ftype(at)) for at in range(page.nfields)]
-            for at in range(page.ntuples):
-                texts = [page.get_value(at, column) for column in range(page.nfields)]
+            page = ask(session, f"fetch {changes.PAGE_ROWS} from cues_rows", raw=True)
+            readers = [values.reader(page.ftype(n)) for n in range(page.nfields)]
+            for number in range(page.ntuples):
+                texts = [page.get_value(number, column) for column in range(page.nfields)]
                 row = {name: None if text is None else read(text) for name, text, read in zip(names, texts, readers)}
-                message = {
-                    "operation": "snapshot", "table": table.name, "key": {names[n]: row[names[n]] for n in key},
-                    "row": row, "before": None, "unchanged": [], **facts,
-                }  # fmt: skip
-                self._position = [_VERSION, place, [texts[n].decode() for n in key]]
-                yield self._position, message
-            count += page.ntuples
-            if page.ntuples < _PAGE_ROWS:
+                self._position = [VERSION, at, [texts[n].decode() for n in key]]
+                of = {names[n]: row[names[n]] for n in key}
+                yield self._position, changes.message("snapshot", table.name, of, row, unchanged=[], **self._facts)
+            if page.ntuples < changes.PAGE_ROWS:
                 break
         ask(session, "close cues_rows")
 
@@ -562,15 +494,14 @@ class Reading:
 
     # --- the changes ---
 
-    def _changes(self, end: int) -> Iterator[tuple[Position, Any]]:
-        """Yield changes after the position; ``end`` is the LSN at which a source that does not follow ends."""
+    @override
+    def _changes(self, position: Position) -> Iterator[tuple[Position, Any]]:
         source, process = self._source, self._process
-        assert self._position is not None
-        _, lsn, number = self._position
-        kept = self._state.get("snapshot")
-        if kept is not None:
-            self._segments = [segment_of(*each) for each in kept["segments"]]
-            self._until = kept["until"]
+        (text,) = self._session.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+        end = lsn_of(text)  # where a source that does not follow ends
+        self._session.close()
+        _, lsn, number = position
+        until = self._state["snapshot"]["until"] if self._segments else 0
         self._wire = wire = Wire(source, lsn, self._stops, self._look)
         decoder = Decoder(pgoutput.Values(wire.connection))
         begin: Begin | None = None
@@ -594,9 +525,7 @@ class Reading:
                         "lsn": lsn_text(begin.lsn), "number": 0, "transaction": begin.transaction, "time": begin.time,
                     }  # fmt: skip
                     skipped = number if begin.lsn == lsn else 0 if begin.lsn > lsn else 1 << 62
-                    if self._segments and begin.lsn >= self._until:
-                        self._segments = []
-                        del self._state["snapshot"]
+                    self._forget_snapshot(begin.lsn >= until)
                 elif type(event) is Change:
                     assert begin is not None
                     for message in self._messages_of(event, decoder, begin):
@@ -604,29 +533,29 @@ class Reading:
                         if message is None or count <= skipped:
                             continue
                         if held is not None:
-                            yield [_VERSION, begin.lsn, held[0]], held[1]
+                            yield [VERSION, begin.lsn, held[0]], held[1]
                         message["number"] = count
                         held = count, message
                 elif type(event) is Commit:
                     reached = max(reached, event.end)
                     if held is not None:
                         lsn, number, moved = event.end, 0, time.monotonic()
-                        yield [_VERSION, lsn, 0], held[1]
+                        yield [VERSION, lsn, 0], held[1]
                         held = None
                     begin = None
             if begin is None and reached > lsn and (is_asked or time.monotonic() - moved >= TELL_S):
                 lsn, number, moved, is_asked = reached, 0, time.monotonic(), False
-                yield [_VERSION, lsn, 0], None
+                yield [VERSION, lsn, 0], None
             if begin is None and wire.is_quiet:
                 if reached >= end:
                     if not source.follow:
                         if reached > lsn:
                             lsn = reached
-                            yield [_VERSION, lsn, 0], None
+                            yield [VERSION, lsn, 0], None
                         break
                     waits.answered(process)
                 wire.ask(at_once=reached < end)
-        self._position = [_VERSION, lsn, 0]
+        self._position = [VERSION, lsn, 0]
 
     def _stops(self) -> bool:
         return not waits.wait(self._process, waits.LOOK_S, new=False)
@@ -636,23 +565,20 @@ class Reading:
         for id in change.relations:
             relation = decoder.relations[id]
             place, key = self._known(relation)
-            facts = self._facts
             if place is None:
                 yield None
                 if change.kind == "U" and change.old is not None:
                     yield None
                 continue
             if change.kind == "T":
-                message: Message = {"key": {}, "row": None, "before": None, "unchanged": []}
-                seen = {segment.sees(begin.transaction) for segment in self._segments_of(place)}
-                if len(seen) > 1:
-                    raise self._diverged(f"truncated {relation.table} while its snapshot was interrupted")
-                yield {"operation": "truncate", "table": relation.table, **message, **facts} if seen != {True} else None
+                is_new = self._is_new_truncate(place, begin.transaction)
+                facts = {"unchanged": [], **self._facts}
+                yield changes.message("truncate", relation.table, {}, None, **facts) if is_new else None
                 continue
-            yield from self._row_messages(change, relation, place, key, begin, facts)
+            yield from self._row_messages(change, relation, place, key, begin)
 
     def _row_messages(
-        self, change: Change, relation: Relation, place: int, key: list[int], begin: Begin, facts: Message
+        self, change: Change, relation: Relation, place: int, key: list[int], begin: Begin
     ) -> Iterator[Message | None]:
         old, filled = change.old, change.new
         if filled is not None and old is not None:
@@ -662,18 +588,15 @@ class Reading:
         changed = old is not None and filled is not None and any(old[n] != filled[n] for n in key)
         gone: Message | None = None
         added: Message | None = None
-        if old is not None and (filled is None or changed) and self._is_new(place, key, old, begin):
-            gone = {
-                "operation": "delete", "table": relation.table, "key": _part(relation, key, old), "row": None,
-                "before": before, "unchanged": [], **facts,
-            }  # fmt: skip
-        if filled is not None and self._is_new(place, key, filled, begin):
+        if old is not None and (filled is None or changed) and self._is_new_row(place, key, old, begin):
+            part = _part(relation, key, old)
+            gone = changes.message("delete", relation.table, part, None, before, unchanged=[], **self._facts)
+        if filled is not None and self._is_new_row(place, key, filled, begin):
             row, unchanged = _row(relation, filled)
-            added = {
-                "operation": "insert" if change.kind == "I" or changed else "update",
-                "table": relation.table, "key": _part(relation, key, filled), "row": row,
-                "before": None if changed else before, "unchanged": unchanged, **facts,
-            }  # fmt: skip
+            added = changes.message(
+                "insert" if change.kind == "I" or changed else "update", relation.table, _part(relation, key, filled),
+                row, None if changed else before, unchanged=unchanged, **self._facts,
+            )  # fmt: skip
         if change.kind == "D" or (change.kind == "U" and old is not None):
             yield gone  # the number of messages of a change depends only on the change
         if filled is not None:
@@ -701,29 +624,23 @@ class Reading:
             self._relations[relation.id] = relation, place, key
         return place, key
 
-    def _segments_of(self, place: int) -> list[Segment]:
-        """Return the segments that have rows of a table."""
-        found = []
-        for segment in self._segments:
-            if segment.table >= place:
-                found.append(segment)
-            if segment.table > place or (segment.table == place and segment.key is None):
-                break
-        return found
-
-    def _is_new(self, place: int, key: list[int], fields: list[Field], begin: Begin) -> bool:
-        """Return whether the snapshot that has read the place of a key does not have the changes of the transaction."""
+    def _is_new_row(self, place: int, key: list[int], fields: list[Field], begin: Begin) -> bool:
         if not self._segments:
             return True
-        table = self._tables[place]
         texts = [field.decode() if isinstance(field, bytes) else "" for field in (fields[n] for n in key)]
-        for segment in self._segments:
-            if segment.table < place:
-                continue
-            end = segment.key
-            if segment.table > place or end is None or comparable(texts, table) <= comparable(end, table):
-                return not segment.sees(begin.transaction)
-        return True
+        return self._is_new(place, self._ordered(place, texts), begin.transaction)
+
+    @override
+    def _ordered(self, at: int, key: list[Any]) -> list[Any]:
+        return comparable(key, self._tables[at])
+
+    @override
+    def _view(self, kept: str) -> View:
+        return view_of(kept)
+
+    @override
+    def _sees(self, view: View, moment: int) -> bool:
+        return view.sees(moment)
 
     # --- other threads ---
 
@@ -732,19 +649,23 @@ class Reading:
         if self._wire is not None:
             self._wire.confirm(lsn)
 
+    @override
     def interrupt(self) -> None:
-        """Cancel the query of the set-up or the snapshot."""
         if self._session is not None and not self._session.closed:
             with contextlib.suppress(Exception):
                 self._session.cancel()
 
+    @override
     def end(self) -> None:
         """Close the connection when all is committed, or after some seconds."""
+        self._session.close()
         if self._wire is not None:
             self._wire.end(self._position[1] if self._position else 0)
 
+    @override
     def close(self) -> None:
-        """Close the connection at once."""
+        if self._session is not None:
+            self._session.close()
         if self._wire is not None:
             self._wire.close()
 

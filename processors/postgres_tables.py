@@ -12,8 +12,6 @@ _WHOLE: Final = ("int2", "int4", "int8")
 _NATIVE: Final = (*_WHOLE, "uuid")
 """Types whose order in PostgreSQL is that of their values here. All others are ordered as bytes of text."""
 
-Key = tuple[Any, ...]
-
 
 class Table(NamedTuple):
     """A table as the catalogue has it now.
@@ -29,12 +27,9 @@ class Table(NamedTuple):
     key: list[tuple[str, str, str]]
 
 
-class Segment(NamedTuple):
-    """The rows up to a key, of a table by its place, and those of all tables before: what one snapshot has read."""
+class View(NamedTuple):
+    """What a snapshot sees: ``pg_current_snapshot``."""
 
-    table: int
-    key: Key | None
-    """None: all rows of the table."""
     first: int
     """The first transaction that was not over when the snapshot was taken: all before it are seen."""
     end: int
@@ -114,7 +109,6 @@ def comparable(key: Sequence[Any], table: Table) -> list[Any]:
     ]
 
 
-def segment_of(table: int, key: list[str] | None, snapshot: str) -> Segment:
+def view_of(snapshot: str) -> View:
     first, end, running = snapshot.split(":")
-    ids = frozenset(map(int, filter(None, running.split(","))))
-    return Segment(table, None if key is None else tuple(key), int(first), int(end), ids)
+    return View(int(first), int(end), frozenset(map(int, filter(None, running.split(",")))))

@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from cues.errors import Away
 from cues.processors import pgoutput, waits
+from cues.processors.changes import TELL_S
 from cues.processors.pgoutput import lsn_text
-
-TELL_S: Final = 10.0
-"""Seconds after which the server is told how far the source is, also if it is not further."""
 
 _READ_AT_ONCE: Final = 256
 _READ_BYTES: Final = 1 << 20

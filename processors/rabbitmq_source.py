@@ -110,7 +110,7 @@ class RabbitQueue(Acknowledging):
     _module = "cues.processors.rabbitmq"
 
     @override
-    def _receiver(self, position: Position | None, process: Any) -> Reading:
+    def _new_reading(self, position: Position | None, process: Any) -> Reading:
         return Reading(self, (position or [VERSION, 0])[1], process)
 
 

@@ -144,7 +144,7 @@ class Sqs(Acknowledging):
         return position is not None
 
     @override
-    def _receiver(self, position: Position | None, process: Any) -> Reading:
+    def _new_reading(self, position: Position | None, process: Any) -> Reading:
         return Reading(self, position, process)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import os
 import random
 import signal
@@ -419,6 +420,43 @@ def test_the_control_without_the_places_in_the_state_doubles(db: Database) -> No
     process.state["snapshot"] = kept
     with pytest.raises(AssertionError):
         replayed([first, *rest, *read(Changes(db.url, "t"), [1, file, place, 0, gtids], process)])
+
+
+def test_positions_and_states_of_earlier_releases_are_continued(db: Database) -> None:
+    """Stores keep both. These are the literal forms of version 1, in a snapshot, after it, and in a transaction."""
+    db.run("create table t (id int, k varchar(9), primary key (id, k))", "insert into t values (1, 'a'), (2, 'é')")
+    process = a_process()
+    items = Changes(db.url, "t")(None, process)
+    position, first = next(items)
+    items.close()  # type: ignore[attr-defined]
+    log, _, place = first["log"].partition(":")
+    gtids, table = process.state["snapshot"]["from"][2], f"{db.name}.t"
+    at = f'["{log}", {place}]'
+    only = f'{{"server": "", "patterns": ["{table}"], "tables": [["{table}", [["id", "int"], ["k", "varchar"]]]]}}'
+    whole = f'{only[:-1]}, "snapshot": {{"from": ["{log}", {place}, "{gtids}"], "segments": [[1, null, {at}]]}}}}'
+    assert (json.dumps(position), json.dumps(process.state)) == ('[1, 0, [1, "61"], 0, ""]', whole)
+
+    def kept(position: str, state: str) -> list[tuple[Any, Any]]:
+        again = a_process()
+        again.state.update(json.loads(state))
+        found = list(Changes(db.url, "t")(json.loads(position), again))
+        assert json.dumps(again.state) == only
+        return found
+
+    db.run("insert into t values (0, 'z'), (3, 'z')")
+    (_, second), (_, third), (moved, _), (last, change) = kept('[1, 0, [1, "61"], 0, ""]', whole)
+    assert [m["key"] for m in (second, third, change)] == [
+        {"id": 2, "k": "é"},
+        {"id": 3, "k": "z"},
+        {"id": 0, "k": "z"},
+    ]
+    assert json.dumps(moved) == f'[1, "{log}", {place}, 0, "{gtids}"]'
+    both = kept(f'[1, "{log}", {place}, 0, "{gtids}"]', only)
+    (middle, one), (end, two) = both
+    gtid = one["gtid"]
+    assert json.dumps(middle) == f'[1, "{log}", {one["log"].partition(":")[2]}, 2, "{gtids}", "{gtid}"]'
+    assert (one["key"]["id"], two["key"]["id"], end) == (0, 3, last)
+    assert kept(json.dumps(middle), only) == [(end, two)] and kept(json.dumps(end), only) == []
 
 
 CHILD = """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import pickle
 import random
+import re
 import signal
 import threading
 import time
@@ -36,6 +38,7 @@ import cues
 from cues import testing
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.processors import postgres_changes, postgres_wire
+from cues.processors.pgoutput import lsn_of
 from cues.processors.postgres_changes import Changes
 
 psycopg = pytest.importorskip("psycopg")
@@ -496,10 +499,10 @@ def test_a_start_that_ends_before_its_first_commit_begins_again(db: Database) ->
 
 
 def test_the_control_without_the_snapshots_in_the_state_doubles(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cues.processors.postgres_tables import Segment
+    from cues.processors.postgres_tables import View
 
     db.run("create table t (id int primary key)", "insert into t values (1), (2)")
-    monkeypatch.setattr(Segment, "sees", lambda *_: False)
+    monkeypatch.setattr(View, "sees", lambda *_: False)
     process = a_process()
     items = db.source()(None, process)
     position, first = next(items)
@@ -538,6 +541,44 @@ def test_a_snapshot_that_has_begun_is_read_to_its_end_also_with_snapshot_false(d
     db.run("insert into t values (3)")
     found = [message["key"]["id"] for message in read(db.source("t", snapshot=False), position, process)]
     assert sorted(found) == [2, 3]
+
+
+def test_positions_and_states_of_earlier_releases_are_continued(db: Database) -> None:
+    """Stores keep both. These are the literal forms of version 1, in a snapshot, after it, and in a transaction."""
+    db.run("create table t (id int, k text, primary key (id, k))", "insert into t values (1, 'a'), (2, 'é')")
+    process = a_process()
+    items = db.source()(None, process)
+    position, _ = next(items)
+    items.close()  # type: ignore[attr-defined]
+    system, timeline = process.state["server"]
+    until, start = (process.state["snapshot"][name] for name in ("until", "from"))
+    view = process.state["snapshot"]["segments"][0][2]
+    assert re.fullmatch(r"\d+:\d+:[\d,]*", view) and (type(until), type(start)) == (int, int)
+    table = f"{db.schema}.t"
+    only = f'{{"server": ["{system}", {timeline}], "tables": [["{table}", ["id integer", "k text"]]]}}'
+    whole = only[:-1] + f', "snapshot": {{"segments": [[1, null, "{view}"]], "until": {until}, "from": {start}}}}}'
+    assert (json.dumps(position), json.dumps(process.state)) == ('[1, 0, ["1", "a"]]', whole)
+
+    def kept(position: str, state: str, then: str) -> list[tuple[Any, Any]]:
+        again = a_process()
+        again.state.update(json.loads(state))
+        found = list(db.source()(json.loads(position), again))
+        assert json.dumps(again.state).startswith(then)
+        return [item for item in found if item[1] is not None or item[0][1] == start]
+
+    continued = only[:-1] + f', "snapshot": {{"segments": [[0, ["1", "a"], "{view}"], [1, null, "'
+    db.run("insert into t values (0, 'z'), (3, 'z')")
+    (_, second), (_, third), (moved, _), (last, change) = kept('[1, 0, ["1", "a"]]', whole, continued)
+    assert [m["key"] for m in (second, third, change)] == [
+        {"id": 2, "k": "é"},
+        {"id": 3, "k": "z"},
+        {"id": 0, "k": "z"},
+    ]
+    assert json.dumps(moved) == f"[1, {start}, 0]"
+    (middle, one), (end, two) = kept(f"[1, {start}, 0]", only, only)
+    assert json.dumps(middle) == f"[1, {lsn_of(one['lsn'])}, 1]" and json.dumps(end) == f"[1, {last[1]}, 0]"
+    assert (one["key"]["id"], two["key"]["id"]) == (0, 3)
+    assert kept(json.dumps(middle), only, only) == [(end, two)] and kept(json.dumps(end), only, only) == []
 
 
 # --- kill -9 ------------------------------------------------------------------------------------
