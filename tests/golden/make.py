@@ -9,6 +9,7 @@
     v1-unread/records.txt   every key and value in it
     v1-columns/data.mdb     a store with records of columns
     v1-columns/records.txt  every key and value in it
+    v1-shared/              a shared directory whose files are beside one another, without statistics
 
 They are made once and never again: a store of version 1 that somebody has does not change either. A
 test that differs from them means that the format changed. Then it is another version, with files of
@@ -36,6 +37,7 @@ from zoneinfo import ZoneInfo
 import cues
 from cues import codec, testing
 from cues.base import clock
+from cues.queues.options import changed
 from cues.records import batch
 from cues.records.provenance import Provenance
 from cues.steps.hashes import delivery_hash
@@ -166,6 +168,45 @@ def make_columns(path: Path) -> None:
         store.queue("mixed").tailer("reader").read_many(4)
 
 
+def shared_graph() -> cues.Graph:
+    """The graph of the golden shared directory: a stream of each message, and one with a state by key."""
+    options = cues.QueueOptions(partitions=2, key="user")
+    graph = cues.Graph("golden", queues={"orders": options, "priced": changed(options, {"schema": PRICED})})
+
+    @graph.stream("orders", "priced")
+    def price_each(order: dict[str, Any]) -> dict[str, Any]:
+        return {**order, "price": order["n"] * 2.5}
+
+    @graph.stream("priced", "totals", key="user")
+    def total(priced: dict[str, Any], process: Any) -> dict[str, Any]:
+        process.state["total"] = process.state.get("total", 0) + priced["price"]
+        return {"user": priced["user"], "total": process.state["total"]}
+
+    return graph
+
+
+PRICED = {"n": "long", "user": "string", "price": "double"}
+
+
+def shared_orders(low: int, high: int) -> list[dict[str, Any]]:
+    """The messages of the golden shared directory, from one number to another."""
+    return [{"n": n, "user": f"user {n % 3}"} for n in range(low, high)]
+
+
+def make_shared(path: Path, count: int = 20) -> None:
+    """The shared directory after this number of messages, in steps of five; an older one is continued."""
+    sys.path.insert(0, str(HERE.parent))
+    from directory_steps import DriverRun
+
+    from cues.spark.cluster.files import open_files
+
+    files = open_files(str(path))
+    files.ensure("_cues/id.json", b'{"id": "golden"}')
+    with mock.patch("socket.gethostname", return_value="golden"):
+        driver = DriverRun(files, shared_graph(), size=lambda: 5).claim()
+    driver.feed("orders", shared_orders(0, count), lambda: 5).run()
+
+
 def pairs(store: cues.Store) -> Iterator[tuple[str, bytes, bytes]]:
     """Every (place, key, value) of a store, LMDB's own entries for named databases left out."""
     with store.core.view() as txn:
@@ -294,8 +335,11 @@ def unwrapped(text: str) -> list[bytes]:
 def main() -> None:
     name = sys.argv[1]
     target = HERE / name
-    if target.joinpath("data.mdb").exists():
+    if target.exists():
         sys.exit("The golden files of this version exist. A format that differs from them is a new version.")
+    if name == "v1-shared":
+        make_shared(target)
+        return
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "store")
