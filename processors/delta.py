@@ -190,7 +190,7 @@ class DeltaTarget(LakeTarget):
             again |= isinstance(error, delta.CommitFailedError) and _NEVER.search(text) is None
             raise CheckpointError(
                 f"The Delta table {self.where} was not {'changed' if again else 'read or written'}: {text}",
-                "it is tried again; the table says whether it was done."
+                "do nothing: it is tried again, and the table says whether it was done."
                 if again
                 else "start the graph again when the table can be read and written; the sink continues there.",
                 where=self.where,

@@ -457,7 +457,7 @@ class _Files:
             if says_away(text, where):
                 raise Away(
                     f"The Delta table {where} cannot be reached: {text}",
-                    "the source continues at its position when the place answers.",
+                    "wait: the source continues at its position when the place answers.",
                     what=where,
                 ) from error
             raise InvalidArgument(

@@ -251,7 +251,7 @@ class IcebergTarget(LakeTarget):
             gone = isinstance(error, (exceptions.ServiceUnavailableError, exceptions.ServerError))
             raise CheckpointError(
                 f"The Iceberg table {self.where} was not {'changed' if again else 'read or written'}: {text:.1000}",
-                "it is tried again; the table says whether it was done."
+                "do nothing: it is tried again, and the table says whether it was done."
                 if again
                 else "start the graph again when the table can be read and written; the sink continues there.",
                 where=self.where,

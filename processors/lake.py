@@ -255,7 +255,7 @@ class LakeConnection(ABC):
         if unknown and not target.evolve:
             raise ValueError(
                 f"The message has {unknown[0]!r}, which is no column of the {target.SYSTEM} table {target.where!r}:"
-                f" {', '.join(self.schema.names)}. Try: a stream before the sink that returns these fields, or"
+                f" {', '.join(self.schema.names)}. Try: add a stream before the sink that returns these fields, or"
                 " evolve=True."
             )
         if unknown:

@@ -442,14 +442,14 @@ class Sender:
         if status == 409:
             return CheckpointError(
                 f"The row at {self.where} was changed by another request, or its answer was lost.",
-                "it is tried again; the row says whether the messages are there.",
+                "do nothing: it is tried again, and the row says whether the messages are there.",
                 where=self.where,
                 again=True,
             )
         away = status in _AWAY or (status >= 500 and status != _NOT_INSTALLED)
         return CheckpointError(
             f"The receiver at {self.where} answered {status}: {text}",
-            "it is asked again later." if away else "correct url= and token=: they are those of the receiver.",
+            "wait: it is asked again." if away else "correct url= and token=: they are those of the receiver.",
             where=self.where,
             away=away,
         )

@@ -247,7 +247,7 @@ class Writer:
         except (TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"The message is not one for {self._target.where}, shape={self._target.shape!r}: {error}.",
-                "a stream before the sink that returns JSON values, or data and headers.",
+                "add a stream before the sink that returns JSON values, or data and headers.",
             ) from error
 
     def publish(self) -> None:

@@ -172,7 +172,7 @@ class Changes(changes.Changes):
             hint = "give the user LOGIN, REPLICATION and SELECT on the tables, and BYPASSRLS if they have row-level"
             hint += f" security; an owner of the tables can make the publication: {self.publication_sql()}"
         elif error.sqlstate == "42704":
-            hint = "the publication must be older than the slot: drop the slot, and give the source another id."
+            hint = "drop the slot, and give the source another id: a publication must be older than its slot."
         return CuesError(text, hint)
 
     def publication_sql(self) -> str:

@@ -129,7 +129,9 @@ class Wire:
 
     def _away(self, problem: str) -> Away:
         text = f"PostgreSQL is away ({self._source.where}): {problem}."
-        return Away(text, "the source continues at its position when the server answers.", what=self._source.where)
+        return Away(
+            text, "wait: the source continues at its position when the server answers.", what=self._source.where
+        )
 
     def ask(self, at_once: bool) -> None:
         """Have the server say how far it has read its log: now, or some seconds after the last time."""

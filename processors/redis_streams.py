@@ -508,7 +508,7 @@ class RedisTarget:
         except errors.WatchError as error:  # also for a connection that was lost after WATCH
             raise CheckpointError(
                 f"The transaction in Redis at {self.where} was not done, or its answer was lost: {error}",
-                "it is tried again; the position says whether it was done.",
+                "do nothing: it is tried again, and the position says whether it was done.",
                 where=self.where,
                 again=True,
             ) from error
@@ -565,7 +565,7 @@ class Connection:
         except (TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"The message is not an entry for {target.where}, fields={target.fields!r}: {error}.",
-                "a stream before the sink that returns text, bytes or JSON values.",
+                "add a stream before the sink that returns text, bytes or JSON values.",
             ) from error
 
     def __getattr__(self, name: str) -> Any:

@@ -238,8 +238,8 @@ class Writer(databases.Connection):
         field = str(self._table.delete)
         if message.get(field) not in (True, False):
             raise ValueError(
-                f"The message has {message.get(field)!r:.60} in the field {field!r} of delete=. Try: a stream"
-                " before the sink that sets it to True or False."
+                f"The message has {message.get(field)!r:.60} in the field {field!r} of delete=. Try: add a"
+                " stream before the sink that sets it to True or False."
             )
         return bool(message[field])
 
@@ -340,7 +340,7 @@ class Writer(databases.Connection):
                 if size > most:  # the server would end the connection, as if it was away
                     raise ValueError(
                         f"The row needs {size} bytes in a statement; max_allowed_packet of {self._table.where} is"
-                        f" {self.packet_bytes_max}. Try: a higher max_allowed_packet, or smaller messages."
+                        f" {self.packet_bytes_max}. Try: raise max_allowed_packet, or send smaller messages."
                     )
                 if total + size > most:
                     yield part[start:at]
@@ -469,7 +469,7 @@ class Writer(databases.Connection):
         if missing or extra or nulls:
             raise ValueError(
                 f"The message does not fit the table {table.table!r}: missing {missing}, without a column {extra}, NULL"
-                f" in the key {nulls}. Try: a stream before the sink that returns the fields {names}."
+                f" in the key {nulls}. Try: add a stream before the sink that returns the fields {names}."
             )
         return message
 

@@ -52,7 +52,7 @@ def doctor(target: str | None, store: str | None, output: CommandOutput) -> int:
     problems = [finding.check for finding in findings if finding.state == "problem"]
     if problems:
         options.report(
-            f"{count(len(problems), 'problem')}: {', '.join(problems)}.", "follow the lines with Try: above."
+            f"{count(len(problems), 'problem')}: {', '.join(problems)}.", "follow the lines above that begin with Try."
         )
         return options.FAILED
     return 0

@@ -183,7 +183,7 @@ def group_of(target: Target, known: Sequence[str]) -> str | None:
     if not target.name.startswith(GROUP):
         return None
     ids = {GROUP + group: group for group in known}
-    hint = "cues status lists the groups of a store."
+    hint = "list the groups of a store with cues status."
     return _chosen(target, ids, "group", ", ".join(known) or "none", f"{GROUP}NAME", hint)
 
 

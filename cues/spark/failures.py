@@ -14,8 +14,8 @@ _log: Final = logger("cues.spark")
 _ADVICE: Final = (
     (
         "Python worker exited unexpectedly|Python worker failed to connect back|EOFException",
-        "a worker process ended in the function: it took more memory than there is, or ended itself. Give a call fewer"
-        " messages (batch_size=), or workers more memory; then start again.",
+        "give a call fewer messages (batch_size=), or workers more memory; then start again. A worker process ended in"
+        " the function: it took more memory than there is, or ended itself.",
     ),
     (
         "OutOfMemoryError|Java heap space|GC overhead limit|exited with code 137|OOM",
@@ -24,8 +24,8 @@ _ADVICE: Final = (
     ),
     (
         "ExecutorLostFailure|Executor heartbeat timed out|FetchFailed|Remote RPC client disassociated",
-        "an executor was lost, and its tasks failed again on others. Its log is on Spark's page; if it had too little"
-        " memory, --conf spark.executor.memory=4g. Then start again.",
+        "look at the log of the executor on Spark's page; if it had too little memory, give --conf"
+        " spark.executor.memory=4g. Then start again. The executor was lost, and its tasks failed again on others.",
     ),
     ("spark.driver.maxResultSize", "give --conf spark.driver.maxResultSize=4g, and start again."),
     (
@@ -45,7 +45,7 @@ _ADVICE: Final = (
     ),
     (
         "SparkContext (?:was|is) (?:being )?(?:shut ?down|stopped)|stopped SparkContext",
-        "the session was stopped while the graph used it. Start again with a session that lives as long as the graph.",
+        "start again with a session that lives as long as the graph. This one was stopped while the graph used it.",
     ),
 )
 """What to try, by the text of an error; the first that is found counts."""

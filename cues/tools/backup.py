@@ -386,7 +386,7 @@ def chain_of(dest: Path, at: int | None = None) -> list[Backup]:
         return _chain(dest, known[-1] if at is None else at)
     except StoreDamaged as error:
         usable = _last_usable(dest)
-        advice = "no backup here can be restored; use another directory of backups."
+        advice = "use another directory of backups: no backup here can be restored."
         error.hint = advice if usable is None else f"restore backup {usable} (--at {usable})."
         raise
 
