@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,7 +312,7 @@ def metadata_of(directory: QueueDirectory) -> list[Message]:
 
 def stored(directory: QueueDirectory) -> set[str]:
     """The names of the data files on the disk."""
-    return {name for name in directory.files.names(directory.folder) if name.endswith(".parquet")}
+    return {name for name in directory.files.listed(directory.folder) if name.endswith(".parquet")}
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -328,7 +328,8 @@ class FaultyFiles(LocalFiles):
     """A directory on a mount. Each access calls :attr:`interrupt`, in tasks too.
 
     ``interrupt("put", name)`` is called before a put, and ``interrupt("was put", name)`` after it; the same with
-    ``create`` and ``was created``. The others (``names``, ``delete``, ``read``) are announced once.
+    ``create`` and ``was created``, ``move`` and ``was moved``. The others (``names``, ``delete``, ``read``) are
+    announced once.
     """
 
     def __init__(self, place: str) -> None:
@@ -351,6 +352,12 @@ class FaultyFiles(LocalFiles):
         with super().create(name) as target:
             yield target
         self.interrupt("was created", name)
+
+    def move(self, names: Mapping[str, str]) -> None:
+        for old, new in names.items():
+            self.interrupt("move", new)
+            super().move({old: new})
+            self.interrupt("was moved", new)
 
     def names(self, folder: str) -> list[str]:
         self.interrupt("names", folder)

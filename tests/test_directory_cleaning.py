@@ -251,10 +251,10 @@ def bytes_of(files: LocalFiles, text: str) -> set[str]:
     import pyarrow.parquet as pq
 
     found = set()
-    for file in Path(files.url).glob("*/*.parquet"):
+    for file in Path(files.url).rglob("first=*/*.parquet"):
         values = pq.read_table(file, columns=["value"], partitioning=None).column("value").to_pylist()
         if any(text in str(codec.unpack(value)) for value in values):
-            found.add(file.parent.name)
+            found.add(file.relative_to(files.url).parts[0])
     return found
 
 

@@ -212,7 +212,7 @@ def test_a_merge_between_two_batches_repeats_and_skips_nothing(
     keeper.merge(out.log(0))
     monkeypatch.setattr("cues.spark.cluster.directory.KEEP_FILES_H", 0)
     keeper.vacuum()
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == len(out.live) < 6
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == len(out.live) < 6
     second = stream.latestOffset(first, ReadMaxRows(1000))  # the same reader, and a new one
     assert indices(stream, stream.partitions(first, second)) == list(range(11, 61))
     again = QueueStream(ROW, options(tmp_path, READ_STREAM, queue="out"), 1)
@@ -280,7 +280,7 @@ def test_what_makes_no_sense_for_a_directory_is_refused_by_name(spark: SparkSess
         spark.range(1).write.format("cues").mode("append").save(f"{tmp_path}#in")
     with pytest.raises(PySparkException, match="There is no store at"):
         load(spark, f"{tmp_path / 'in'}#in").count()
-    assert len(list((tmp_path / "in").glob("*.parquet"))) == 1
+    assert len(list((tmp_path / "in").rglob("*.parquet"))) == 1
 
 
 def test_a_store_in_the_directory_is_a_store(spark: SparkSession, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_the_commands_read_an_object_store(object_store: str) -> None:
     assert (queue["queue"], queue["first_index"], queue["last_index"], queue["graph"]) == ("in", 1, 20, "g")
     assert printed("check", object_store) == [{"store": object_store, "problems": 0}]
     files = open_files(object_store)
-    (name,) = [name for name in files.names("in") if name.endswith(".parquet")]
+    (name,) = [name for name in files.listed("in") if name.endswith(".parquet")]
     files.delete(f"in/{name}")
     damage = terminal.cues("check", object_store)
     assert damage.code == 1 and json.loads(damage.out)["problem"] == f"{name} of queue 'in' is missing."

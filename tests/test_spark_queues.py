@@ -623,10 +623,10 @@ def test_an_overtaken_driver_is_fenced_at_its_commit(
     assert first.ledger.record_at(1).kind == "claim"  # of the second, where the first would have put its step
     assert numbers(tmp_path) == [2 * n for n in range(20)]
     owner(tmp_path, spark).driver.queues["out"].vacuum()
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == 4  # its two are in no log, and may be of a step
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 4  # its two are in no log, and may be of a step
     monkeypatch.setattr("cues.spark.cluster.directory.KEEP_FILES_H", 0)
     owner(tmp_path, spark).driver.queues["out"].vacuum()
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 2
     assert numbers(tmp_path) == [2 * n for n in range(20)]
 
 
@@ -697,8 +697,8 @@ def test_readers_see_what_the_log_says_and_nothing_of_orphans(spark: SparkSessio
     while stage.step():
         pass
     queue = tmp_path / "here" / "out"
-    one = next(queue.glob("*.parquet"))
-    assert len(list(queue.glob("*.parquet"))) == 4
+    one, *others = queue.rglob("*.parquet")
+    assert len(others) == 3
     shutil.copy(one, queue / file_name("g.plain", 99))
     (queue / file_name("g.plain", 99)).write_bytes(b"")
     (queue / "somebody-elses.parquet").write_bytes(b"PAR1")
@@ -805,7 +805,7 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
     with pytest.raises(Death):
         keeper.merge(out.log(0))
     faults.disarm()
-    assert len(out.live) < 6 and len(list((tmp_path / "out").glob("*.parquet"))) == 16
+    assert len(out.live) < 6 and len(list((tmp_path / "out").rglob("*.parquet"))) == 16
     assert numbers(tmp_path) == [2 * n for n in range(60)]
     again = owner(tmp_path, spark)
     assert not again.ready()
@@ -817,10 +817,10 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
     keeper.retain(out.log(0), Retention(count=4))
     assert (out.log(0).first, out.log(0).next, len(out.live)) == (57, 61, 1)
     keeper.vacuum()
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == 16
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 16
     monkeypatch.setattr("cues.spark.cluster.directory.KEEP_FILES_H", 0)
     keeper.vacuum()
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1
     assert QueueDirectory(out.files, "out", cues.QueueOptions()).log(0).next == 61
     keeper.retain(again.driver.queues["in"].log(0), Retention(read=True))
     assert again.driver.queues["in"].log(0).next == 61
@@ -1062,7 +1062,7 @@ DAMAGES = {
     "log deleted": "out/_delta_log",
     "log put back": "out/_delta_log",
     "entry deleted": "out/_delta_log/*1.json",
-    "file deleted": "out/*.parquet",
+    "file deleted": "out/**/*.parquet",
     "state deleted": "_cues/state/g.count/*.parquet",
     "records deleted": "_cues/steps/g.count",
     "input's log deleted": "in/_delta_log",

@@ -10,7 +10,8 @@ Why a driver may run meanwhile:
    it was published: the next start publishes it.
 2. A merge is one entry in the log, put if absent, as a step's is. If a driver has replaced some of the files
    meanwhile, the merge counts for nothing. A step that reads the old files finds them on the disk for a day.
-3. No message changes, so positions do not either. The last file of a partition always stays.
+3. No message changes, so positions do not either. The last file of a partition always stays, or is replaced by one with
+   the same indices.
 
 Not guaranteed: that a merged file is as small as the retention of the graph wants. The directory does not have this
 option. So a merged file has at most an eighth of what is on the queue now: of its messages, of its bytes and of its
@@ -19,7 +20,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 from cues import faults
@@ -147,12 +148,20 @@ def plan_merge(files: Files, queue: str) -> PlannedMerge:
 
 
 def _runs(log: PartitionLog) -> Iterator[list[DataFile]]:
-    live = log.live
-    if len(live) < 3:  # the last file stays
-        return
+    """Files that can become one, and single files that an earlier version did not put into folders of partitions."""
+    runs = list(_small_runs(log.live)) if len(log.live) > 2 else []  # the last file stays
+    taken = {file.name for run in runs for file in run}
+    yield from sorted([*runs, *([f] for f in log.live if f.name not in taken and not f.is_placed)], key=_first)
+
+
+def _first(run: Sequence[DataFile]) -> int:
+    return run[0].first
+
+
+def _small_runs(live: Sequence[DataFile]) -> Iterator[list[DataFile]]:
     times = [file.modified_ms for file in live]
     span_s = max(1.0, (max(times) - min(times)) / 1000)
-    now = Retention(count=log.next - log.first, bytes=max(1, sum(file.size for file in live)), age=span_s)
+    now = Retention(count=live[-1].next - live[0].first, bytes=max(1, sum(file.size for file in live)), age=span_s)
     for run in map(worthwhile, small_runs(live, *bounds(now))):
         if len(run) > 1:
             yield run

@@ -35,8 +35,9 @@ from cues.queues.partitioners import EVERY, UNKEYED, Router
 from cues.records import columns
 from cues.records.packed import packed_rows
 from cues.records.provenance import Provenance
-from cues.spark.cluster.directory import DataFile, file_name
+from cues.spark.cluster.directory import DataFile, file_name, placed
 from cues.spark.cluster.files import ID, folder_of
+from cues.spark.cluster.statistics import Statistics
 from cues.spark.cluster.typed import NONE, ROWS, TypedColumns, rows_of
 from cues.steps.outgoing import place_of
 
@@ -351,14 +352,17 @@ class Writer:
         time_us: int,
         columns: TypedColumns = NONE,
         partition: int = 0,
+        first: int = 0,
     ) -> None:
+        """``first`` is the index that the first message will probably have; 0: it is not known."""
         self._files = files
         self._folder = folder
         self._partition = partition
         self._time_us = time_us
         self._typed = columns
         self._schema = pa.schema([*COLUMNS, *columns.schema])
-        self._name = file_name(processor, record)
+        self._name = placed(file_name(processor, record), partition, first)
+        self._statistics = Statistics()
         self._open: Any = None
         self._target: Any = None
         self._whole: list[str] | None = []
@@ -433,7 +437,9 @@ class Writer:
                 use_dictionary=["hash", *self._typed.scalars],
                 write_statistics=["offset", "time", *self._typed.scalars],
             )
-        self._open.write_table(pa.Table.from_batches(self.batches, self._schema), GROUP_ROWS)
+        table = pa.Table.from_batches(self.batches, self._schema)
+        self._statistics.add(table.select(["offset", "time", "hash", *self._typed.scalars]))
+        self._open.write_table(table, GROUP_ROWS)
         self.batches, self._bytes = [], 0
 
     def close(self) -> DataFile | None:
@@ -448,7 +454,8 @@ class Writer:
         size = self._files.size(f"{self._folder}/{self._name}")
         if size is None:
             raise FileNotFoundError(self._name)
-        return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000, self._partition)
+        bounds = self._statistics.bounds()
+        return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000, self._partition, bounds)
 
 
 class QueueWriter:
@@ -464,9 +471,14 @@ class QueueWriter:
         time_us: int,
         columns: TypedColumns,
         turn: int = 0,
+        firsts: Sequence[int] = (),
     ) -> None:
-        """``turn`` is the first partition of messages that may be on any of them, modulo the partitions."""
+        """``turn`` is the first partition of messages that may be on any of them, modulo the partitions.
+
+        ``firsts`` are the indices that the first messages will probably have, by partition.
+        """
         self._open = functools.partial(Writer, files, folder_of(queue), processor, record, time_us, columns)
+        self._firsts = firsts
         way = options.partitioner if options.partitioner in UNKEYED else None
         self._turns = Router(options.partitions, None, way, turn)
         self._writers: dict[int, Writer] = {}
@@ -504,7 +516,8 @@ class QueueWriter:
 
     def _writer(self, partition: int) -> Writer:
         if partition not in self._writers:
-            self._writers[partition] = self._open(partition)
+            first = self._firsts[partition] if partition < len(self._firsts) else 0
+            self._writers[partition] = self._open(partition, first)
         return self._writers[partition]
 
     def close(self) -> list[DataFile]:

@@ -3,16 +3,20 @@
     DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, made with the queue
     DIR/<queue>/_cues/writer.json              {"graph": id} of the graph that writes the queue
     DIR/<queue>/_delta_log/<version>.json      an entry for each step: its new files
-    DIR/<queue>/<processor>-<record>-<token>.parquet
+    DIR/<queue>/partition=<p>/first=<index>/<processor>-<record>-<token>.parquet
 
-    partition INT, first BIGINT                of a file, in the log; an index belongs to a partition
+    partition INT, first BIGINT                of a file, in the log and in its folder; an index belongs to a partition
     offset BIGINT, time TIMESTAMP, hash STRING, value BINARY, provenance MAP, meta BINARY
     …                                          fields of the messages as typed columns (typed.py)
 
-The index of a message is ``first + offset``. The index of a file's first message is in the log, because it is known
-only when the step commits. The number of partitions is in the metadata of the table, and only grows. Every reader of
-Delta tables sees exactly the messages that count: no file of a step that was not committed, no file twice. Paths in
-the log are relative, so a directory may be moved.
+The index of a message is ``first + offset``. The index of a file's first message is a partition of the table, because
+it is known only when the step commits. Some readers look for partitions in the log, others in the names of folders. So
+a task writes a file into the folder that it expects, and the driver moves it if there were more or fewer messages
+before it. Files of an earlier version are not in such folders; ``cues optimize`` writes them again.
+
+The number of partitions is in the metadata of the table, and only grows. Every reader of Delta tables sees exactly the
+messages that count: no file of a step that was not committed, no file twice. Paths in the log are relative, so a
+directory may be moved.
 
 An entry is put if absent (files.py), so the log has one order, even with several writers. It holds a transaction of
 Delta: the writer's id, and the number of its record (ledger.py). So after a crash a driver finds that an entry was
@@ -33,7 +37,7 @@ import uuid
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
@@ -86,11 +90,14 @@ class DataFile:
     """A data file, as in the log."""
 
     name: str
+    """In the folder of the queue."""
     first: int
     count: int
     size: int
     modified_ms: int
     partition: int = 0
+    bounds: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+    """Of a new file: the statistics of its columns (statistics.py); of one that is in the log: nothing."""
 
     @property
     def next(self) -> int:
@@ -100,12 +107,17 @@ class DataFile:
     @property
     def writer(self) -> str:
         """The id of the processor that wrote it."""
-        return name_of(self.name.rsplit("-", 2)[0])
+        return name_of(self.name.rpartition("/")[2].rsplit("-", 2)[0])
 
     @property
     def record(self) -> int:
         """The number of the record that wrote it; of a merged file, that of its last part."""
         return int(self.name.rsplit("-", 2)[1])
+
+    @property
+    def is_placed(self) -> bool:
+        """False for a file that is not in the folder of its partition and index, as earlier versions wrote it."""
+        return self.name == placed(self.name, self.partition, self.first)
 
 
 _FILE_NAME: Final = re.compile(r"(.+)-(\d{12})-[0-9a-f]{12}\.parquet")
@@ -114,6 +126,12 @@ _FILE_NAME: Final = re.compile(r"(.+)-(\d{12})-[0-9a-f]{12}\.parquet")
 def file_name(writer: str, number: int) -> str:
     """The name of a data file; ``writer`` is a processor id, ``number`` that of its record."""
     return f"{folder_of(writer)}-{number:012d}-{secrets.token_hex(6)}.parquet"
+
+
+def placed(name: str, partition: int, first: int) -> str:
+    """The name of a data file in the folder of its partition and its first index; ``first`` 0: beside these folders."""
+    last = name.rpartition("/")[2]
+    return f"partition={partition}/first={first}/{last}" if first else last
 
 
 def _damaged(text: str) -> Diverged:
@@ -438,7 +456,7 @@ class QueueDirectory:
         removed = []
         for file in gone:
             kept = any(file.first < other.next and other.first < file.next for other in new)
-            removed.append({"remove": {"path": quote(file.name), **about, "dataChange": not kept}})
+            removed.append({"remove": {"path": quote(file.name, safe="/="), **about, "dataChange": not kept}})
         added = [{"add": _add(file)["add"] | {"dataChange": False}} for file in new]
         return self._commit([*removed, *added], new, names)
 
@@ -475,15 +493,23 @@ class QueueDirectory:
     def numbered(self, files: Sequence[DataFile]) -> list[DataFile]:
         """New files with their indices, which follow those of their partitions. A file that has an index keeps it.
 
-        The caller holds the lock.
+        They are moved to the folders of these indices. The caller holds the lock.
         """
         ends: dict[int, int] = {}
-        placed = []
+        found, moves = [], {}
         for file in files:
             start = file.first or ends.get(file.partition) or self.log(file.partition).next
             ends[file.partition] = start + file.count
-            placed.append(replace(file, first=start))
-        return placed
+            name = placed(file.name, file.partition, start)
+            found.append(replace(file, name=name, first=start))
+            if name != file.name:
+                moves[f"{self.folder}/{file.name}"] = f"{self.folder}/{name}"
+        self.files.move(moves)
+        return found
+
+    def nexts(self) -> tuple[int, ...]:
+        """By partition: the index that its next message gets, if nobody writes before."""
+        return tuple(log.next for log in self.logs)
 
     def checkpoint(self) -> None:
         """Let the library write a checkpoint of the log, and delete entries that no reader needs any more."""
@@ -512,8 +538,8 @@ class QueueDirectory:
         if table is None:
             return []
         gone = table.vacuum(KEEP_FILES_H, dry_run=True, enforce_retention_duration=False, full=True)
-        names = (unquote(path.rpartition("/")[2]) for path in gone)
-        return [DataFile(name, 0, 0, 0, 0) for name in names if _FILE_NAME.fullmatch(name)]
+        names = map(unquote, gone)
+        return [DataFile(name, 0, 0, 0, 0) for name in names if _FILE_NAME.fullmatch(name.rpartition("/")[2])]
 
     # --- files ---
 
@@ -542,12 +568,12 @@ def _last(file: DataFile) -> int:
 def _add(file: DataFile) -> dict[str, Any]:
     return {
         "add": {
-            "path": quote(file.name),
+            "path": quote(file.name, safe="/="),
             "partitionValues": {"partition": str(file.partition), "first": str(file.first)},
             "size": file.size,
             "modificationTime": file.modified_ms,
             "dataChange": True,
-            "stats": json.dumps({"numRecords": file.count}),
+            "stats": json.dumps({"numRecords": file.count, **file.bounds}),
         }
     }
 

@@ -346,7 +346,8 @@ class Feeder:
                 self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
             if not same:
                 runs = [run for run in map(_of_sources, runs) if run.values]
-            file = self.write_runs(directory, runs, partition % len(directory.logs)) if runs else None
+            where = directory, runs, partition % len(directory.logs), first if same else 0
+            file = self.write_runs(*where) if runs else None
             if file is not None:
                 files.append(replace(file, first=first) if same else file)
             next = after
@@ -408,11 +409,13 @@ class Feeder:
                 "start again after that time; or run Spark without queues=.",
             )
 
-    def write_runs(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
+    def write_runs(
+        self, directory: QueueDirectory, runs: Sequence[_Run], partition: int, first: int
+    ) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
         directory.learn([each for run in runs if run.rows is not None for each in fields_of(run.rows.schema)])
         where = driver.files, directory.folder, self.ledger.processor, record, 0
-        writer = Writer(*where, directory.columns, partition)
+        writer = Writer(*where, directory.columns, partition, first)
         for is_table, group in groupby(runs, lambda run: run.rows is not None):
             for some in ([run] for run in group) if is_table else (list(group),):
                 writer.add(

@@ -26,7 +26,8 @@ import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -40,6 +41,10 @@ ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
 _STORES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 """The schemes of object stores."""
+_PARTITION: Final = "="
+"""It is in the name of a folder of a Delta table's partition. No folder of :func:`folder_of` has it."""
+_COPIES: Final = 16
+"""Files of an object store that get their new names at the same time."""
 
 
 def is_object_store(place: str) -> bool:
@@ -87,7 +92,10 @@ class Files(ABC):
 
     @abstractmethod
     def listed(self, folder: str) -> dict[str, tuple[int, float]]:
-        """By name: the size in bytes of each file in a folder, and when it was written, in seconds since 1970."""
+        """By name: the size in bytes of each file in a folder, and when it was written, in seconds since 1970.
+
+        Files in folders of partitions (``partition=0/first=1/…``) are among them.
+        """
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
@@ -111,6 +119,10 @@ class Files(ABC):
     @abstractmethod
     def create(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A new file for pyarrow's writers. It is on the disk when the block ends."""
+
+    @abstractmethod
+    def move(self, names: Mapping[str, str]) -> None:
+        """Give files new names, by the old ones. After an error some files may have both names, or the new one."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -178,6 +190,9 @@ class LocalFiles(Files):
                 with contextlib.suppress(FileNotFoundError):  # another process deletes files
                     if entry.name[0] != "." and entry.is_file():
                         found[entry.name] = entry.stat().st_size, entry.stat().st_mtime
+                    elif _PARTITION in entry.name:
+                        inside = self.listed(f"{folder}/{entry.name}")
+                        found |= {f"{entry.name}/{name}": about for name, about in inside.items()}
         return found
 
     @override
@@ -229,12 +244,31 @@ class LocalFiles(Files):
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
         path = self.path(name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb", opener=door.opener) as file:
+        while True:
+            _make(os.path.dirname(path))
+            try:
+                file = open(path, "wb", opener=door.opener)  # noqa: SIM115
+                break
+            except FileNotFoundError:
+                continue  # another process has deleted the empty folder
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         _sync(os.path.dirname(path))
+
+    @override
+    def move(self, names: Mapping[str, str]) -> None:
+        for old, new in names.items():
+            folder = os.path.dirname(self.path(new))
+            while True:
+                _make(folder)
+                try:
+                    os.rename(self.path(old), self.path(new))
+                    break
+                except FileNotFoundError:  # another process has deleted the empty folder; or there is no such file
+                    os.stat(self.path(old))
+            _sync(folder)
 
     @override
     def delete(self, name: str) -> None:
@@ -244,6 +278,9 @@ class LocalFiles(Files):
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
+        with contextlib.suppress(OSError):  # not empty
+            while _PARTITION in os.path.basename(name := os.path.dirname(name)):
+                os.rmdir(self.path(name))
 
     @override
     def table(self, name: str) -> str:
@@ -297,7 +334,9 @@ class ObjectFiles(Files):
     @override
     def listed(self, folder: str) -> dict[str, tuple[int, float]]:
         prefix = f"{folder}/"
-        objects = self.obstore.list_with_delimiter(self.store, prefix)["objects"]
+        pages = self.obstore.list_with_delimiter(self.store, prefix)
+        inner = (p for p in pages["common_prefixes"] if _PARTITION in p.removeprefix(prefix))
+        objects = [*pages["objects"], *(o for p in inner for page in self.obstore.list(self.store, p) for o in page)]
         return {o["path"].removeprefix(prefix): (o["size"], o["last_modified"].timestamp()) for o in objects}
 
     @override
@@ -334,6 +373,13 @@ class ObjectFiles(Files):
         buffer = io.BytesIO()
         yield buffer
         self.obstore.put(self.store, name, buffer.getvalue())
+
+    @override
+    def move(self, names: Mapping[str, str]) -> None:
+        with ThreadPoolExecutor(_COPIES) as pool:
+            list(pool.map(lambda pair: self.obstore.copy(self.store, *pair), names.items()))
+        if names:
+            self.obstore.delete(self.store, list(names))
 
     @override
     def delete(self, name: str) -> None:
@@ -375,6 +421,15 @@ class _Reader(io.RawIOBase):
     @override
     def tell(self) -> int:
         return int(self._reader.tell())
+
+
+def _make(folder: str) -> None:
+    """Make a folder, and those above it: on the disk, if there was a folder that is not new."""
+    if not os.path.isdir(folder):
+        _make(os.path.dirname(folder))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        _sync(os.path.dirname(folder))
 
 
 def _sync(path: str) -> None:

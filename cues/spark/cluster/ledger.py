@@ -31,9 +31,10 @@ from cues.spark.cluster.state_files import StateRun
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 OLDEST_FORMAT: Final = 2
-"""Format 2 has no partitions; an older version would take their files for those of one log."""
+"""Format 2 has no partitions; an older version would take their files for those of one log. Format 3 has no folders of
+partitions: an older version would miss the files in them."""
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64

@@ -181,12 +181,13 @@ def merged(files: Files, folder: str, graph: str, small: Sequence[DataFile], col
     """
     writers = {file.writer for file in small}
     writer = writers.pop() if len(writers) == 1 else f"{graph}.keeper"
-    target = Writer(files, folder, writer, small[-1].record, 0, columns, small[0].partition)
+    first = small[0].first
+    target = Writer(files, folder, writer, small[-1].record, 0, columns, small[0].partition, first)
     for file in small:
         target.append(read(files, Piece(folder, file, 0, file.count), [*COLUMNS.names, *columns.schema.names]))
     one = target.close()
     assert one is not None
-    return replace(one, first=small[0].first, modified_ms=max(file.modified_ms for file in small))
+    return replace(one, first=first, modified_ms=max(file.modified_ms for file in small))
 
 
 def keepers_group(driver: Driver) -> str:
@@ -203,12 +204,13 @@ def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
     """
     files = driver.files
     for directory in driver.queues.values():
-        _require_all(files, directory.folder, {file.name for file in directory.live})
+        stored = set(files.listed(directory.folder))
+        _require_all(files, directory.folder, {file.name for file in directory.live}, stored)
     orphans = []
     for stage in stages:
         folder = folder_of_state(stage.node.id)
         state = {name for run in stage.ledger.now.state for name in run.files}
-        stored = _require_all(files, folder, state)
+        stored = _require_all(files, folder, state, set(files.names(folder)))
         last = stage.ledger.now.number
         orphans += [f"{folder}/{name}" for name in sorted(stored - state) if record_of(name) <= last]
     for orphan in orphans:
@@ -216,9 +218,8 @@ def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
     return len(orphans)
 
 
-def _require_all(files: Files, folder: str, needed: set[str]) -> set[str]:
-    """The files of a folder. Raises :class:`Diverged` if some are missing that a log or a record names."""
-    stored = set(files.names(folder))
+def _require_all(files: Files, folder: str, needed: set[str], stored: set[str]) -> set[str]:
+    """Return the files of a folder. Raises :class:`Diverged` if some are missing that a log or a record names."""
     missing = needed - stored
     if missing:
         raise Diverged(

@@ -139,7 +139,7 @@ def purge(driver: Driver, id: str, index: int, unread: Literal["drop", "refuse"]
             # 1. The rest.
             rest = Piece(directory.folder, cut, found.plan.index - cut.first, cut.count)
             where = driver.files, directory.folder, cut.writer, cut.record, 0
-            writer = Writer(*where, directory.columns, cut.partition)
+            writer = Writer(*where, directory.columns, cut.partition, found.plan.index)
             writer.append(read(driver.files, rest, [*COLUMNS.names, *directory.columns.schema.names]))
             file = writer.close()
             assert file is not None

@@ -405,6 +405,7 @@ class Stage:
             self.ledger.now.state if sees != "nothing" else (),
             self.node.at_most_once,
             tuple(target.columns for target in self.targets),
+            tuple(target.nexts() for target in self.targets),
         )
 
     def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:

@@ -90,6 +90,8 @@ class Task(NamedTuple):
     """True if Spark must not repeat a task."""
     columns: tuple[TypedColumns, ...]
     """The typed columns of each target."""
+    firsts: tuple[tuple[int, ...], ...]
+    """By target and partition: the index of the next message, which the first stretch probably writes."""
 
 
 @dataclass(kw_only=True)
@@ -410,7 +412,8 @@ class _FilesWork(StretchWork):
             (queue, options), task = self.job.targets[target], self.task
             where = self.files, queue, options, self.job.node.id, task.record, task.time_us
             turn = task.record + self.result.number
-            self._writers[target] = QueueWriter(*where, task.columns[target], turn)
+            firsts = () if self.result.number else task.firsts[target]
+            self._writers[target] = QueueWriter(*where, task.columns[target], turn, firsts)
         return self._writers[target]
 
 
