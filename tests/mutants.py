@@ -307,11 +307,11 @@ MUTANTS: Final = (
         "cues/steps/feed.py",
         ("            self.committer.commit_parts(parts, row)\n            self.feed.committed_changes"),
         (
-            "            getattr(self.node.fn, 'committed', lambda position: None)(self.position[0])\n"
+            "            getattr(self.node.fn, 'committed', lambda position: None)(int(afters[-1]))\n"
             "            self.committer.commit_parts(parts, row)\n"
             "            self.feed.committed_changes"
         ),
-        "test_processors_mqtt.py::test_messages_are_read_once_and_a_session_keeps_them_meanwhile[5]",
+        "test_source_state.py::test_a_source_is_told_of_a_commit_after_it",
     ),
     Mutant(
         "failed-call-keeps-its-state",
@@ -322,7 +322,7 @@ MUTANTS: Final = (
             "            self._imperative.discard()"
         ),
         ("        if self._imperative is not None:\n            self._imperative.discard()"),
-        "test_state_values.py::test_state_is_that_of_plain_dicts",
+        "test_delivery.py::test_a_failed_call_leaves_no_state_and_a_retry_begins_afresh",
     ),
     Mutant(
         "cut-step-keeps-all-state",
@@ -399,7 +399,7 @@ MUTANTS: Final = (
         "cues/queues/log.py",
         ("        if ends:\n            return None\n        raise self.damaged(first)"),
         ("        if ends:\n            return None\n        return Batch(first, value, pieces)"),
-        "test_check.py::test_a_flipped_bit_is_found_or_changes_nothing_that_is_read[20]",
+        "test_tailer.py::test_a_damaged_batch_raises_and_its_neighbours_are_read",
     ),
     Mutant(
         "retention-of-a-step-under-way",

@@ -11,6 +11,9 @@ from pathlib import Path
 import mutants
 import pytest
 from mutants import MUTANTS, ROOT, Mutant
+from scenarios import SCENARIOS
+
+from cues import faults
 
 SOME = (
     "fence-compares-nothing",
@@ -37,6 +40,12 @@ def test_every_entry_fits_the_code_and_names_a_test() -> None:
         assert mutant.mutated() != (ROOT / mutant.file).read_text()
         file, _, function = mutant.test.partition("::")
         assert function.partition("[")[0] in functions(file), f"{mutant.name}: there is no {mutant.test}"
+
+
+def test_the_page_about_proof_has_the_counts() -> None:
+    page = (ROOT / "docs" / "proof.md").read_text()
+    for count in (f"{len(MUTANTS)} mutants", f"{len(faults.POINTS)} points", f"{len(SCENARIOS)} kinds of graphs"):
+        assert count in page, count
 
 
 def test_an_entry_that_does_not_fit_the_code_is_refused(tmp_path: Path) -> None:

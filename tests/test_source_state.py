@@ -40,6 +40,27 @@ def graph(source: Any = numbers, **options: Any) -> cues.Graph:
     return cues.Graph("g", [cues.Source("n", source)], **options)
 
 
+def test_a_source_is_told_of_a_commit_after_it() -> None:
+    """Sources that acknowledge messages do so then: a message that was acknowledged before could be lost."""
+    told: list[tuple[int, int]] = []
+
+    class Reading:
+        def __call__(self, position: int | None) -> Iterator[tuple[int, dict[str, int]]]:
+            for n in range((position or 0) + 1, 7):
+                yield n, {"n": n}
+
+        def committed(self, position: int) -> None:
+            told.append((position, store.queue("n").last_index))
+
+    with testing.temporary_store() as store:
+        made = cues.Graph("g", [cues.Source("n", Reading(), batch_size=2)])
+        with testing.crash("commit.inside", 2, how="raise"), pytest.raises(testing.Crashed):
+            testing.run_until_idle(made, store)
+        assert told == [(2, 2)]
+        testing.run_until_idle(made, store)
+        assert told == [(2, 2), (4, 4), (6, 6)]
+
+
 def test_a_source_sees_its_state_in_one_run_and_in_many() -> None:
     with testing.temporary_store() as store:
         report = testing.run_until_idle(graph(), store)

@@ -1,0 +1,62 @@
+"""The deterministic simulation (tests/simulation): its runs agree with the model, and it finds mutants."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mutants
+import pytest
+
+FOUND = {
+    "fence-compares-nothing": 40,
+    "state-not-written": 40,
+    "target-takes-a-repetition": 40,
+}
+"""Mutants, each with a number of seeds within which a run must fail."""
+
+
+def simulate(*options: str, where: Path = mutants.ROOT, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Run the simulation in a process of its own, which replaces the clocks; return its exit status and output."""
+    command = [sys.executable, "-m", "tests.simulation", *options]
+    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.interpreted
+def test_a_seed_repeats_a_run() -> None:
+    """Two processes make the same decisions, to the last one, and agree with the model."""
+    status, first = simulate("--seed", "7")
+    assert status == 0, first[-2000:]
+    assert simulate("--seed", "7") == (0, first)
+    assert re.search(r"seed 7, commit \S+, digest [0-9a-f]{16}, 0 problems", first)
+
+
+@pytest.mark.interpreted
+@pytest.mark.slow
+def test_seeds_agree_with_the_model() -> None:
+    status, output = simulate("--seconds", "20")
+    assert status == 0, output[-3000:]
+
+
+@pytest.mark.interpreted
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_thousands_of_seeds_agree_with_the_model() -> None:
+    status, output = simulate("--first", "1000", "--seconds", "1200")
+    assert status == 0, output[-3000:]
+
+
+@pytest.mark.interpreted
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_control_the_simulation_finds_mutants(tmp_path: Path) -> None:
+    tree = mutants.copied(tmp_path)
+    for number, mutant in enumerate(mutants.chosen(list(FOUND)), 1):
+        with mutants.applied(tree, mutant, number):
+            status, output = simulate(
+                "--seeds", str(FOUND[mutant.name]), where=tree, environment=mutants.environment(tree)
+            )
+        assert status == 1 and "failed after" in output, f"{mutant.name}: {output[-2000:]}"
