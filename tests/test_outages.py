@@ -30,8 +30,10 @@ from cues.base import events
 from cues.base.away import is_away
 from cues.cli.app import run as cli
 from cues.errors import Away, CheckpointError, GraphError, InvalidArgument, ProcessorStopped, WaitTimeout
+from cues.processors.delta import DeltaTarget
 from cues.processors.http_sink import Requests
 from cues.processors.http_source import Poll
+from cues.processors.iceberg import IcebergTarget
 from cues.processors.sql_source import Rows
 
 COUNT = 200
@@ -931,6 +933,61 @@ def test_a_sink_goes_on_at_the_standby_that_was_promoted(tmp_path: Path) -> None
             rows = connection.execute("select n from t order by n").fetchall()
         assert rows == [(n,) for n in range(3000)]
         first.start()  # it is ended with the test
+
+
+def lake(kind: str, path: Path) -> Any:
+    """A table of one column."""
+    pa = pytest.importorskip("pyarrow")
+    schema = pa.schema({"n": pa.int64()})
+    if kind == "delta":
+        pytest.importorskip("deltalake")
+        return DeltaTarget(path / "t", schema=schema)
+    pytest.importorskip("pyiceberg")
+    place = {"type": "sql", "uri": f"sqlite:///{path}/catalog.db?timeout=0.1", "warehouse": f"file://{path}"}
+    return IcebergTarget("lake.t", catalog=place, schema=schema)
+
+
+def lake_numbers(target: Any) -> list[int]:
+    table = target.open()
+    found = table.to_pyarrow_table() if isinstance(target, DeltaTarget) else table.scan().to_arrow()
+    return sorted(found.column("n").to_pylist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_full_disk_under_a_table_is_waited_for(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path / "disk")]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount a file system here")
+    try:
+        target, filling = lake(kind, tmp_path / "disk"), tmp_path / "disk" / "other"
+        graph = cues.Graph("g", [cues.Source("q"), target.sink("q", batch_size=10)])
+        with cues.open(tmp_path / "s") as store, graph.start(store=store) as running:
+            store.queue("q").appender().write_many([{"n": n} for n in range(30)])
+            running.wait_idle()
+            with contextlib.suppress(OSError), open(filling, "wb", 0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+            store.queue("q").appender().write_many([{"n": n} for n in range(30, 60)])
+            until(lambda: running.counters()["g.save"].away)
+            filling.unlink()
+            running.wait_idle()
+            assert not running.counters()["g.save"].away
+        assert lake_numbers(target) == list(range(60))
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path / "disk")], check=True)
+
+
+def test_a_locked_catalog_of_iceberg_is_waited_for(tmp_path: Path) -> None:
+    target = lake("iceberg", tmp_path)
+    target.__cues_prepare__()
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CheckpointError, match="locked") as error:
+            lake("iceberg", tmp_path).open()
+        assert is_away(error.value)
+    assert lake_numbers(target) == []
 
 
 @pytest.mark.slow

@@ -294,6 +294,46 @@ def test_the_numbers_outlive_checkpoints_and_compaction(tmp_path: Path, store: c
     assert numbers(target) == list(range(40))
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_another_writer_that_commits_in_the_middle_of_a_step_is_no_loss(
+    tmp_path: Path, store: cues.Store, mode: str
+) -> None:
+    """Rows, an overwrite, compaction, a vacuum, a checkpoint: between the look at the table and the commit."""
+    target = DeltaTarget(tmp_path / "t", schema=N, mode=mode, key="n" if mode == "upsert" else ())
+    target.__cues_prepare__()
+    acts = [
+        lambda table: deltalake.write_deltalake(table, pa.table({"n": [-1]}), mode="append"),
+        lambda table: table.optimize.compact(),
+        lambda table: table.optimize.z_order(["n"]),
+        lambda table: table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False),
+        lambda table: table.delete("n = 1"),
+        lambda table: (table.create_checkpoint(), table.cleanup_metadata()),
+        lambda table: deltalake.write_deltalake(table, pa.table({"n": [-2]}), mode="overwrite"),
+        lambda table: deltalake.write_deltalake(
+            table, pa.table({"n": [-3], "more": ["x"]}), mode="append", schema_mode="merge"
+        ),
+    ]
+    left, overtaken = iter(acts), []
+
+    def save(messages: list[Any], process: cues.Process) -> None:
+        act = next(left, lambda _: None)
+        if act is acts[6]:
+            overtaken.append(messages[0]["n"])
+        act(target.open())
+        process.connection.write(messages)
+
+    graph = cues.Graph("g", [cues.Source("q"), cues.Sink(save, "q", id="save", checkpoint=target, batch=True)])
+    for n in range(len(acts) + 1):
+        store.queue("q").appender().write({"n": n})
+        with testing.Clock() as clock:
+            for _ in range(5):
+                testing.run_until_idle(graph, store)
+                clock.advance(100)
+    assert next(left, None) is None
+    # Rows before the overwrite are gone. The step that it overtook is there, after it.
+    assert numbers(target) == [-3, -2, *range(overtaken[0], len(acts) + 1)]
+
+
 def test_partitions_of_a_sink_write_one_table_at_the_same_time(tmp_path: Path, store: cues.Store) -> None:
     store.queue("q", partitions=4, key="n").appender().write_many([{"n": n} for n in range(400)])
     target = DeltaTarget(tmp_path / "t", schema=N)
