@@ -17,6 +17,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 from directory_steps import messages_of, messages_of_log
 from pages import run_page
@@ -202,7 +203,19 @@ VALUES: dict[str, list[Any]] = {
     "byte": [-128, 127],
     "double": [0.1, -0.0, 0.0, 1e308, -1e-300, float("inf"), float("-inf"), float("nan")],
     "float": [0.5, -2.0],
-    "string": ["", "a", "é", "z" * 32, "z" * 33, "z" * 40, "\U0001f600", "\uffff", "a\x00b", '"\\\n'],
+    "string": [
+        "",
+        "a",
+        "é",
+        "z" * 32,
+        "z" * 33,
+        "z" * 40,
+        "z" * 32 + "\U0010ffff" * 2,
+        "\U0001f600",
+        "\uffff",
+        "a\x00b",
+        '"\\\n',
+    ],
     "date": [date(1, 1, 1), date(1969, 12, 31), date(9999, 12, 31)],
     "timestamp": [
         DAY,
@@ -213,6 +226,8 @@ VALUES: dict[str, list[Any]] = {
     ],
     "boolean": [True, False],
     "decimal(20,2)": [Decimal("123456789012345678.91"), Decimal("-0.01")],
+    "decimal(4,2)": [Decimal("-99.99"), Decimal("-0.01"), Decimal("98.01")],
+    "struct<a:long>": [{"a": 1}, {"a": None}],
 }
 
 
@@ -227,7 +242,13 @@ def test_statistics_hide_no_row(tmp_path: Path, kind: str) -> None:
     everything = DeltaTable(path).to_pyarrow_table().select(["n", "v"])
     rows = list(zip(everything["n"].to_pylist(), everything["v"].to_pylist()))
     assert sorted(n for n, _ in rows) == sorted(at for at, group in enumerate(groups) for _ in group)
-    for value in values:
+    dataset = DeltaTable(path).to_pyarrow_dataset()
+    for chosen, keep in (("is_null", True), ("is_valid", False)):
+        found = dataset.to_table(["n"], getattr(ds.field("v"), chosen)())["n"].to_pylist()
+        assert sorted(found) == sorted(n for n, v in rows if (v is None) is keep)
+    for value in values if "<" not in kind else []:
+        alike = dataset.to_table(["n"], ds.field("v") == pa.scalar(value, everything["v"].type))["n"].to_pylist()
+        assert sorted(alike) == sorted(n for n, v in rows if v == value), value
         wanted = sorted(n for n, v in rows if v == value or (v != v and value != value))
         column = pl.col("v")
         same = column.is_nan() if value != value else column == pl.lit(value, pl.read_delta(path).schema["v"])

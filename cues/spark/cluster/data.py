@@ -438,7 +438,7 @@ class Writer:
                 write_statistics=["offset", "time", *self._typed.scalars],
             )
         table = pa.Table.from_batches(self.batches, self._schema)
-        self._statistics.add(table.select(["offset", "time", "hash", *self._typed.scalars]))
+        self._statistics.add(table.select(["offset", "time", "hash", *self._typed.schema.names]))
         self._open.write_table(table, GROUP_ROWS)
         self.batches, self._bytes = [], 0
 

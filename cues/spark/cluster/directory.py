@@ -134,6 +134,11 @@ def placed(name: str, partition: int, first: int) -> str:
     return f"partition={partition}/first={first}/{last}" if first else last
 
 
+def _to_json(value: Any) -> str:
+    """JSON of the log, without escapes: delta-rs misreads those of characters from U+20000 on (rare Chinese ones)."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _damaged(text: str) -> Diverged:
     return Diverged(text, "restore the directory from a copy.")
 
@@ -313,7 +318,7 @@ class QueueDirectory:
             "id": str(uuid.UUID(bytes=self.identity * 2)),
             "name": self.queue,
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps({"type": "struct", "fields": [*_FIELDS, *columns.to_log()]}),
+            "schemaString": _to_json({"type": "struct", "fields": [*_FIELDS, *columns.to_log()]}),
             "partitionColumns": ["partition", "first"],
             "createdTime": time.time_ns() // 1_000_000,
             "configuration": {_PLACING: json.dumps(placing_to_dict(options))},
@@ -382,7 +387,7 @@ class QueueDirectory:
                 if live is None:
                     live = {file.name: file for file in self.live}
                 self.version += 1
-                for line in raw.decode().splitlines():
+                for line in raw.decode().rstrip("\n").split("\n"):  # a text may have other ends of lines
                     self._apply(json.loads(line), live)
             if live is not None:
                 self._keep(live.values())
@@ -475,7 +480,7 @@ class QueueDirectory:
     ) -> bool:
         """Write the next entry. If its number is taken, read on and return False."""
         about = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "engineInfo": "cues"}
-        lines = [json.dumps(action) for action in ({"commitInfo": about}, *actions)]
+        lines = [_to_json(action) for action in ({"commitInfo": about}, *actions)]
         if not self.files.put(self._entry(self.version + 1), "\n".join(lines).encode()):
             self.read_on()
             return False
@@ -573,7 +578,7 @@ def _add(file: DataFile) -> dict[str, Any]:
             "size": file.size,
             "modificationTime": file.modified_ms,
             "dataChange": True,
-            "stats": json.dumps({"numRecords": file.count, **file.bounds}),
+            "stats": _to_json({"numRecords": file.count, **file.bounds}),
         }
     }
 

@@ -26,9 +26,9 @@ import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import xxhash
@@ -45,6 +45,9 @@ _PARTITION: Final = "="
 """It is in the name of a folder of a Delta table's partition. No folder of :func:`folder_of` has it."""
 _COPIES: Final = 16
 """Files of an object store that get their new names at the same time."""
+_TRIES: Final = 10
+"""A folder is made so often, while others delete it. If there is no file to move, all of them fail."""
+_T = TypeVar("_T")
 
 
 def is_object_store(place: str) -> bool:
@@ -188,7 +191,9 @@ class LocalFiles(Files):
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path(folder)) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # another process deletes files
-                    if entry.name[0] != "." and entry.is_file():
+                    if entry.name[0] == ".":
+                        continue
+                    if entry.is_file():
                         found[entry.name] = entry.stat().st_size, entry.stat().st_mtime
                     elif _PARTITION in entry.name:
                         inside = self.listed(f"{folder}/{entry.name}")
@@ -244,14 +249,7 @@ class LocalFiles(Files):
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
         path = self.path(name)
-        while True:
-            _make(os.path.dirname(path))
-            try:
-                file = open(path, "wb", opener=door.opener)  # noqa: SIM115
-                break
-            except FileNotFoundError:
-                continue  # another process has deleted the empty folder
-        with file:
+        with _in_folder(path, lambda: open(path, "wb", opener=door.opener)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -260,15 +258,9 @@ class LocalFiles(Files):
     @override
     def move(self, names: Mapping[str, str]) -> None:
         for old, new in names.items():
-            folder = os.path.dirname(self.path(new))
-            while True:
-                _make(folder)
-                try:
-                    os.rename(self.path(old), self.path(new))
-                    break
-                except FileNotFoundError:  # another process has deleted the empty folder; or there is no such file
-                    os.stat(self.path(old))
-            _sync(folder)
+            source, target = self.path(old), self.path(new)
+            _in_folder(target, functools.partial(os.rename, source, target))
+            _sync(os.path.dirname(target))
 
     @override
     def delete(self, name: str) -> None:
@@ -421,6 +413,15 @@ class _Reader(io.RawIOBase):
     @override
     def tell(self) -> int:
         return int(self._reader.tell())
+
+
+def _in_folder(path: str, act: Callable[[], _T]) -> _T:
+    """Make the folder of a file, and call ``act``, again if another process deletes the empty folder meanwhile."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            _make(os.path.dirname(path))
+            return act()
+    return act()
 
 
 def _make(folder: str) -> None:

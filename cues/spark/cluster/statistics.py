@@ -4,24 +4,33 @@
     nullCount               by column: rows that are NULL
     minValues, maxValues    by column: its bounds, in the types of JSON
 
-Each bound is right for every reader, or it is left out:
+A file has bounds for each column that is not only NULL, or for none. The datasets of delta-rs for pyarrow take a
+missing bound for one that no row meets, and leave the rows of the file out of a filter on the column.
 
 1. A time has milliseconds, as the protocol says; the lower bound is rounded down and the upper one up.
-2. A text of more than 32 characters has no bound, because a cut text is not an upper one.
-3. A column with NaN or an infinite number has no bounds: JSON does not have these values, and readers order NaN
-   differently. Booleans, bytes and decimals have none either, nor times outside of the years 1 to 9999.
+2. A text of more than 32 characters is cut. The upper bound then ends with the last character of Unicode.
+3. A decimal becomes a whole number of at most 53 bits, which every reader of JSON keeps; rounded as a time is.
+4. A file has no bounds if a column has structs, NaN, an infinite number, a decimal that is too large, or a time outside
+   of the years 1 to 9999. JSON does not have these numbers, and readers order NaN differently.
+
+Bytes, lists and maps need no bounds, because no reader of this kind asks for them.
 """
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 TEXT_LENGTH: Final = 32
-"""Characters of the longest text that is a bound. The length is that of Spark's own writer; a delivery hash has it."""
+"""Characters of a text that a bound keeps. The length is that of Spark's own writer; a delivery hash has it."""
+_LAST: Final = "\U0010ffff"
+_EXACT: Final = 1 << 53
+"""Whole numbers up to this one are the same as floating-point numbers."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,42 +42,37 @@ class Statistics:
         self._ends: dict[str, tuple[Any, Any]] = {}
         """By column: its smallest and its largest value; of times, as numbers."""
         self._types: dict[str, pa.DataType] = {}
-        self._without: set[str] = set()
-        """The columns that have no bounds."""
+        self._bounded = True
 
     def add(self, table: pa.Table) -> None:
         """Count the rows of a table in. Every table of a file has the same columns."""
         for field, column in zip(table.schema, table.columns):
             name = field.name
+            if pa.types.is_nested(field.type):
+                self._bounded &= not pa.types.is_struct(field.type)
+                continue
             self._types[name] = field.type
             self._nulls[name] = self._nulls.get(name, 0) + column.null_count
-            if name in self._without or column.null_count == len(column):
+            if pa.types.is_binary(field.type) or column.null_count == len(column):
                 continue
-            if not _has_bounds(column):
-                self._without.add(name)
-                continue
-            ends = pc.min_max(_as_numbers(column)).as_py()
-            low, high = self._ends.get(name, (ends["min"], ends["max"]))
-            self._ends[name] = min(low, ends["min"]), max(high, ends["max"])
+            self._bounded = self._bounded and _has_bounds(column)
+            if self._bounded:
+                ends = pc.min_max(_as_numbers(column)).as_py()
+                low, high = self._ends.get(name, (ends["min"], ends["max"]))
+                self._ends[name] = min(low, ends["min"]), max(high, ends["max"])
 
     def bounds(self) -> dict[str, dict[str, Any]]:
         """The statistics of all rows, as in the log."""
-        lows: dict[str, Any] = {}
-        highs: dict[str, Any] = {}
-        for name, (low, high) in self._ends.items():
-            if name not in self._without:
-                ends = _shown(low, self._types[name], False), _shown(high, self._types[name], True)
-                if None not in ends:
-                    lows[name], highs[name] = ends
-        return {"minValues": lows, "maxValues": highs, "nullCount": self._nulls}
+        nulls = {"nullCount": self._nulls}
+        lows = {name: _shown(low, self._types[name], False) for name, (low, _) in self._ends.items()}
+        highs = {name: _shown(high, self._types[name], True) for name, (_, high) in self._ends.items()}
+        if not self._bounded or None in (*lows.values(), *highs.values()):
+            return nulls
+        return {"minValues": lows, "maxValues": highs, **nulls}
 
 
 def _has_bounds(column: pa.ChunkedArray) -> bool:
-    kind = column.type
-    if pa.types.is_floating(kind):
-        return bool(pc.all(pc.is_finite(column)).as_py())
-    tests = pa.types.is_integer, pa.types.is_string, pa.types.is_timestamp, pa.types.is_date32
-    return any(is_one(kind) for is_one in tests)
+    return not pa.types.is_floating(column.type) or bool(pc.all(pc.is_finite(column)).as_py())
 
 
 def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -88,6 +92,17 @@ def _shown(end: Any, kind: pa.DataType, is_upper: bool) -> Any:
             return (_EPOCH + timedelta(days=end)).date().isoformat()
     except OverflowError:
         return None
+    if isinstance(end, Decimal):
+        whole = math.ceil(end) if is_upper else math.floor(end)
+        return whole if abs(whole) < min(_EXACT, 10 ** (kind.precision - kind.scale)) else None
     if isinstance(end, float) and end == 0:
         return 0.0 if is_upper else -0.0  # some readers take -0.0 for the smaller one
-    return None if isinstance(end, str) and len(end) > TEXT_LENGTH else end
+    return _cut(end, is_upper) if isinstance(end, str) else end
+
+
+def _cut(text: str, is_upper: bool) -> str:
+    """A short text that is not after a text, or not before it."""
+    length = TEXT_LENGTH
+    while is_upper and text[length : length + 1] == _LAST:
+        length += 1
+    return text if len(text) <= length else text[:length] + (_LAST if is_upper else "")
