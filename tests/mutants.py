@@ -55,9 +55,7 @@ class Mutant(NamedTuple):
         source = (ROOT / self.file).read_text()
         if (found := source.count(self.text)) != 1:
             raise ValueError(f"the text of {self.name} is {found} times in {self.file}, and must be there once")
-        mutated = source.replace(self.text, self.replacement)
-        ast.parse(mutated)
-        return mutated
+        return source.replace(self.text, self.replacement)
 
 
 MUTANTS: Final = (
@@ -824,6 +822,7 @@ def tested(tree: Path, tests: Iterable[str], limit_s: float) -> tuple[int | None
 def applied(tree: Path, mutant: Mutant, number: int) -> Iterator[None]:
     """Put a mutant into the copy for the time of the block; each with a ``number`` of its own."""
     mutated = mutant.mutated()
+    ast.parse(mutated)
     file = tree / mutant.file
     before = file.read_text()
     try:

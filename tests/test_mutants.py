@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import subprocess
 import sys
@@ -27,10 +26,9 @@ SOME = (
 
 
 @functools.cache
-def functions(file: str) -> set[str]:
-    """The names of the test functions of a file."""
-    tree = ast.parse((ROOT / "tests" / file).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+def source(file: str) -> str:
+    """The source of a file of tests."""
+    return (ROOT / "tests" / file).read_text()
 
 
 def test_every_entry_fits_the_code_and_names_a_test() -> None:
@@ -39,7 +37,7 @@ def test_every_entry_fits_the_code_and_names_a_test() -> None:
     for mutant in MUTANTS:
         assert mutant.mutated() != (ROOT / mutant.file).read_text()
         file, _, function = mutant.test.partition("::")
-        assert function.partition("[")[0] in functions(file), f"{mutant.name}: there is no {mutant.test}"
+        assert f"def {function.partition('[')[0]}(" in source(file), f"{mutant.name}: there is no {mutant.test}"
 
 
 def test_the_page_about_proof_has_the_counts() -> None:

@@ -26,6 +26,13 @@ def simulate(*options: str, where: Path = mutants.ROOT, environment: dict[str, s
 
 
 @pytest.mark.interpreted
+def test_a_seed_agrees_with_the_model() -> None:
+    status, output = simulate("--seeds", "1")
+    assert status == 0, output[-3000:]
+
+
+@pytest.mark.interpreted
+@pytest.mark.slow
 def test_a_seed_repeats_a_run() -> None:
     """Two processes make the same decisions, to the last one, and agree with the model."""
     status, first = simulate("--seed", "7")

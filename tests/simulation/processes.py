@@ -160,7 +160,7 @@ def member(plan: Plan) -> Program:
                     with reader.session() as session:
                         messages = session.read_many(world.chance.randint(1, 4))
                         session.write_many("done", messages)
-                        process.park("session")
+                        process.rest("session")
                         if world.chance.random() < 0.9:
                             session.end(groups.TRY_COMMIT)
                     if world.chance.random() < 0.01:
@@ -188,7 +188,7 @@ def mover(plan: Plan) -> Program:
                     for _ in range(world.chance.randint(1, 3)):
                         if (message := tailer.read()) is not None:
                             transaction.write("moved", message)
-                    process.park("transaction")
+                    process.rest("transaction")
                     if world.chance.random() < 0.1:
                         transaction.abort()
                 process.park("rest")

@@ -33,6 +33,8 @@ Killed = testing.Crashed
 START_NS: Final = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 10**9
 ENGINE_TURNS: Final = 4
 """Turns of a process that runs the graph for one of each other process: most of the code is there."""
+RARE: Final = 10
+"""How much likelier faults are at the first hit of a point: else those that are often reached would have them all."""
 HANG_S: Final = 60.0
 """Seconds of real time after which a process that does not hand over is a failure of the run."""
 
@@ -159,11 +161,22 @@ class Process:
         world = self.world
         if world.calm:
             return
-        if world.chance.random() < world.weather["kill"]:
+        world.hits[point] += 1
+        rare = 1 + RARE / world.hits[point]
+        if world.chance.random() < rare * world.weather["kill"]:
             world.kill(self, point)
             raise Killed(point)
-        if not self.atomic and not self.inside and world.chance.random() < world.weather["hand over"]:
-            self.park(point)
+        if not (self.atomic or self.inside):
+            self.rest(point, rare)
+
+    def rest(self, where: str, rare: float = 10) -> None:
+        """Hand over at times, and be stopped there at times."""
+        world = self.world
+        if world.chance.random() < rare * world.weather["stop here"]:
+            world.stop(self, world.chance.choice((15, 40)))
+            self.park(where)
+        elif world.chance.random() < rare * world.weather["hand over"]:
+            self.park(where)
 
     @property
     def inside(self) -> bool:
@@ -229,6 +242,8 @@ class World:
         """True: no faults, and nobody hands over."""
         self.counts: Counter[str] = Counter()
         """The faults, and what else happened."""
+        self.hits: Counter[str] = Counter()
+        """The hits of each point so far."""
         self.trace: list[str] = []
         self._locks: dict[int, dict[int, int]] = {}
         draw = self.chance.choice
@@ -236,6 +251,7 @@ class World:
             "hand over": draw((0.02, 0.1, 0.3)),
             "kill": draw((0.0, 0.001, 0.005, 0.02)),
             "stop": draw((0.0, 0.01, 0.03)),
+            "stop here": draw((0.0, 0.005, 0.02)),
             "wall": draw((0.0, 0.0, 0.02)),
             **{fault: draw((0.0, 0.0, 0.005, 0.02)) for fault in ("full", "write", "unknown", "slow", "sync")},
         }
