@@ -265,6 +265,37 @@ def _postgres(snapshot: bool) -> Callable[[Path], Source]:
     return make
 
 
+def _mysql(snapshot: bool) -> Callable[[Path], Source]:
+    """The same table in MySQL."""
+
+    def make(path: Path) -> Source:
+        import sqlalchemy as sa
+
+        from cues.processors.mysql_changes import Changes
+
+        url = database(path, "mariadb")
+        if not (path / "filled").exists():
+            engine = sa.create_engine(url)
+            with engine.connect() as sql:
+                sql.exec_driver_sql("create table data (k int primary key, n text, s text)")
+                file, place, *_ = sql.exec_driver_sql("show master status").one()
+                gtids = sql.exec_driver_sql(f"select binlog_gtid_pos('{file}', {place})").scalar_one()
+                for part in (ROWS[:1], ROWS[1:20], ROWS[20:]):
+                    rows = [(int(row["n"]), *row.values()) for row in part]
+                    sql.exec_driver_sql("insert into data values (%s, %s, %s)", rows)
+                    sql.commit()
+            engine.dispose()
+            (path / "filled").write_text(json.dumps([1, file, place, 0, gtids]))
+        first = None if snapshot else json.loads((path / "filled").read_text())
+
+        def begin(position: Any, process: Any) -> Iterator[Any]:
+            yield from Changes(url, "data", snapshot=snapshot)(position or first, process)
+
+        return begin
+
+    return make
+
+
 def _row_of_change(message: Any) -> Any:
     return {name: value for name, value in message["row"].items() if name != "k"}
 
@@ -335,6 +366,8 @@ SOURCES = {
     "rows-mariadb": SourceCase(_rows("mariadb"), ("sqlalchemy", "pymysql")),
     "postgres-snapshot": SourceCase(_postgres(snapshot=True), ("psycopg",), _row_of_change),
     "postgres-changes": SourceCase(_postgres(snapshot=False), ("psycopg",), _row_of_change),
+    "mysql-snapshot": SourceCase(_mysql(snapshot=True), ("sqlalchemy", "pymysql"), _row_of_change),
+    "mysql-changes": SourceCase(_mysql(snapshot=False), ("sqlalchemy", "pymysql"), _row_of_change),
     "http-list": SourceCase(_poll("/list", id="n"), ("httpx",)),
     "http-pages": SourceCase(_poll("/pages", items="data.rows", next="data.next"), ("httpx",)),
     "http-post": SourceCase(

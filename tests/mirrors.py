@@ -26,15 +26,20 @@ def deliver(target: Any, start: int, end: int, inside: Any = None, **options: An
             transaction.connection.write(fresh)
 
 
-def killed(code: str, *arguments: object, rounds: int) -> None:
-    """Kill a program, which prints a line a step, at random moments; then let it end."""
+def kill(code: str, *arguments: object, rounds: int, lines: int = 3, pause_s: float = 0.01) -> None:
+    """Kill a program, which prints a line a step, at random moments: after up to so many lines."""
     chance = random.Random(seeds.new())
     for _ in range(rounds):
         with Child(code, *arguments) as child, contextlib.suppress(AssertionError):
-            for _ in range(chance.randint(0, 3)):
+            for _ in range(chance.randint(0, lines)):
                 child.line()
-            time.sleep(chance.uniform(0, 0.01))
+            time.sleep(chance.uniform(0, pause_s))
             child.signal(signal.SIGKILL)
+
+
+def killed(code: str, *arguments: object, rounds: int) -> None:
+    """Kill a program at random moments; then let it end."""
+    kill(code, *arguments, rounds=rounds)
     with Child(code, *arguments) as child:
         child.end()
 

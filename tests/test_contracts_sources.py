@@ -24,8 +24,11 @@ from cues import codec, testing
 FAST = ("jsonl", "tail", "rows-sqlite")
 SERVERS = (
     "rows-duckdb", "rows-postgres", "rows-mariadb", "kafka", "redis", "nats", "kinesis", "http-list", "http-pages",
-    "http-cursor", "postgres-snapshot", "postgres-changes",
+    "http-cursor", "postgres-snapshot", "postgres-changes", "mysql-snapshot", "mysql-changes",
 )  # fmt: skip
+
+CONTROLLED = [name for name in SOURCES if not name.startswith("mysql")]
+"""The control is about the tests, and the sources of MySQL take the longest: half a minute each."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def case(request: pytest.FixtureRequest) -> SourceCase:
         pytest.importorskip(module)
     if "postgres" in request.param:
         POSTGRES[:] = [request.getfixturevalue("postgres")]
-    if "mariadb" in request.param:
+    if "mariadb" in request.param or "mysql" in request.param:
         MARIADB[:] = [request.getfixturevalue("mariadb")]
     if request.param == "kafka":
         KAFKA[:] = [request.getfixturevalue("kafka")]
@@ -96,7 +99,7 @@ def test_a_crash_anywhere_leaves_each_record_once(case: SourceCase, tmp_path: Pa
     assert all(found == ROWS for found in crashes(case, tmp_path))
 
 
-@pytest.mark.parametrize("case", slow_except(FAST, SOURCES), indirect=True)
+@pytest.mark.parametrize("case", slow_except(FAST, CONTROLLED), indirect=True)
 def test_the_control_with_the_position_after_the_next_record_loses(case: SourceCase, tmp_path: Path) -> None:
     """A source that reads ahead by one, and yields the position up to which it has read."""
 

@@ -24,8 +24,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import changed_tables
+import mirrors
 import pytest
 import seeds
+from changed_tables import MIRROR, Rows, a_process, example, interrupted, on_queue, read, replayed, timed_100_000
 from children import Child
 from mariadb_server import BINLOG, MariaDB, running
 from test_processors_mysql_tables import Database
@@ -39,36 +42,12 @@ from cues.processors.mysql_changes import Changes
 pymysql = pytest.importorskip("pymysql")
 pytest.importorskip("sqlalchemy")
 
-Rows = dict[str, dict[Any, dict[str, Any]]]
-
 
 @pytest.fixture
 def db(mariadb: MariaDB) -> Iterator[Database]:
     found = Database(mariadb)
     yield found
     found.session.close()
-
-
-def replayed(messages: list[dict[str, Any]], rows: Rows | None = None) -> Rows:
-    """The tables after the messages. Each message must fit to the rows that are there."""
-    rows = {} if rows is None else rows
-    places = [(m["log"], m["number"]) for m in messages if m["operation"] != "snapshot"]
-    assert len(set(places)) == len(places)
-    for message in messages:
-        table = rows.setdefault(message["table"], {})
-        key = tuple(message["key"].values())
-        operation = message["operation"]
-        if operation in ("snapshot", "insert"):
-            assert key not in table, message
-            table[key] = message["row"]
-        elif operation == "update":
-            assert table[key] == message["before"], message
-            table[key] = message["row"]
-        elif operation == "delete":
-            assert table.pop(key) == message["before"], message
-        else:
-            table.clear()
-    return rows
 
 
 def rows_of(db: Database, *tables: str) -> Rows:
@@ -80,19 +59,9 @@ def rows_of(db: Database, *tables: str) -> Rows:
     return found
 
 
-def a_process() -> Any:
-    return SimpleNamespace(state={}, stopping=False)
-
-
-def read(source: Changes, position: Any = None, process: Any = None) -> list[Any]:
-    return [message for _, message in source(position, process or a_process()) if message is not None]
-
-
 def drained(db: Database, store: cues.Store, *tables: str, **options: Any) -> list[Any]:
     """All messages on the queue after one more run."""
-    source = Changes(db.url, tables or "t", **options)
-    testing.run_until_idle(cues.Graph("g", [cues.Source("q", source)]), store)
-    return testing.messages(store, "q")
+    return changed_tables.drained(Changes(db.url, tables or "t", **options), store)
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -300,17 +269,7 @@ def test_a_snapshot_that_stops_after_any_row_is_continued(type: str, db: Databas
         items = Changes(db.url, "t")(None, process)
         first = list(itertools.islice(items, stop))
         items.close()  # type: ignore[attr-defined]
-        for at, (key, n) in enumerate(keys):
-            if at % 2:
-                db.run(f"update t set n = {n + 10} where k = {key} and n = {n}")
-            else:
-                db.run(f"update t set x = 1 where k = {key} and n = {n}")
-        db.run(
-            f"insert into t (k, n) values ({keys[0][0]}, 0), ({keys[-1][0]}, 99)",
-            f"delete from t where k = {keys[0][0]} and n = 1",
-            f"update t set k = {keys[-1][0]}, n = 50 where k = {keys[0][0]} and n = 12",
-            f"update t set k = {keys[0][0]}, n = 51 where k = {keys[-1][0]} and n = 12",
-        )
+        db.run(*changed_tables.between(keys, "insert into t (k, n, x)"))
         rest = read(Changes(db.url, "t"), first[-1][0], process)
         found = replayed([message for _, message in first] + rest)[f"{db.name}.t"]
         assert sorted(map(str, found)) == sorted(map(str, db.rows("select k, n from t")))
@@ -319,34 +278,16 @@ def test_a_snapshot_that_stops_after_any_row_is_continued(type: str, db: Databas
         ]
 
 
-class Writers:
-    """Threads that run random transactions on the tables t and u: several rows, rollbacks, savepoints, moved keys."""
-
-    def __init__(self, db: Database, seed: int, count: int = 3, pause_s: float = 0.002) -> None:
-        self._db, self._ends, self._pause_s = db, threading.Event(), pause_s
-        self.errors: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._run, args=(seed + n,)) for n in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, seed: int) -> None:
-        chance = random.Random(seed)
-        try:
-            session = self._db.connect()
-            cursor = session.cursor()
-            while not self._ends.is_set():
-                with contextlib.suppress(pymysql.err.IntegrityError, pymysql.err.OperationalError):
-                    cursor.execute("begin")
-                    for _ in range(chance.choice([1, 1, 2, 5, 30])):
-                        self._change(cursor, chance)
-                    cursor.execute("rollback" if chance.random() < 0.1 else "commit")
-                time.sleep(chance.random() * self._pause_s)
-            session.close()
-        except BaseException as error:
-            self.errors.append(error)
+class Writers(changed_tables.Writers):
+    def transaction(self, session: Any, chance: random.Random, statements: int) -> None:
+        with session.cursor() as cursor, contextlib.suppress(pymysql.err.IntegrityError, pymysql.err.OperationalError):
+            cursor.execute("begin")
+            for _ in range(statements):
+                self._change(cursor, chance)
+            cursor.execute("rollback" if chance.random() < 0.1 else "commit")
 
     def _change(self, cursor: Any, chance: random.Random) -> None:
-        table, id, other = chance.choice("tu"), chance.randint(1, 400), chance.randint(1, 400)
+        table, id, other = self.place(chance)
         is_undone = chance.random() < 0.1
         if is_undone:
             cursor.execute("savepoint s")
@@ -366,21 +307,6 @@ class Writers:
         if is_undone:
             cursor.execute("rollback to s")
 
-    def stop(self) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not self.errors, self.errors
-
-
-@contextlib.contextmanager
-def writing(db: Database, **options: Any) -> Iterator[None]:
-    writers = Writers(db, seeds.new(), **options)
-    try:
-        yield
-    finally:
-        writers.stop()
-
 
 def two_tables(db: Database) -> None:
     for table in "tu":
@@ -390,19 +316,9 @@ def two_tables(db: Database) -> None:
 
 @pytest.mark.slow
 def test_a_source_that_is_interrupted_anywhere_while_others_write(db: Database) -> None:
-    """Parts of random lengths, each with the state and the position of the one before."""
     two_tables(db)
-    chance, process, position, found = random.Random(seeds.new()), a_process(), None, list[Any]()
-    with writing(db):
-        for _ in range(25):
-            items = Changes(db.url, ["t", "u"], follow=True)(position, process)
-            part = list(itertools.islice(items, chance.randint(1, 60)))
-            position = part[-1][0]
-            found += [message for _, message in part if message is not None]
-            items.close()  # type: ignore[attr-defined]
-    found += read(Changes(db.url, ["t", "u"]), position, process)
+    found = interrupted(lambda **options: Changes(db.url, ["t", "u"], **options), Writers(db, pause_s=0.002))
     assert replayed(found) == rows_of(db, "t", "u")
-    assert {m["operation"] for m in found} == {"snapshot", "insert", "update", "delete"}
 
 
 def test_the_control_without_the_places_in_the_state_doubles(db: Database) -> None:
@@ -459,53 +375,32 @@ def test_positions_and_states_of_earlier_releases_are_continued(db: Database) ->
     assert kept(json.dumps(middle), only) == [(end, two)] and kept(json.dumps(end), only) == []
 
 
-CHILD = """
-import sys, cues
-from cues.processors.mysql_changes import Changes
-
-url, path, *tables = sys.argv[1:]
-graph = cues.Graph("g", [cues.Source("q", Changes(url, tables), batch_size=7)], durability="process")
-
-@graph.sink("q", batch=True, batch_size=20)
-def tell(messages):
-    print(len(messages), flush=True)
-
-with graph.start(store=path) as running:
-    running.wait_done()
-"""
+CHILD = MIRROR.format(module="mysql_changes")
 
 
 @pytest.mark.slow
-def test_random_kills_while_others_write(db: Database, tmp_path: Path) -> None:
-    """25 kills, at a random line each."""
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.long)])
+def test_random_kills_while_others_write(rounds: int, db: Database, tmp_path: Path) -> None:
     two_tables(db)
-    chance = random.Random(seeds.new())
-    with writing(db, pause_s=0.02):
-        for _ in range(25):
-            child = Child(CHILD, db.url, tmp_path / "store", "t", "u")
-            with contextlib.suppress(AssertionError):  # it has ended
-                for _ in range(chance.randint(1, 12)):
-                    child.line()
-            time.sleep(chance.random() * 0.05)
-            child.kill()
-    Child(CHILD, db.url, tmp_path / "store", "t", "u").end()
-    with cues.open(tmp_path / "store") as store:
-        assert replayed(testing.messages(store, "q")) == rows_of(db, "t", "u")
+    with Writers(db, pause_s=0.02):
+        mirrors.kill(CHILD, tmp_path / "store", db.url, "t u", rounds=rounds, lines=12, pause_s=0.05)
+    Child(CHILD, tmp_path / "store", db.url, "t u").end()
+    assert replayed(on_queue(tmp_path / "store")) == rows_of(db, "t", "u")
 
 
 @pytest.mark.slow
 def test_a_kill_in_a_transaction_of_100_000_rows(db: Database, tmp_path: Path) -> None:
     db.run("create table t (id int primary key, x int)", "create table u (id int primary key)")
-    Child(CHILD, db.url, tmp_path / "store", "t").end()
+    Child(CHILD, tmp_path / "store", db.url, "t").end()
     db.run("begin", "insert into t select seq, 1 from seq_1_to_50000", "insert into u select seq from seq_1_to_100")
     db.run("update t set x = 2", "delete from t where id % 2", "commit")
     chance = random.Random(seeds.new())
     for _ in range(5):
-        child = Child(CHILD, db.url, tmp_path / "store", "t")
+        child = Child(CHILD, tmp_path / "store", db.url, "t")
         for _ in range(chance.randint(1, 300)):
             child.line()
         child.kill()
-    Child(CHILD, db.url, tmp_path / "store", "t").end()
+    Child(CHILD, tmp_path / "store", db.url, "t").end()
     with cues.open(tmp_path / "store") as store:
         found = testing.messages(store, "q")
         assert len(found) == 125_000 and replayed(found) == rows_of(db)
@@ -1058,34 +953,14 @@ def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
 @pytest.mark.slow
 def test_100_000_messages(db: Database, store: cues.Store) -> None:
     db.run("create table t (id int primary key, x varchar(9))", "insert into t select seq, 'x' from seq_1_to_50000")
-    began = time.monotonic()
-    drained(db, store)
-    middle = time.monotonic()
-    db.run("update t set x = 'y'")
-    written = time.monotonic()
-    found = drained(db, store)
-    print(f"snapshot {middle - began:.1f} s, changes {time.monotonic() - written:.1f} s")
-    assert len(found) == 100_000 and replayed(found) == rows_of(db)
+    found = timed_100_000(lambda: drained(db, store), lambda: db.run("update t set x = 'y'"))
+    assert replayed(found) == rows_of(db)
 
 
 def test_the_example_of_the_page(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    page = Path(__file__).parent.parent / "docs" / "how-to" / "mysql-changes.md"
-    code = page.read_text().split("# replica.py\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {}
-    exec(code.replace("mysql+pymysql://cues@localhost/shop", db.url).replace(", follow=True", ""), found)
     db.run("create table orders (id bigint primary key, item text, total decimal(12, 2))")
     db.run("insert into orders select seq, 'tea', seq / 2.0 from seq_1_to_20")
-    with cues.open("store", durability="process") as store:
-        for statements in (
-            (),
-            ("update orders set total = 0 where id < 5", "delete from orders where id in (6, 7)"),
-            ("delete from orders where id = 8", "insert into orders values (8, 'milk', 1), (21, null, null)"),
-            ("update orders set id = 30 where id = 1", "update orders set id = 1 where id = 2"),
-        ):
-            db.run(*statements)
-            testing.run_until_idle(found["graph"], store)
-            with duckdb.connect("replica.duckdb") as copy:
-                rows = copy.execute("select * from orders order by id").fetchall()
-            assert rows == db.rows("select * from orders order by id")
+    url = {"mysql+pymysql://cues@localhost/shop": db.url}
+    with example("mysql-changes.md", lambda: db.rows("select * from orders order by id"), db.run, **url):
+        pass

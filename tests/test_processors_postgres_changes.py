@@ -15,7 +15,6 @@ import pickle
 import random
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -26,10 +25,11 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import changed_tables
 import mirrors
 import postgres as servers
 import pytest
-import seeds
+from changed_tables import MIRROR, Rows, a_process, example, interrupted, on_queue, read, timed_100_000
 from children import Child
 from postgres import Postgres
 from small import until
@@ -42,8 +42,6 @@ from cues.processors.pgoutput import lsn_of
 from cues.processors.postgres_changes import Changes
 
 psycopg = pytest.importorskip("psycopg")
-
-Rows = dict[str, dict[Any, dict[str, Any]]]
 
 
 class Database:
@@ -119,38 +117,12 @@ def db(postgres: Postgres) -> Iterator[Database]:
 
 
 def replayed(messages: list[dict[str, Any]], rows: Rows | None = None) -> Rows:
-    """The tables after the messages. Each message must fit to the rows that are there."""
-    rows = {} if rows is None else rows
-    places = [(m["lsn"], m["number"]) for m in messages if m["operation"] != "snapshot"]
-    assert len(set(places)) == len(places)
-    for message in messages:
-        table = rows.setdefault(message["table"], {})
-        key = tuple(str(message["key"][column]) for column in sorted(message["key"]))
-        operation = message["operation"]
-        if operation in ("snapshot", "insert"):
-            assert key not in table, message
-            table[key] = message["row"]
-        elif operation == "update":
-            table[key] = message["row"] | {name: table[key][name] for name in message["unchanged"]}
-        elif operation == "delete":
-            del table[key]
-        else:
-            table.clear()
-    return rows
-
-
-def a_process() -> Any:
-    return SimpleNamespace(state={}, stopping=False)
-
-
-def read(source: Changes, position: Any = None, process: Any = None) -> list[Any]:
-    return [message for _, message in source(position, process or a_process()) if message is not None]
+    return changed_tables.replayed(messages, rows, lambda key: tuple(str(key[column]) for column in sorted(key)))
 
 
 def drained(db: Database, store: cues.Store, *tables: str, **options: Any) -> list[Any]:
     """All messages on the queue after one more run."""
-    testing.run_until_idle(cues.Graph("g", [cues.Source("q", db.source(*tables, **options))]), store)
-    return testing.messages(store, "q")
+    return changed_tables.drained(db.source(*tables, **options), store)
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -382,17 +354,7 @@ def test_a_snapshot_that_stops_after_any_row_is_continued(type: str, db: Databas
         items = db.source()(None, process)
         first = list(itertools.islice(items, stop))
         items.close()  # type: ignore[attr-defined]
-        for at, (key, n) in enumerate(keys):
-            if at % 2:
-                db.run(f"update t set n = {n + 10} where k = {key} and n = {n}")
-            else:
-                db.run(f"update t set x = 1 where k = {key} and n = {n}")
-        db.run(
-            f"insert into t values ({keys[0][0]}, 0), ({keys[-1][0]}, 99)",
-            f"delete from t where k = {keys[0][0]} and n = 1",
-        )
-        db.run(f"update t set k = {keys[-1][0]}, n = 50 where k = {keys[0][0]} and n = 12")
-        db.run(f"update t set k = {keys[0][0]}, n = 51 where k = {keys[-1][0]} and n = 12")
+        db.run(*changed_tables.between(keys, "insert into t"))
         rest = read(db.source(), first[-1][0], process)
         assert replayed([message for _, message in first] + rest)[f"{db.schema}.t"] == db.rows()[f"{db.schema}.t"]
         db.close()
@@ -406,61 +368,28 @@ class Undone(Exception):
 UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation, Undone)
 
 
-class Writers:
-    """Threads that run random transactions on the tables t and u: several rows, rollbacks, savepoints, moved keys."""
-
-    def __init__(
-        self, db: Database, seed: int, count: int = 3, pause_s: float = 0.001, truncates: bool = False
-    ) -> None:
-        self._db, self._ends, self._pause_s, self._truncates = db, threading.Event(), pause_s, truncates
-        self.errors: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._run, args=(seed + n,)) for n in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, seed: int) -> None:
-        chance = random.Random(seed)
-        try:
-            with contextlib.closing(self._db.connect()) as sql:
-                while not self._ends.is_set():
-                    with contextlib.suppress(*UNDONE), sql.transaction():
-                        for _ in range(chance.choice([1, 1, 2, 5, 30])):
-                            self._change(sql, chance)
-                        if chance.random() < 0.1:
-                            raise Undone
-                    time.sleep(chance.random() * self._pause_s)
-        except BaseException as error:
-            self.errors.append(error)
+class Writers(changed_tables.Writers):
+    def transaction(self, session: Any, chance: random.Random, statements: int) -> None:
+        with contextlib.suppress(*UNDONE), session.transaction():
+            for _ in range(statements):
+                self._change(session, chance)
+            if chance.random() < 0.1:
+                raise Undone
 
     def _change(self, sql: Any, chance: random.Random) -> None:
-        table, id, other = chance.choice("tu"), chance.randint(1, 400), chance.randint(1, 400)
+        table, id, other = self.place(chance)
         statement = chance.choice([
             f"insert into {table} values ({id}, 'new') on conflict do nothing",
             f"insert into {table} values ({id}, 'new') on conflict do nothing",
             f"update {table} set x = x || 'u' where id between {id} and {id + 3}",
             f"delete from {table} where id = {id}",
             f"update {table} set id = {other} where id = {id} and not exists (select from {table} where id = {other})",
-            "truncate u" if self._truncates and chance.random() < 0.05 else f"delete from {table} where id = {other}",
+            f"delete from {table} where id = {other}",
         ])  # fmt: skip
         with contextlib.suppress(Undone), sql.transaction():  # a savepoint
             sql.execute(statement)
             if chance.random() < 0.1:
                 raise Undone
-
-    def stop(self) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not self.errors, self.errors
-
-
-@contextlib.contextmanager
-def writing(db: Database, **options: Any) -> Iterator[None]:
-    writers = Writers(db, seeds.new(), **options)
-    try:
-        yield
-    finally:
-        writers.stop()
 
 
 def two_tables(db: Database) -> None:
@@ -470,19 +399,9 @@ def two_tables(db: Database) -> None:
 
 
 def test_a_source_that_is_interrupted_anywhere_while_others_write(db: Database) -> None:
-    """Parts of random lengths, each with the state and the position of the one before."""
     two_tables(db)
-    chance, process, position, found = random.Random(seeds.new()), a_process(), None, list[Any]()
-    with writing(db):
-        for _ in range(25):
-            items = db.source("t", "u", follow=True)(position, process)
-            part = list(itertools.islice(items, chance.randint(1, 60)))
-            position = part[-1][0]
-            found += [message for _, message in part if message is not None]
-            items.close()  # type: ignore[attr-defined]
-    found += read(db.source("t", "u"), position, process)
+    found = interrupted(lambda **options: db.source("t", "u", **options), Writers(db))
     assert replayed(found) == db.rows("t", "u")
-    assert {m["operation"] for m in found} == {"snapshot", "insert", "update", "delete"}
 
 
 def test_a_start_that_ends_before_its_first_commit_begins_again(db: Database) -> None:
@@ -491,7 +410,7 @@ def test_a_start_that_ends_before_its_first_commit_begins_again(db: Database) ->
     items = db.source("t", "u")(None, a_process())
     next(items)
     items.close()  # type: ignore[attr-defined]
-    with writing(db):
+    with Writers(db):
         process = a_process()
         part = list(itertools.islice(db.source("t", "u", follow=True)(None, process), 500))
     found = [message for _, message in part if message is not None] + read(db.source("t", "u"), part[-1][0], process)
@@ -584,37 +503,14 @@ def test_positions_and_states_of_earlier_releases_are_continued(db: Database) ->
 # --- kill -9 ------------------------------------------------------------------------------------
 
 
-def mirror(path: str, url: str, slot: str, *tables: str) -> None:
-    """Read tables to the end of the log in this process, in steps of 7; a test kills it on the way."""
-    graph = cues.Graph("g", [cues.Source("q", Changes(url, tables, slot=slot), batch_size=7)], durability="process")
-
-    @graph.sink("q", batch=True, batch_size=20)
-    def tell(messages: Any) -> None:
-        print(len(messages), flush=True)
-
-    with graph.start(store=Path(path, "store")) as running:
-        running.wait_done()
-
-
-CODE = "import sys; from test_processors_postgres_changes import mirror; mirror(*sys.argv[1:])"
-
-
-def on_queue(path: Path) -> list[Any]:
-    with cues.open(path / "store", durability="process") as store:
-        return testing.messages(store, "q")
+CODE = MIRROR.format(module="postgres_changes")
 
 
 def killed(db: Database, path: Path, rounds: int) -> None:
     two_tables(db)
-    chance = random.Random(seeds.new())
-    with writing(db, truncates=False, count=2, pause_s=0.01):
-        for _ in range(rounds):
-            with Child(CODE, path, db.url, db.slot, "t", "u") as child, contextlib.suppress(AssertionError):
-                for _ in range(chance.randint(0, 4)):
-                    child.line()
-                time.sleep(chance.uniform(0, 0.02))
-                child.kill()
-    with Child(CODE, path, db.url, db.slot, "t", "u") as child:
+    with Writers(db, count=2, pause_s=0.01):
+        mirrors.kill(CODE, path, db.url, "t u", f"slot={db.slot}", rounds=rounds, lines=4, pause_s=0.02)
+    with Child(CODE, path, db.url, "t u", f"slot={db.slot}") as child:
         child.end()
     found = on_queue(path)
     assert replayed(found) == db.rows("t", "u")
@@ -625,7 +521,7 @@ def test_a_source_that_is_killed_has_each_message_once(db: Database, tmp_path: P
     killed(db, tmp_path, rounds=3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_source_that_is_killed_25_times_has_each_message_once(db: Database, tmp_path: Path) -> None:
     killed(db, tmp_path, rounds=25)
 
@@ -636,10 +532,10 @@ def test_a_kill_in_the_middle_of_a_transaction_loses_and_doubles_nothing(
     point: str, db: Database, tmp_path: Path
 ) -> None:
     db.run("create table t (id int primary key, x text)", "insert into t values (0, 'old')")
-    with Child(CODE, tmp_path, db.url, db.slot, "t") as child:
+    with Child(CODE, tmp_path, db.url, "t", f"slot={db.slot}") as child:
         child.end()
     db.run("insert into t select i, 'new' from generate_series(1, 3000) i")
-    mirrors.killed_at(point, CODE, tmp_path, db.url, db.slot, "t", hits=(1, 5, 20))
+    mirrors.killed_at(point, CODE, tmp_path, db.url, "t", f"slot={db.slot}", hits=(1, 5, 20))
     found = on_queue(tmp_path)
     assert replayed(found) == db.rows() and [m["number"] for m in found] == [None, *range(1, 3001)]
 
@@ -963,7 +859,7 @@ def test_a_connection_that_is_ended_again_and_again_loses_nothing(db: Database, 
     two_tables(db)
     graph = cues.Graph("g", [cues.Source("q", db.source("t", "u", follow=True), batch_size=7)])
     with graph.start(store=tmp_path / "store") as running:
-        with writing(db, pause_s=0.05):
+        with Writers(db, pause_s=0.05):
             for number in range(10):
                 where = f"from pg_replication_slots where slot_name = '{db.slot}' and active"
                 until(lambda: db.one(f"select pg_terminate_backend(active_pid) {where}"))
@@ -1020,38 +916,17 @@ def test_100_000_messages(db: Database, store: cues.Store) -> None:
     db.run(
         "create table t (id int primary key, x text)", "insert into t select i, 'x' from generate_series(1, 50000) i"
     )
-    began = time.monotonic()
-    drained(db, store)
-    middle = time.monotonic()
-    db.run("update t set x = 'y'")
-    written = time.monotonic()
-    found = drained(db, store)
-    print(f"snapshot {middle - began:.1f} s, changes {time.monotonic() - written:.1f} s")
-    assert len(found) == 100_000 and replayed(found) == db.rows()
+    found = timed_100_000(lambda: drained(db, store), lambda: db.run("update t set x = 'y'"))
+    assert replayed(found) == db.rows()
 
 
 def test_the_example_of_the_page(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    page = Path(__file__).parent.parent / "docs" / "how-to" / "postgres-changes.md"
-    code = page.read_text().split("# replica.py\n")[1].split("```")[0]
-    code = code.replace("postgresql://cues@localhost/shop", db.url).replace('"replica"', f'"{db.slot}"')
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {}
-    exec(code.replace(", follow=True", ""), found)
     db.run("create table orders (id bigint primary key, item text, total numeric(12, 2))")
     db.run("insert into orders select i, 'tea', i / 2.0 from generate_series(1, 20) i")
-    with cues.open("store", durability="process") as store:
-        for statements in (
-            (),
-            ("update orders set total = 0 where id < 5", "delete from orders where id in (6, 7)"),
-            ("delete from orders where id = 8", "insert into orders values (8, 'milk', 1), (21, null, null)"),
-            ("update orders set id = 30 where id = 1", "update orders set id = 1 where id = 2"),
-        ):
-            db.run(*statements)
-            testing.run_until_idle(found["graph"], store)
-            with duckdb.connect("replica.duckdb") as copy:
-                rows = copy.execute("select * from orders order by id").fetchall()
-            assert rows == db.sql.execute("select * from orders order by id").fetchall()
+    replaced = {"postgresql://cues@localhost/shop": db.url, '"replica"': f'"{db.slot}"'}
+    query = "select * from orders order by id"
+    with example("postgres-changes.md", lambda: db.sql.execute(query).fetchall(), db.run, **replaced) as run:
         db.run("truncate orders")
-        report = testing.run_until_idle(found["graph"], store, stopped="return")
+        report = run()
         assert "missing ['id']" in str(report.stopped["save"].__cause__)
