@@ -46,7 +46,7 @@ from urllib.parse import quote
 import cues
 from cues.arguments import options_of, path_of
 from cues.checkpoints import Row
-from cues.errors import CheckpointError, InvalidArgument, NotInstalled
+from cues.errors import InvalidArgument, NotInstalled
 from cues.overrides import override
 from cues.processors import SINK, places, takes
 from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
@@ -188,15 +188,7 @@ class DeltaTarget(LakeTarget):
                 raise ValueError(f"The Delta table {self.where} refuses the message: {text}") from None
             again = "already exists" in text
             again |= isinstance(error, delta.CommitFailedError) and _NEVER.search(text) is None
-            raise CheckpointError(
-                f"The Delta table {self.where} was not {'changed' if again else 'read or written'}: {text}",
-                "do nothing: it is tried again, and the table says whether it was done."
-                if again
-                else "start the graph again when the table can be read and written; the sink continues there.",
-                where=self.where,
-                again=again,
-                away=again or says_away(text, self.where) or None,
-            ) from error
+            raise self.unfinished(text, again=again, away=says_away(text, self.where)) from error
 
 
 takes({**SINK, "checkpoint": DeltaTarget})(write)

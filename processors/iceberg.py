@@ -249,15 +249,8 @@ class IcebergTarget(LakeTarget):
             again = isinstance(error, (exceptions.CommitFailedException, exceptions.CommitStateUnknownException))
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             gone = isinstance(error, (exceptions.ServiceUnavailableError, exceptions.ServerError))
-            raise CheckpointError(
-                f"The Iceberg table {self.where} was not {'changed' if again else 'read or written'}: {text:.1000}",
-                "do nothing: it is tried again, and the table says whether it was done."
-                if again
-                else "start the graph again when the table can be read and written; the sink continues there.",
-                where=self.where,
-                again=again,
-                away=again or gone or (isinstance(error, OSError) and says_away(text, self.where)) or None,
-            ) from error
+            gone |= isinstance(error, OSError) and says_away(text, self.where)
+            raise self.unfinished(text[:1000], again=again, away=gone) from error
 
 
 takes({**SINK, "checkpoint": IcebergTarget})(write)

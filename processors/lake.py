@@ -153,6 +153,15 @@ class LakeTarget(ABC):
         text = f"The {self.SYSTEM} table {self.where} {problem}."
         return CheckpointError(text, hint, where=self.where, away=False)
 
+    def unfinished(self, text: str, *, again: bool, away: bool) -> CheckpointError:
+        """Return the error of a library; ``again``: the commit may be done, and another attempt finds out."""
+        hint = "start the graph again when the table can be read and written; the sink continues there."
+        return CheckpointError(
+            f"The {self.SYSTEM} table {self.where} was not {'changed' if again else 'read or written'}: {text}",
+            "do nothing: it is tried again, and the table says whether it was done." if again else hint,
+            where=self.where, again=again, away=again or away or None,
+        )  # fmt: skip
+
     def kept(self, fields: Iterable[Any]) -> Any:
         """Return a schema with the types that the table gives back. Raises ValueError for a type that it lacks."""
         pa = places.arrow()
@@ -188,7 +197,7 @@ class LakeTarget(ABC):
                 f"schema= has the column {twice[0]!r} twice, as readers that ignore case see it.", "rename one of them."
             )
         if missing := [name for name in names if name not in schema.names]:
-            text = f"{missing[0]!r} is no column of schema=: {schema.names}."
+            text = f"{missing[0]!r} is not a column of schema=: {schema.names}."
             raise InvalidArgument(text, "name columns of the schema.")
 
 
@@ -254,7 +263,7 @@ class LakeConnection(ABC):
         unknown = [name for name in names if name not in self.schema.names]
         if unknown and not target.evolve:
             raise ValueError(
-                f"The message has {unknown[0]!r}, which is no column of the {target.SYSTEM} table {target.where!r}:"
+                f"The message has {unknown[0]!r}, which is not a column of the {target.SYSTEM} table {target.where!r}:"
                 f" {', '.join(self.schema.names)}. Try: add a stream before the sink that returns these fields, or"
                 " evolve=True."
             )
