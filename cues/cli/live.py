@@ -15,13 +15,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, TypeVar
 
+from cues.base.texts import count
 from cues.cli.output import cut, width
 from cues.cli.printing import Printable, err, escaped, is_terminal, put, uncoloured
 
 _SAY_AFTER_S: Final = 1.0
 """The time until the first progress report, and between two reports; shorter work reports none."""
+
+
+_Plan = TypeVar("_Plan", bound=Any)
 
 
 @contextlib.contextmanager
@@ -43,6 +47,18 @@ def slowly() -> Iterator[Callable[..., None]]:
             err(json.dumps({"type": "progress", **facts}))
 
     yield say
+
+
+def by_queue(
+    plans: Sequence[_Plan], carry_out: Callable[[_Plan, Callable[[int, int], None]], _Plan], done: str
+) -> list[_Plan]:
+    """Carry out plans that have a ``queue``, and report the files of each that are ``done``; return what was done."""
+    with slowly() as say:
+
+        def progress(queue: str) -> Callable[[int, int], None]:
+            return lambda n, of: say(f"{queue}: {done} {n:,} of {count(of, 'file')}", queue=queue, done=n, files=of)
+
+        return [carry_out(plan, progress(plan.queue)) for plan in plans]
 
 
 _Writing = tuple[int, TextIO]

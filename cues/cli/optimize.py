@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cues.base.texts import count, quoted, size
-from cues.cli.live import slowly
+from cues.cli.live import by_queue
 from cues.cli.options import command, confirm, note, option, yes_option
 from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.target import takes_place
@@ -53,16 +53,7 @@ def optimize(place: Place, dry_run: bool, yes: bool, output: CommandOutput) -> N
         files, bytes = sum(plan.files for plan in busy), sum(plan.bytes for plan in busy)
         what = f"{count(files, 'file')} of {count(len(busy), 'queue')}, {size(bytes)}, will be written again"
         confirm(f"{what}, as {sum(len(plan.runs) for plan in busy):,}.", "Merge them?", yes)
-        with slowly() as say:
-            plans = [
-                directory.merge(
-                    plan,
-                    lambda done, all, queue=plan.queue: say(  # type: ignore[misc]
-                        f"{queue}: merged {done:,} of {count(all, 'file')}", queue=queue, done=done, files=all
-                    ),
-                )
-                for plan in plans
-            ]
+        plans = by_queue(plans, directory.merge, "merged")
     rows = [
         {
             "queue": plan.queue,

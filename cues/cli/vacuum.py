@@ -1,11 +1,11 @@
-"""``cues vacuum``: delete the files of a shared directory that nobody needs any more."""
+"""``cues vacuum``: delete the files of a shared directory that are in no log any more."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.base.texts import ago, count, quoted, size
-from cues.cli.live import slowly
+from cues.cli.live import by_queue
 from cues.cli.options import command, confirm, note, option, yes_option
 from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.target import takes_place
@@ -30,14 +30,15 @@ _COLUMNS: Final = (
 @yes_option
 @output_options
 def vacuum(place: Place, dry_run: bool, yes: bool, output: CommandOutput) -> None:
-    """Delete the files of a directory of `cues run --queues` that nobody needs any more.
+    """Delete the files of a directory of `cues run --queues` that are in no log any more.
 
     These are files that left the log of their queue a day ago or earlier, by retention, a merge or a purge, and files
     of steps that were not committed. A graph deletes them itself, about once an hour while it runs. This command needs
-    no Spark, and the graph may run meanwhile. No message goes: readers that began within the last day find their files.
+    no Spark, and the graph may run meanwhile. No message is deleted, and readers that began within the last day find
+    their files.
 
-    It prints the number of files and their bytes by queue, and asks. LATER are files that are not in the log either,
-    and stay for now: a reader or a step under way may need them.
+    It prints the number of files and their bytes by queue, and asks. Files under LATER are not in the log either. They
+    stay for now, because a reader or a step that runs may need them.
 
     \b
       cues vacuum s3://bucket/flights --dry-run
@@ -49,24 +50,17 @@ def vacuum(place: Place, dry_run: bool, yes: bool, output: CommandOutput) -> Non
     plans = directory.vacuums()
     for plan in plans:
         if plan.reader:
-            note(f"{plan.queue}: {plan.reader} has read it for more than a day, so nothing of it is deleted.")
+            note(
+                f"{plan.queue}: {plan.reader} has read this queue for more than a day, so none of its files is deleted."
+            )
     files, bytes = sum(len(plan.files) for plan in plans), sum(plan.bytes for plan in plans)
     if files and not dry_run:
         busy = [plan for plan in plans if plan.files]
         for plan in busy:
             note(f"{plan.queue}: {count(len(plan.files), 'file')}, {size(plan.bytes)}, the oldest of {_ago(plan)}")
-        what = f"{count(files, 'file')} of {count(len(busy), 'queue')}, {size(bytes)}, will be deleted for good"
-        confirm(f"{what}. No log has them, and no message goes.", "Delete them?", yes)
-        with slowly() as say:
-            plans = [
-                directory.vacuum(
-                    plan,
-                    lambda done, all, queue=plan.queue: say(  # type: ignore[misc]
-                        f"{queue}: deleted {done:,} of {count(all, 'file')}", queue=queue, done=done, files=all
-                    ),
-                )
-                for plan in plans
-            ]
+        what = f"{count(files, 'file')} of {count(len(busy), 'queue')}, {size(bytes)}, will be deleted"
+        confirm(f"{what}. They are in no log, so no message is deleted.", "Delete them?", yes)
+        plans = by_queue(plans, directory.vacuum, "deleted")
     output.rows([_row(plan, dry_run) | ({} if output.json else _texts(plan)) for plan in plans], _COLUMNS)
 
 
