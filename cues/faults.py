@@ -239,7 +239,7 @@ SPARK_POINTS: dict[str, str] = {
     "spark.forwarded": "a file of the step in the log of its queue, others perhaps not",
     "spark.claimed": "the processors are claimed, no old file deleted",
     "spark.merged": "a large file is written by cues optimize, in no log",
-    "spark.vacuumed": "a file that nobody needs is deleted by cues vacuum, others not",
+    "spark.vacuumed": "cues vacuum has deleted one of the files that are in no log",
     "spark.replaced": "small files replaced by a large one in the log, and still on the disk",
 }
 """Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""

@@ -6,7 +6,7 @@
 A connector has a subclass of each (``mysql_changes.py``, ``postgres_changes.py``), which knows its protocol.
 
 **A position** is a list. In a snapshot it is ``[1, table, key, …]``: the place of the table, and a list of the values
-of the key. In the log its third item is no list.
+of the key. In the log its third item is not a list.
 
 **The snapshot** is read table by table, in the order of the key. Each start reads the rest as the server has it then.
 ``state["snapshot"]["segments"]`` keeps up to which key a start has read, and its view:
@@ -54,7 +54,7 @@ class Segment(NamedTuple):
     key: list[Any] | None
     """The key as :meth:`Reading._ordered` returns it; None: all rows of the table."""
     view: Any
-    """What the start has seen, as :meth:`Reading._view` returns it."""
+    """The view of that start, as :meth:`Reading._view` returns it."""
 
 
 class Changes(checks.Reads):

@@ -117,7 +117,7 @@ def _name(key: Any, path: str) -> str:
 def _decimal(value: Decimal, path: str) -> Any:
     pa, exponent = places.arrow(), value.as_tuple().exponent
     if not isinstance(exponent, int):
-        raise _misfit(path, f"has the decimal {value}, which is no number")
+        raise _misfit(path, f"has the decimal {value}, which is not a number")
     scale = max(0, -exponent)
     return _decimal_of(max(1, value.adjusted() + 1 + scale, scale), scale, path, pa)
 

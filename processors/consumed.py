@@ -76,12 +76,12 @@ class Consumed:
 
     @property
     def is_on(self) -> bool:
-        """Whether files are deleted or moved when their messages are committed."""
+        """True if files are deleted or moved when their messages are committed."""
         return self.after != KEEP
 
     @property
     def waits(self) -> bool:
-        """Whether files that were read are not committed."""
+        """True if files that were read are not committed."""
         return bool(self._waiting)
 
     def again(self) -> Consumed:
@@ -115,7 +115,7 @@ class Consumed:
 
     @property
     def has_gone(self) -> bool:
-        """Whether files are gone, or may go, since the last call of :meth:`gone`."""
+        """True if files are gone, or may go, since the last call of :meth:`gone`."""
         return bool(self._gone or self._due)
 
     def gone(self, looks: listings.Looks) -> list[str]:

@@ -437,7 +437,7 @@ class Connection:
 
     @property
     def sends_tables(self) -> bool:
-        """Whether :meth:`table` is there: not for other drivers, nor for dates in another form than that of ISO."""
+        """True if :meth:`table` is there: not for other drivers, nor for dates in another form than that of ISO."""
         if self.dialect != "postgresql" or self.raw.dialect.driver != "psycopg":
             return self.dialect in ("duckdb", "sqlite")
         style = self.raw.connection.driver_connection.info.parameter_status("DateStyle")

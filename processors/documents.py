@@ -9,9 +9,9 @@ of each record, so the values and the errors are those of JSON lines. In memory 
 An Avro file is read by fastavro, block by block. Values of logical types are dates, times, decimals and UUIDs.
 
 A sheet of Excel is read by openpyxl, row by row. Its first row has the names of the columns, unless ``header=`` has
-them; an empty row is no record. Texts, numbers, dates, times and true and false are values, and an empty cell is None.
-A formula has the value that the program which wrote the file has found; without one it is None. A record's number is
-that of its row.
+them; an empty row is not a record. Texts, numbers, dates, times and true and false are values, and an empty cell is
+None. A formula has the value that the program which wrote the file has found; without one it is None. A record's number
+is that of its row.
 
 A restart reads the records before its position again, without a look at them; of Avro it skips whole blocks.
 """
@@ -129,7 +129,7 @@ class _Json:
             self._more()
 
     def _next(self) -> str:
-        """Return the next character that is no space, and move to it; "" at the end."""
+        """Return the next character that is not a space, and move to it; "" at the end."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None

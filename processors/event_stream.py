@@ -4,8 +4,8 @@
 
 The position is the id of the last event. The engine commits it with the messages, and the next connection asks for the
 events after it (``Last-Event-ID``). So if each event has an id of its own, and the server keeps events and honours the
-header, each event is on the queue once, wherever the run is killed. What the server does not keep while nobody reads is
-lost, and events without an id of their own may come again.
+header, each event is on the queue once, wherever the run is killed. An event that the server does not keep
+while no client reads is lost, and events without an id of their own may come again.
 
 A connection that ends, an answer of ``retry_on``, and a time of ``idle_s`` without a byte are followed by the next
 connection: after the time that the server asked for (``retry:``), and as ``outage=`` says while the server is away. 204
@@ -139,7 +139,7 @@ class EventStream:
         return (self._make_client or (lambda: httpx.Client(timeout=timeout)))(), headers
 
     def refused(self, response: Any, sent: Mapping[str, str]) -> Exception:
-        """Return the error for an answer that is no stream."""
+        """Return the error for an answer that is not a stream."""
         url = http.shown_url(self.url)
         if response.status_code in self._retry_on or http.renewed(self._headers, response.status_code, sent):
             wait_s = min(http.retry_after_s(response.headers), self._retry_after_s_max)

@@ -177,7 +177,7 @@ class KeyOf:
         self._several = None if plain else tuple(key)  # type: ignore[arg-type]
         self._key: Any = key
         self.plain = not callable(key)
-        """Whether the key is fields of the message."""
+        """True if the key is fields of the message."""
         self.names = self._several or ((key if isinstance(key, str) else "key",) if key is not None else ())
         """The fields of a result that hold the key."""
 
@@ -352,9 +352,9 @@ class EventTime:
     MOVES_FIRST: bool = False
     """True: a message moves the watermark before it is accepted, and is not in what it completes."""
     on_late: Callable[[dict[str, Any]], Any] | None = None
-    """What makes results of late messages; None: they are written to their own queue."""
+    """The function that makes results of late messages; None: they are written to their own queue."""
     at_end: str = "close"
-    """What happens to open windows when all sources have ended: ``"close"`` or ``"keep"``."""
+    """The end of open windows when all sources have ended: ``"close"`` or ``"keep"``."""
 
     def __init__(
         self,
@@ -368,10 +368,10 @@ class EventTime:
         self._several = len(bindings) > 1
         self._idle_us = None if idle is None else duration(idle, "idle")
         self.updates = early == UPDATE
-        """Whether each update writes an early result."""
+        """True if each update writes an early result."""
         self._early_us = None if early is None or self.updates else duration(early, "early")
         self.marked = early is not None
-        """Whether results say if they are final."""
+        """True if results say if they are final."""
         if idle is not None or self._early_us is not None:
             self.takes = {**self.takes, "timer": self.tick}
         self._heard: dict[int, dict[str | None, int]] = {}
@@ -436,7 +436,7 @@ class EventTime:
         return self._take_columns if plain and self.has_columns else None
 
     has_columns: bool = False
-    """Whether it has :meth:`accept_columns`."""
+    """True if it has :meth:`accept_columns`."""
 
     def _take_columns(self, columns: Any, process: cues.Process) -> dict[str, tuple[list[Any], list[int]]]:
         assert self._time_names is not None
@@ -521,7 +521,7 @@ class EventTime:
         raise NotImplementedError
 
     def _await_early(self, call: Call, process: cues.Process) -> None:
-        """Set the timer of early results. One that failed for good is gone; one of a wrong clock may be too late."""
+        """Set the timer of early results. One may be missing after a failure, and one of a wrong clock too late."""
         assert self._early_us is not None
         at, now = call.state.get(TIMER), microseconds(process.now)
         if at is None or abs(at - now) > self._early_us:
@@ -592,7 +592,7 @@ class EventTime:
         return next((time_of(row[1:9]) for row, _ in reversed(open_rows) if self.awaits(call, row)), None)
 
     awaits_all: bool = True
-    """Whether each row is a result that waits; else :meth:`awaits` tells."""
+    """True if each row is a result that waits; else :meth:`awaits` tells."""
 
     def awaits(self, call: Call, row: bytes) -> bool:
         """Return whether a result may be written when the watermark reaches the time of this row."""

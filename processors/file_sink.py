@@ -39,7 +39,7 @@ before it is written (*intent*), and the object is the commit: if it is there, t
 owner writes a row of its own epoch, so an owner that was replaced changes no row of its successor. It can only put the
 same object again: a start takes exactly the range of the delivery that was under way, whose hash is in the name.
 
-Not guaranteed: a file is finished by time only while the graph runs. One that is overdue at a start is finished when
+Not guaranteed: a file is finished by time only while the graph runs. A file that is overdue at a start is finished when
 the sink begins; call :meth:`FileSink.finish` after the last run of a job. ``durability="process"`` does not survive a
 power cut. The directory is on a filesystem with renames and locks (not on some network filesystems). Rows of files that
 are removed from ``_cues`` by hand are lost. A function in ``partition_by=`` gives the same values whenever it is called
@@ -261,7 +261,7 @@ class FileSink:
         timer.start()
 
     def _is_due(self, open_file: dict[str, Any]) -> bool:
-        """Whether the open file is to be finished now."""
+        """Return whether the open file is to be finished now."""
         old = self.roll_s is not None and time.time() - open_file["since"] >= self.roll_s
         return old or int(open_file["length"]) >= self.roll_bytes
 

@@ -242,7 +242,7 @@ class Files(checks.Owned):
 
     @property
     def is_typed(self) -> bool:
-        """Whether ``schema=`` or ``columns=`` was given."""
+        """True if ``schema=`` or ``columns=`` was given."""
         return self.schema is not None or self.columns is not None
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[Item]:

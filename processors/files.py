@@ -121,7 +121,7 @@ class Shape:
                 re.compile(text_of("begins", self.begins))
             except re.error as error:
                 raise InvalidArgument(
-                    f"begins={self.begins!r:.60} is no regular expression: {error}.", "give one, such as r'\\d{4}-'."
+                    f"begins={self.begins!r:.60} is not a regular expression: {error}.", "give one, such as r'\\d{4}-'."
                 ) from None
         if self.header is not None:
             names = texts_of("header", self.header)

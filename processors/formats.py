@@ -37,7 +37,7 @@ FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 
 
 class Added(NamedTuple):
-    """What rows add to the files: ``data`` are bytes for the open file, or with ``new`` for another one."""
+    """The bytes that rows add to the files: ``data`` are bytes for the open file, or with ``new`` for another one."""
 
     new: bool
     layout: Any
@@ -49,7 +49,7 @@ class Format(Protocol):
 
     ending: str
     is_plain: bool
-    """Whether a finished file has the bytes of the open one."""
+    """True if a finished file has the bytes of the open one."""
 
     def add(self, begun: bool, layout: Any, rows: Sequence[Row]) -> Added:
         """Return what a file gets for the rows. Raises ValueError or TypeError for a row that the format cannot hold.
@@ -204,7 +204,7 @@ class _CSV(_Plain):
         cells = [
             self._texts(name, batch.column(name)) if name in batch.schema.names else columns.text("") for name in names
         ]
-        if len(names) == 1:  # an empty line is no row
+        if len(names) == 1:  # an empty line is not a row
             is_empty = compute.equal(cells[0], columns.text(""))
             cells = [compute.if_else(is_empty, columns.text('""'), cells[0])]
         lines = compute.binary_join_element_wise(*cells, columns.text(self._delimiter))
@@ -244,7 +244,7 @@ class _CSV(_Plain):
     def _line(self, cells: Sequence[Any]) -> bytes:
         texts = ["" if cell is None else str(cell) for cell in cells]
         if texts == [""]:
-            return b'""\n'  # an empty line is no row
+            return b'""\n'  # an empty line is not a row
         return (self._delimiter.join(map(self._quoted, texts)) + "\n").encode()
 
     def _quoted(self, text: str) -> str:

@@ -92,7 +92,7 @@ class _Pairs:
         self.left, self.right = left, right
         self._combine = combine
         self.plain = combine is None
-        """Whether a result is both messages."""
+        """True if a result is both messages."""
 
     def __call__(self, left: Any, right: Any) -> list[dict[str, Any]]:
         if self._combine is None:

@@ -8,8 +8,8 @@ Arrow accepts some things that are no JSON lines: several objects in a line, an 
 does not look at: the length of a line, its depth, bytes that are not UTF-8, keys that are reserved. A block with a sign
 of one of these is read in smaller parts.
 
-Values keep their type: a number is no text, and 1.0 is no integer. Dates and times are texts in ISO 8601. A field that
-is missing is null.
+Values keep their type: a number is not a text, and 1.0 is not an integer. Dates and times are texts in ISO 8601. A
+field that is missing is null.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from cues import arguments, jsontext
 from cues.errors import InvalidArgument, Unsupported
 
 LOG: Final = logging.getLogger("cues.processors.kafka")
-"""What librdkafka says, such as a broker that cannot be reached."""
+"""Log records of librdkafka, such as a broker that cannot be reached."""
 
 TOLD_S: Final = 60.0
 """Seconds for which a line of librdkafka is not repeated: without a broker it says the same forty times a second."""

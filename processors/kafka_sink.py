@@ -205,7 +205,7 @@ class Writer:
     def write(self, messages: Any) -> None:
         """Write one message or a list of messages, and wait until the brokers have their records.
 
-        Raises :class:`cues.errors.InvalidArgument` for a message that is no record, or that Kafka refuses.
+        Raises :class:`cues.errors.InvalidArgument` for a message that is not a record, or that Kafka refuses.
         """
         messages = [messages] if isinstance(messages, dict) else list(messages)
         records = [self._record(message) for message in messages]

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
     left: bool
     wait_us: int
-    """How long after its time a row waits: the watermark completes it a microsecond later."""
+    """Time for which a row waits after its own: the watermark completes it a microsecond later."""
     table: Any
     times: Any
     numbers: Any

@@ -33,7 +33,7 @@ failures of it; both are messages.
 it, or a shard is gone before its end, the source stops with :class:`cues.MessagesPurged`. With ``on_gap="fail"``
 this error is a failed message, and the source continues with the oldest record. Kinesis does not tell how many records
 were lost, nor whether there were any: its sequence numbers have gaps. A shard that had no records for longer than the
-retention is no gap, if a run has looked at it within the retention. A stream that was created again is
+retention is not a gap, if a run has looked at it within the retention. A stream that was created again is
 :class:`cues.errors.Diverged`.
 
 **The sink** puts records in requests of up to 500, and the step commits when Kinesis has all of them: at least once. A

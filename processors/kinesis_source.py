@@ -125,7 +125,7 @@ class Kinesis:
 
     def __init__(self, stream: str, timeout_s: float, endpoint_url: Any, region: Any, client: Any) -> None:
         if not arguments.text_of("stream", stream) or (stream.startswith("arn:") and stream.count(":") != 5):
-            raise InvalidArgument(f"stream={stream!r:.100} is no stream.", "give its name, or its ARN.")
+            raise InvalidArgument(f"stream={stream!r:.100} is not a stream.", "give its name, or its ARN.")
         self.named = {"StreamARN": stream} if stream.startswith("arn:") else {"StreamName": stream}
         self.what = f"The stream {stream}"
         check_number("timeout_s", timeout_s, 0.001)
@@ -163,7 +163,7 @@ class Shard:
         """The time up to which nothing followed the last record, or from which the shard is read; 0: not known."""
         self.iterator: str | None = None
         self.compared = False
-        """Whether the record of the position was found, or is known to be gone."""
+        """True if the record of the position was found, or is known to be gone."""
         self.asked = self.caught_up = False
         self.due = self.pause_s = self.refused_at = 0.0
         self.seen_ms = 0.0

@@ -97,7 +97,7 @@ class _Request(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """What the source says to a request."""
+    """The answer of the source to a request."""
 
     number: int
     """The event whose commit the answer waits for."""

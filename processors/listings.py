@@ -46,7 +46,7 @@ It may begin before, and list more after them. The last argument: also those in 
 
 
 class Looks:
-    """The files of a pattern as a source knows them. One that is gone stays until the next whole listing."""
+    """The files of a pattern as a source knows them. A file that is gone stays until the next whole listing."""
 
     def __init__(self, where: places.Place, pattern: str, by_name: bool) -> None:
         """``by_name``: they are read in the order of their names, so later ones may be found alone."""

@@ -144,7 +144,7 @@ class _Sending:
     def __init__(self, publisher: Publisher, id: str) -> None:
         self._publisher, broker = publisher, publisher.broker
         self.lost = False
-        """Whether a new connection is needed."""
+        """True if a new connection is needed."""
         self._acknowledged = 0
         self._refused: list[tuple[int, Any]] = []
         """The packet ids of messages that the broker refused, each with the reason."""

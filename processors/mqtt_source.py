@@ -125,7 +125,7 @@ class Reading(Connected):
         self._last = self._number
         """The last message that was committed before this connection. It was not acknowledged."""
         self._repeats = False
-        """Whether the broker may still send messages that were committed before this connection."""
+        """True if the broker may still send messages that were committed before this connection."""
         self._unacknowledged: dict[int, int] = {}
         """The numbers of the messages of this connection by packet id, in the order of their receipt."""
         self._loose_bytes = self._dropped = self._told = 0
@@ -310,12 +310,14 @@ def _topic_of(message: Any) -> str:
 
 
 def _check_filter(topic: str) -> None:
-    """Raise :class:`InvalidArgument` for a text that is no topic filter, and for a shared subscription."""
+    """Raise :class:`InvalidArgument` for a text that is not a topic filter, and for a shared subscription."""
     levels = topic.split("/")
     wild = any(("#" in level and (level != "#" or at < len(levels) - 1)) or ("+" in level and level != "+")
                for at, level in enumerate(levels))  # fmt: skip
     if not topic or wild or "\0" in topic or len(topic.encode("utf-8", "surrogatepass")) > PACKET_IDS:
-        raise InvalidArgument(f"topics= has {topic[:60]!r}, which is no topic filter.", "give 'a/b', 'a/+/c' or 'a/#'.")
+        raise InvalidArgument(
+            f"topics= has {topic[:60]!r}, which is not a topic filter.", "give 'a/b', 'a/+/c' or 'a/#'."
+        )
     if levels[0] == "$share":
         raise InvalidArgument(
             f"topics= has {topic[:60]!r}: a shared subscription is not kept in one session, so repetitions cannot be"

@@ -71,7 +71,7 @@ class Column(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether MariaDB added it for itself, for a unique key of a long text: no query shows it."""
+        """True if MariaDB added it for itself, for a unique key of a long text: no query shows it."""
         return _HASH.fullmatch(self.name) is not None
 
 

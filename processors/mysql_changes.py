@@ -37,7 +37,7 @@ the server does not have these GTIDs at this place, it is another server: MariaD
 GTIDs, and MySQL is refused (Diverged).
 
 **A transaction** is given out when its end is in the log. One of more than 8 MiB is read twice: first to its end, on a
-second connection. What was rolled back, and what a killed server left without an end, is no message.
+second connection. What was rolled back, and what a killed server left without an end, is not a message.
 
 **Refused by name** are tables whose rows or changes would be missing: those with a history (system-versioned),
 sequences, those that a foreign key changes (CASCADE, SET NULL: the log does not have these changes), those that the
@@ -482,7 +482,7 @@ class Reading(changes.Reading):
     def _statement(self, schema: str, text: str, begin: int, in_rows: bool) -> Iterator[Message]:
         """Yield the message of a truncate. Raises for a change that was logged as a statement.
 
-        ``in_rows``: it stands in a transaction, in which each change must be rows.
+        ``in_rows``: the statement is in a transaction, in which each change must be rows.
         """
         statement = mysql_statements.plain(text)
         table = mysql_statements.truncated(statement, schema)

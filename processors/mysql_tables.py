@@ -60,7 +60,7 @@ class Snapped(tuple[Any, ...]):
 
 
 class Server:
-    """What a source knows about its server: the columns of the tables of the source that are there now."""
+    """A server, and the columns of the tables of a source as they are there now."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -118,7 +118,7 @@ class Server:
             ask(session, f"select * from {quoted_table(table)} limit 0")  # refused if it may not read each column
             problem = None
             if kind != "BASE TABLE":
-                problem = f"is no plain table ({kind.lower()})"
+                problem = f"is not a plain table ({kind.lower()})"
             elif takes_snapshot and engine != "InnoDB":
                 problem = f"is of the engine {engine}, of which a snapshot may have rows that the log has again"
             if problem is None:
@@ -151,7 +151,7 @@ class Server:
         for pattern in source.patterns if only is None else ():
             if not set("*?[") & set(pattern) and pattern not in there and begins:
                 raise CuesError(
-                    f"{pattern!r} does not exist, or is no table, or the user may not read it.",
+                    f"{pattern!r} does not exist, or is not a table, or the user may not read it.",
                     "use its name with its capital letters; grant SELECT on it.",
                 )
         self.columns |= there

@@ -63,7 +63,7 @@ class Wires:
     def packets(self, wire: Any, server_id: int | None, session: Any) -> Packets:
         """Yield the events of a stream, over the end of a file that a killed server left.
 
-        MariaDB keeps the half of an event there, and refuses to read it. Nothing of it was committed if the next file
+        MariaDB keeps half an event there, and refuses to read it. Nothing of it was committed if the next file
         begins with the GTIDs that were read so far.
         """
         while True:

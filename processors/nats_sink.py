@@ -216,7 +216,7 @@ class Writer:
     def write(self, messages: Any) -> None:
         """Write one message or a list of messages.
 
-        Raises :class:`cues.errors.InvalidArgument` for a message that is no message of NATS.
+        Raises :class:`cues.errors.InvalidArgument` for a message that is not a message of NATS.
         """
         bound = self._target.connect().payload_bytes_max
         for message in [messages] if isinstance(messages, dict) else messages:

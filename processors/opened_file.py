@@ -193,7 +193,7 @@ class Opened:
 
     @property
     def _is_typed(self) -> bool:
-        """Whether rows have the types of a schema. JSON lines of which no field is known have none."""
+        """True if rows have the types of a schema. JSON lines of which no field is known have none."""
         return self._source.is_typed and (self._format == "csv" or bool(self._source.types))
 
     def _has_blocks(self) -> bool:

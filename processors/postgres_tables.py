@@ -28,7 +28,7 @@ class Table(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a snapshot sees: ``pg_current_snapshot``."""
+    """The transactions that a snapshot sees: ``pg_current_snapshot``."""
 
     first: int
     """The first transaction that was not over when the snapshot was taken: all before it are seen."""

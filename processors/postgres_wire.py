@@ -56,7 +56,7 @@ class Wire:
         """Held while the connection is used: two threads must not use it at the same time."""
         self._changed = threading.Condition()
         self._wants = False
-        """Whether the server is to answer, and so to say how far it has read its log."""
+        """True if the server is to answer, and so to say how far it has read its log."""
         self._is_due = False
         self._last: int | None = None
         """The LSN after which an ended source is closed."""
@@ -65,7 +65,7 @@ class Wire:
         self._silent_s = 0.0
         self._asked_at = 0.0
         self.is_quiet = False
-        """Whether the last :meth:`received` has found nothing."""
+        """True if the last :meth:`received` has found nothing."""
         self.connection = source.connect(replication="database")
         try:
             self._start(lsn, stops)

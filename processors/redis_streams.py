@@ -545,7 +545,7 @@ class Connection:
     def write(self, messages: Any) -> None:
         """Add one message or a list of messages to the stream.
 
-        Raises :class:`cues.errors.InvalidArgument` for a message that is no entry.
+        Raises :class:`cues.errors.InvalidArgument` for a message that is not an entry.
         """
         target = self._target
         if target.stream is None:

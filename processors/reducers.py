@@ -819,7 +819,10 @@ class Reduction:
         }
 
     def results(self, states: dict[str, Any]) -> dict[str, Any]:
-        """Return the results by name. One that raises is None; its reason is in ``errors``, because a window closes."""
+        """Return the results by name; None for a reducer that raises.
+
+        Its reason is in ``errors``, because the window closes all the same.
+        """
         results: dict[str, Any] = {}
         errors: dict[str, str] = {}
         for name, each in self._reducers.items():

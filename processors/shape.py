@@ -165,7 +165,7 @@ class _Held:
         # By type too: the state has different rows for 1 and True.
         self._values = {(type(field), field): value for field, value in zip(fields, state.get_many(fields))}
         self._changed: dict[tuple[type, Any], bool] = {}
-        """Whether the state has each field that was set."""
+        """True if the state has each field that was set."""
 
     def __getitem__(self, field: Any) -> Any:
         place = type(field), field

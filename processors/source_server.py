@@ -26,7 +26,7 @@ _CLOSE_S: Final = 5.0
 
 
 class Address(NamedTuple):
-    """Where a server listens, and what it serves there."""
+    """The address of a server, and the application there."""
 
     kind: str
     """Its name in errors: ``"webhook"``."""

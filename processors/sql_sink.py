@@ -141,11 +141,11 @@ class Table:
         self._not_null: frozenset[str] = frozenset()
         """The columns of a table of MySQL that take no NULL: it would put a value of its own there."""
         self.in_order = False
-        """Whether keys that differ here can be equal in the database."""
+        """True if keys that differ here can be equal in the database."""
         self.has_keys = False
-        """Whether the table has a unique key besides that of an upsert."""
+        """True if the table has a unique key besides that of an upsert."""
         self.copies = False
-        """Whether PostgreSQL takes its rows by COPY."""
+        """True if PostgreSQL takes its rows by COPY."""
 
     @property
     def names(self) -> list[str]:
@@ -305,7 +305,7 @@ class Writer(databases.Connection):
         return [columns.values_of(rows.column(name), "a message", name) for name in self._table.names]
 
     def _has_fields(self, rows: Any) -> bool:
-        """Whether a table has the columns of ours, and a value in each of the key."""
+        """Return whether a table has the columns of ours, and a value in each of the key."""
         found, names = rows.column_names, self._table.names
         fits = set(found) >= set(names) if self._table.mode == "delete" else sorted(found) == sorted(names)
         return fits and not any(rows.column(name).null_count for name in self._table.key)
@@ -387,7 +387,7 @@ class Writer(databases.Connection):
         if any(column is None for column in found.values()) or any(
             pa.types.is_floating(found[name].type) for name in table.key
         ):
-            return None  # a key that is no number at all is equal to itself for some
+            return None  # a key that is not a number at all is equal to itself for some
         rows = pa.table(found)
         if not table.key:
             return rows
@@ -551,7 +551,7 @@ class Writer(databases.Connection):
 
 
 def _holds(found: str, wanted: str, dialect: str) -> bool:
-    """Whether a column of the type found takes values of a family. SQLite has the families that it can store."""
+    """Return whether a column of the type found takes values of a family. SQLite has the families that it can store."""
     family = databases.family_of(found)
     if dialect == "sqlite" and wanted in ("decimal", "timestamp", "date", "time", "uuid", "json") and family == "text":
         return True

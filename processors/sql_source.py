@@ -447,7 +447,7 @@ class Rows(checks.Owned):
 
 
 def _may_write(process: Any, table: Any) -> bool:
-    """Whether the queue takes a table: otherwise its rows are read one by one, and those that it refuses fail alone."""
+    """Return whether the queue takes a table; otherwise rows are read one by one, and refused ones fail alone."""
     try:
         if process is not None and len(table):
             process.check(table)

@@ -297,7 +297,7 @@ _LAST_US: Final = 253_402_300_799_999_999
 
 
 def _is_same_time(column: Any, wanted: Any) -> bool:
-    """Whether a column of times has those of another type: of the first and the last day, zones have no times."""
+    """Return whether a column of times has those of another type: zones have no times of the first and last day."""
     pa = places.arrow()
     found = column.type
     if not pa.types.is_timestamp(found) or found.unit == "ns" or (found.tz is None) != (wanted.tz is None):

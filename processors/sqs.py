@@ -12,7 +12,7 @@ The client is boto3, the extra ``sqs``, with its credentials (environment, profi
     3. delete    from SQS, in tens; when SQS has confirmed it, the row goes with the next commit
 
 A process that is killed before 2 has the message again after ``visibility_s``. A message that comes again after 2 has
-the MessageId of a row: it is deleted, and is no message again. A row whose confirmation was lost stays for 14 days,
+the MessageId of a row: it is deleted, and is not a message again. A row whose confirmation was lost stays for 14 days,
 for which SQS keeps a message at most. So each message is on the queue once. At most ``in_flight`` messages are hidden
 and not deleted: the others stay at SQS while the queue is full (``max_lag``).
 

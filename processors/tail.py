@@ -7,7 +7,7 @@
 inode and head; or, after it was copied or restored, by its size, head and end; or, after it was compressed, by those of
 its uncompressed bytes. Files are read in the order of rotation, so the known ones are the oldest that are there, and
 the last rows: a new file that is equal to an old one is not taken for it. If names are in another order, a file is
-known whose row is the same in all parts, the time of its last write included: nobody has touched it.
+known whose row is the same in all parts, the time of its last write included: it was not touched.
 
 A file that is damaged is one error message, and counts as read to its end when it is rotated. At the path, it is read
 again when it has changed: a program may be writing it.

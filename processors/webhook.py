@@ -116,7 +116,7 @@ class Webhook(checks.Owned):
                      ValueError, KeyError or TypeError refuses the request with 400, and so does a message that the
                      queue cannot take (its schema, key or size)
     ``reply``        a function of the :class:`Hook`, called before ``verify``: text, bytes or a dict (as JSON) is
-                     answered at once with 200, and the request is no event; None: it is one. For the challenges with
+                     answered at once with 200, and the request is not an event; None: it is one. For the challenges with
                      which a sender asks for the address
     ``reserved``     ``"q/type"`` or ``"q/topics"``, which messages may set then (:mod:`cues.processors.foreign`)
     ``verify``       a :class:`cues.processors.http.Signature`, or several of which one must be right; or a function of

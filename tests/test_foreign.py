@@ -270,4 +270,4 @@ def test_a_stream_has_nothing_to_check(tmp_path: Path) -> None:
         store.queue("events").appender().write({"n": 1})
         testing.run_until_idle(graph, store)
         (error,) = testing.messages(store, "errors")
-    assert "is no source" in error["err/cause"][0]["message"]
+    assert "is not a source" in error["err/cause"][0]["message"]

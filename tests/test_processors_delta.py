@@ -114,7 +114,7 @@ def test_a_value_that_the_column_does_not_hold_fails_its_message_alone(tmp_path:
     assert [row["n"] for row in rows(target)] == [1, 3, 6]
     texts = [record["err/cause"][0]["message"] for record in failed]
     assert [message["n"] for record in failed for message in record["err.proc/messages"]["q"]] == [300, "2", 4, 5.5]
-    assert "'other', which is no column" in texts[2] and "evolve=True" in texts[2]
+    assert "'other', which is not a column" in texts[2] and "evolve=True" in texts[2]
 
 
 def test_a_table_gets_the_columns_of_new_fields(tmp_path: Path, store: cues.Store) -> None:
@@ -354,8 +354,8 @@ def test_partitions_of_a_sink_write_one_table_at_the_same_time(tmp_path: Path, s
         ({"key": "n"}, "key="),
         ({"schema": {"n": "int64"}}, "pyarrow.Schema"),
         ({"schema": pa.schema({"n": pa.time64("us")})}, "has no such type"),
-        ({"schema": N, "mode": "upsert", "key": "id"}, "'id' is no column"),
-        ({"schema": N, "partition_by": "city"}, "'city' is no column"),
+        ({"schema": N, "mode": "upsert", "key": "id"}, "'id' is not a column"),
+        ({"schema": N, "partition_by": "city"}, "'city' is not a column"),
         ({"evolve": 1}, "True or False"),
         ({"mode": "upsert", "key": "a`b"}, "rename"),
     ],

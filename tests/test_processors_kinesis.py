@@ -652,7 +652,7 @@ def test_the_example_of_the_page(tmp_path: Path, kinesis: KinesisServer, monkeyp
 
 def test_wrong_options_are_refused() -> None:
     wrong: list[tuple[str, dict[str, Any]]] = [
-        ("is no stream", {"stream": ""}), ("is no stream", {"stream": "arn:aws:kinesis"}),
+        ("is not a stream", {"stream": ""}), ("is not a stream", {"stream": "arn:aws:kinesis"}),
         ("data='xml' is unknown", {"data": "xml"}), ("shape='value' with data='bytes'", {"shape": "value"}),
         ("on_gap='x'", {"on_gap": "x"}), ("start='now'", {"start": "now"}), ("poll_s", {"poll_s": 0.1}),
         ("has no zone", {"start": datetime(2026, 1, 1)}),

@@ -790,8 +790,8 @@ def test_tables_whose_rows_or_changes_would_be_missing_are_refused(db: Database)
     reader = db.url.replace("cues@", "reader@")
     *_, (position, _) = Changes(reader, "*")(None, process := a_process())
     for made, grant, words in (
-        ("table t (id int primary key) with system versioning", "", r"t is no plain table \(system versioned\)"),
-        ("sequence t", "", r"t is no plain table \(sequence\)"),
+        ("table t (id int primary key) with system versioning", "", r"t is not a plain table \(system versioned\)"),
+        ("sequence t", "", r"t is not a plain table \(sequence\)"),
         ("table t (id int primary key, p int, foreign key (p) references p (id) on delete cascade)", "",
          r"t is changed without an event in the log by its foreign key \(.* ON DELETE CASCADE\)"),
         ("table t (id int primary key, p int, foreign key (p) references p (id) on update set null)", "",
@@ -926,7 +926,7 @@ def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
     with pytest.raises(CuesError, match="has a date in its primary key"):
         read(Changes(db.url, "u"))
     for name in ("v", "missing"):
-        with pytest.raises(CuesError, match=f"{name}' does not exist, or is no table"):
+        with pytest.raises(CuesError, match=f"{name}' does not exist, or is not a table"):
             read(Changes(db.url, name))
     process = a_process()
     *_, (position, _) = Changes(db.url, "t", snapshot=False)(None, process)

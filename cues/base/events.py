@@ -156,7 +156,7 @@ class Counters:
     limited: bool = False
     """Messages wait because ``rate=`` allows no call now."""
     away: str = ""
-    """What it waits for, since when, and why, while something outside is away; empty otherwise."""
+    """The thing outside that is away, since when, and why; empty otherwise."""
     away_s: float = 0.0
     """Seconds of such waits that are over."""
 

@@ -1,4 +1,4 @@
-"""Whether a handle is closed, and with it the handles that it has made."""
+"""The end of a handle, and of the handles that it has made."""
 
 from __future__ import annotations
 

@@ -447,7 +447,7 @@ class _OpenTransaction:
         self.finish(text, work)
 
     def finish(self, text: str, work: Work | None) -> None:
-        """Do what is left of a commit after the checkpoint is in the row."""
+        """Do the rest of a commit, after the checkpoint is in the row."""
         with self._opened:
             # 2. Work.
             is_mysql = self.argument.dialect.name in _MYSQL

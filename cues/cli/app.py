@@ -55,7 +55,7 @@ COMMANDS: Final = {
     "purge": "Delete the messages of a queue before an index or a time.",
     "compact": "Give free pages back to the file system, and remove queues.",
     "optimize": "Merge the small files of a directory of cues run --queues.",
-    "vacuum": "Delete the files of such a directory that nobody needs any more.",
+    "vacuum": "Delete the files of such a directory that are in no log any more.",
     "backup": "Copy the stores of a graph into a directory of backups, while it runs.",
     "restore": "Make stores of a backup.",
     "follow": "Keep a second copy of a graph's stores, and promote it.",

@@ -73,7 +73,7 @@ def out(*parts: str, end: str = "\n") -> bool:
 
 
 def err(*parts: str) -> None:
-    """Print a line on standard error. If that cannot be written, there is nobody to tell."""
+    """Print a line on standard error. An error of standard error itself is ignored."""
     put(sys.stderr, _joined(parts, "\n"))
 
 

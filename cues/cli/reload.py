@@ -67,7 +67,7 @@ class Watcher:
 
     def __init__(self, descriptor: int, started_before: bool) -> None:
         self.started_before = started_before
-        """Whether an earlier run has started its graph, so that --fresh has been done."""
+        """True if an earlier run has started its graph, so that --fresh has been done."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._guard = threading.Lock()

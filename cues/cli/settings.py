@@ -49,7 +49,7 @@ SECRETS: Final = frozenset({"token"})
 OTHERS: Final = frozenset({"compile"})
 """Tables of ``[tool.cues]`` that are not settings of commands."""
 _PATHS: Final = frozenset({"DIR", "STORE"})
-"""What the help calls values that are paths: in a file they are relative to it."""
+"""Names, in the help, of values that are paths: in a file they are relative to it."""
 _ROOTS: Final = (".git", ".hg")
 """The entries of the root of a repository."""
 

@@ -179,7 +179,7 @@ class Summary:
             out(note)
 
     def _notes(self) -> list[str]:
-        """What is left to do, a sentence each."""
+        """The next things to do, a sentence each."""
         notes = [f"{held}: run again then" for held in self.held]
         if self.failed:
             notes.append(f"{count(self.failed, 'message')} failed: {self._errors}")

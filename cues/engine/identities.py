@@ -100,7 +100,7 @@ def rename(
         _refuse_unnamed(home, plan, claimants_of(units), known, renames)
     if not renames:
         return
-    # Nobody runs them under their former names.
+    # No process runs them under their former names.
     owned = Ownership(home, [Claimant(old, known[old].kind, {}) for old in renames], take_over)
     try:
         home.core.commit(_rename, renames)

@@ -81,7 +81,7 @@ class OutageWait:
 
     @property
     def waits(self) -> bool:
-        """Whether the time of the next try is to come. Raises :class:`Interrupted` at the end of the run."""
+        """True until the time of the next try. Raises :class:`Interrupted` at the end of the run."""
         if self._next_at_s <= time.monotonic():
             return False
         if self._host.draining or self._host.halted:

@@ -32,7 +32,7 @@ _replaying: Final[set[bytes]] = set()
 
 @dataclass(frozen=True)
 class ReplayNote:
-    """What a store is a replay of. It is written before the first message, and names every bound."""
+    """The origin of a replay, in its store. It is written before the first message, and names every bound."""
 
     source: str
     """The absolute path of the old store."""

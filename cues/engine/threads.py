@@ -61,7 +61,7 @@ class Worker:
         self._was_paused = False
         """True if the unit was paused at the begin of the outage, which is one of a redrive then."""
         self.left: BaseException | None = None
-        """What was away when the run ended, if messages stay for the next start because of it."""
+        """The thing that was away when the run ended, if messages stay for the next start because of it."""
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
         """Seconds of one step before the next warning. Each warning doubles them."""

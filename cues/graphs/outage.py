@@ -1,6 +1,6 @@
 """Waits for something outside that is away: ``outage=cues.Outage(…)``.
 
-That something is away is no failure of a message. The step commits the messages before it and ends there, as a
+An outage is not a failure of a message. The step commits the messages before it and ends there, as a
 processor does that stops at a failure; the unit waits, and continues from its row, as after a restart
 (engine/threads.py). So a wait holds no lock, no transaction and no half of a step, and an outage
 has the guarantees of a kill.
@@ -25,7 +25,7 @@ _WAITS: Final = Retry(backoff_s=0.1, max_s=30.0, jitter=0.5)
 
 @dataclass(frozen=True)
 class Outage:
-    """What a processor does when something that it needs is away.
+    """The rule for a processor when something that it needs is away.
 
     ``then`` is one of
 

@@ -23,7 +23,7 @@ REST: Final = "*"
 """In a graph's queue options: all queues that it does not name."""
 
 BETWEEN: Final = Retention(age="7d", unread=True)
-"""What a new queue between two processors keeps, unless its options say something else."""
+"""Retention of a new queue between two processors, unless its options give another."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
         return tuple(sorted(declared | (read - self._written)))
 
     def schema_of(self, queue: str) -> Any:
-        """What messages from outside must fit on this queue: ``schema=`` of its source; None if there is none."""
+        """Return the schema that messages from outside must fit: ``schema=`` of the source; None if it has none."""
         return next((n.options.schema for n in self.nodes if n.kind == "source" and n.name == queue), None)
 
     @property

@@ -56,8 +56,8 @@ class Node:
     first_id: ProcessorKey | None = None
     """The id that its unit had at its first start, if ``renamed_from=`` has changed it since."""
     schemas: Mapping[str, Schema] = field(default_factory=dict, compare=False, repr=False)
-    """What its messages must fit, by input binding; ``""`` is for every binding. The plan resolves annotations and
-    ``schema=`` once, and every engine sends the results to the processes that call the function."""
+    """Schemas that its messages must fit, by input binding; ``""`` is for every binding. The plan resolves annotations
+    and ``schema=`` once, and every engine sends the results to the processes that call the function."""
 
     def unit(self, partition: int) -> Node:
         """The unit of the processor for one partition, with an owner and positions of its own."""

@@ -11,7 +11,7 @@ The position is ``[planned time in nanoseconds, index]``. So a tick is on the qu
 restart continues with the first tick after the last one that was committed. Ticks are made one at a time, when the
 engine has room for them, so many missed ones need neither memory nor one large commit.
 
-Not guaranteed: that a tick is written at its time. It is written after it, when the source runs.
+Not guaranteed: that a tick is written at its time. A tick is written after its time, when the source runs.
 """
 
 from __future__ import annotations

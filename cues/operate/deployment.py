@@ -65,7 +65,7 @@ class Deployment:
     path: Path
     """The graph file, absolute."""
     target: str
-    """What names the graph after the path of the file: ``""`` or ``":name"``."""
+    """The name of the graph after the path of the file: ``""`` or ``":name"``."""
     store: Path
     others: tuple[str, ...]
     """The stores of queues that have a path of their own."""

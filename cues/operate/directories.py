@@ -363,7 +363,7 @@ class DirectoryPlace:
         yield Growth(queue, directory.options.partitions, directory.options.key, directory.grow)
 
     def vacuums(self) -> list[PlannedVacuum]:
-        """The files that nobody needs any more, of each queue or of the one that the target names."""
+        """The files that are in no log any more, of each queue or of the one that the target names."""
         return [cleaning.plan_vacuum(self.files, queue) for queue in self._whole_queues()]
 
     def vacuum(self, plan: PlannedVacuum, tell: Tell) -> PlannedVacuum:

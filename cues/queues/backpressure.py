@@ -101,7 +101,7 @@ class Note:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that wrote the note is alive."""
+        """True if the process that wrote the note is alive."""
         return self.boot == clock.boot_id() and locks.process_state(self.pid) != "gone"
 
     @override
@@ -231,9 +231,9 @@ class Gate:
         self._warned = False
         self._counted = 0.0
         self.noted = False
-        """Whether the writer waits, or has waited, since the last :meth:`clear`."""
+        """True if the writer waits, or has waited, since the last :meth:`clear`."""
         self.starving = False
-        """Whether :meth:`starve` was called last."""
+        """True if :meth:`starve` was called last."""
         self.late: list[Edge] = []
         """The readers for which the writer waits; empty if it does not wait."""
 
@@ -312,7 +312,7 @@ class Gate:
 
     @property
     def hint(self) -> str:
-        """What to do about a reader that is dead."""
+        """The hint for a reader that is dead."""
         return f"Start the reader; or, if it is gone for good, give it up: {self.late[0].hint}" if self.late else ""
 
     def _note(self, edges: tuple[Edge, ...], starved: str) -> None:
@@ -393,6 +393,6 @@ def await_room(queues: Iterable[BaseQueue], own: Iterable[str] = (), timeout: fl
 
 
 def program() -> str:
-    """The name of a writer that is no processor."""
+    """The name of a writer that is not a processor."""
     thread = threading.current_thread()
     return f"process {os.getpid()}" + (f" thread {thread.ident}" if thread is not threading.main_thread() else "")

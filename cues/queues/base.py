@@ -98,7 +98,7 @@ Q = TypeVar("Q", bound="BaseQueue")
 
 @final
 class QueueCore:
-    """What a handle on a queue, or on one of its partitions, does inside. :class:`BaseQueue` is its face."""
+    """The core of a handle on a queue, or on one of its partitions. :class:`BaseQueue` is its face."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class Log:
         self.records: Log = self
         """The log whose positions are indices; of a :class:`~cues.queues.committed.CommittedLog` another one."""
         self._notes = "." not in queue
-        """Whether messages with producers are noted: those on a fork queue are copied to another log later."""
+        """True if messages with producers are noted: those on a fork queue are copied to another log later."""
         self._schemas: dict[bytes, StoredSchema] = {}
         """The schemas of records of columns that were read here, by their hash."""
         self._known: tuple[bytes, Any] = (b"", ())

@@ -335,7 +335,7 @@ class Encoder:
             if kind.num_fields or pa.types.is_dictionary(kind) or field.name.startswith("q/"):
                 return None
             if pa.types.is_timestamp(kind) and kind.tz is not None:
-                column = column.cast(pa.timestamp(kind.unit, "+00:00"))  # as datetime.UTC, which is no zone with a name
+                column = column.cast(pa.timestamp(kind.unit, "+00:00"))  # as datetime.UTC, a zone without a name
             arrays.append(column)
         return pa.table(arrays, names=rows.schema.names)
 

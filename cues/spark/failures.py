@@ -48,7 +48,7 @@ _ADVICE: Final = (
         "start again with a session that lives as long as the graph. This one was stopped while the graph used it.",
     ),
 )
-"""What to try, by the text of an error; the first that is found counts."""
+"""Hints by the text of an error; the first that is found counts."""
 
 
 def in_short(error: Exception) -> str:
@@ -75,6 +75,6 @@ def in_short(error: Exception) -> str:
 
 
 def advice(error: Exception, otherwise: str) -> str:
-    """What to try after a failure inside Spark; ``otherwise`` if nothing is known about it."""
+    """Return the hint for a failure inside Spark; ``otherwise`` if nothing is known about it."""
     text = str(error)
     return next((hint for pattern, hint in _ADVICE if re.search(pattern, text)), otherwise)

@@ -88,7 +88,7 @@ def fields_of(node: Node, binding: str) -> str | None:
 
 
 class QueryPlan(NamedTuple):
-    """How a frame runs as a query."""
+    """The query of a frame."""
 
     mode: str
     """The output mode."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """What one commit takes off the table."""
+    """The rows that one commit takes off the table."""
 
     entries: int
     pages: dict[str, list[Page]]

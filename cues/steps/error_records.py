@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 SETTLED: Final = frozenset({"resolved", "failed again", "discarded"})
-"""The states of error messages that need nobody any more."""
+"""The states of error messages that are settled."""
 State = Literal["unresolved", "requested", "refused", "resolved", "failed again", "discarded"]
 FORGOTTEN_MAX: Final = 1000
 """Most rows of removed messages that one commit deletes."""
@@ -58,7 +58,7 @@ _INDEX: Final = struct.Struct(">Q")
 
 @dataclass(frozen=True)
 class Resolution:
-    """What was done about an error message.
+    """The state of an error message.
 
     requested       a redrive was asked for, and has not run yet
     refused         a redrive was asked for, and its processor could not take the messages: ``reason``
@@ -313,7 +313,7 @@ class ErrorLog:
     def records(self, settled: bool = False, before: int | None = None, least: int = 0) -> Iterator[ErrorRecord]:
         """Yield error messages from the last one before the index ``before`` down to ``least``.
 
-        ``settled``: also those that need nobody any more. Runs of these are skipped by their rows, and not read.
+        ``settled``: also those that are settled. Runs of these are skipped by their rows, and not read.
         Ends at a message that cannot be read.
         """
         home, log = self.rows.home, self.log
@@ -376,7 +376,7 @@ class ErrorLogs(Closing):
     """The error queues of a store, and those of other stores to which its processors write."""
 
     def __init__(self, home: BaseStore, declared: Iterable[str] = (), only: str = "") -> None:
-        """``declared``: queues that are error queues also when their last message is no error message, or that are
+        """``declared``: queues that are error queues also when their last message is not an error message, or that are
         in other stores. ``only``: this queue or partition alone."""
         self.home = home
         self.rows = ErrorRows(home)

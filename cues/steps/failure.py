@@ -60,7 +60,7 @@ def error_context(**facts: Any) -> Iterator[None]:
 class StoreTrouble:
     """The first error of a store in the calls of a step, also if the user's function catches it.
 
-    A store that is damaged or full is no fault of a message: such an error stops the processor. It is a context
+    A store that is damaged or full is not a fault of a message: such an error stops the processor. It is a context
     manager around each use of the store by the user's function.
     """
 

@@ -110,12 +110,12 @@ class Feed:
         self._bodies: list[Body] = []
         self._changed = threading.Condition()
         self._awaited = False
-        """Whether a look at the feed is due: the processor waits for a message, or the feed is closed."""
+        """True if a look at the feed is due: the processor waits for a message, or the feed is closed."""
         self._most = AHEAD_MAX
         self._rows_in = self._rows_out = 0
         """The rows of the tables that were yielded, and of those that were taken."""
         self.uniform = True
-        """Whether all items so far are messages that can be written, after positions of the generator."""
+        """True if all items so far are messages that can be written, after positions of the generator."""
         self._iterator: Iterator[Any] | None = None
         """The iterator of the function, in deterministic runs."""
         self._before: Any = None
@@ -135,9 +135,9 @@ class Feed:
         """The number of changes that were committed, and of those of them that left :attr:`_uncommitted`."""
         self.ended = False
         self.answered = False
-        """Whether the generator has yielded, or waits: before, nobody knows whether there is something to take."""
+        """True if the generator has yielded, or waits: before, nobody knows whether there is something to take."""
         self.waits_for_new = False
-        """Whether the generator waits, because it has nothing more now."""
+        """True if the generator waits, because it has nothing more now."""
         self.error: BaseException | None = None
         self.closed = False
         self.thread: threading.Thread | None = None

@@ -35,7 +35,7 @@ class Lane:
         self.unit: Any = unit
         """The stepper of the unit (stepper.py), which knows its lanes by this class alone."""
         self.armed = False
-        """Whether it may have something to do before the inputs. Each step looks, so it is a plain attribute."""
+        """True if it may have something to do before the inputs. Each step looks, so it is a plain attribute."""
 
     def waits(self) -> bool:
         """Return whether it has something to do now. Safe in any thread."""

@@ -114,7 +114,7 @@ class Claimant:
     key: ProcessorKey | None = None
     """The id of its first start, if it has another one now."""
     requires: tuple[str, ...] = ()
-    """What a version must know to read its state (storage/datafile.py)."""
+    """The keys that a version must know to read its state (storage/datafile.py)."""
 
     def topology(self, home: Store) -> ProcessorInputs:
         """Return its inputs as the home store keeps them."""

@@ -282,7 +282,9 @@ class Process:
         sent it.
         """
         if self.core.checked is None:
-            raise CuesError(f"{self.id} is no source: its messages are checked when they are returned.", "return them.")
+            raise CuesError(
+                f"{self.id} is not a source: its messages are checked when they are returned.", "return them."
+            )
         return self.core.checked(message)
 
     @property

@@ -14,7 +14,7 @@ request as it was or done, and two processes that ask at the same time ask once.
 The redriver is a stepper beside that of the unit (beside.py), under the id ``graph.processor.redrive``. It shares the
 function too.
 
-Not guaranteed: order. A redriven message comes after messages that were behind it.
+Not guaranteed: order. A redriven message comes after messages that were after it.
 """
 
 from __future__ import annotations

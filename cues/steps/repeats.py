@@ -1,7 +1,7 @@
 """The attempts of a call: those that the options allow, and those that a database asks for.
 
 A database that ends one of two transactions (a deadlock, a conflict of writes) has undone it, and asks to repeat it:
-nobody's message is wrong. These attempts are counted apart from those of ``retries=``.
+no message is wrong. These attempts are counted apart from those of ``retries=``.
 """
 
 from __future__ import annotations

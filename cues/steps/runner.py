@@ -486,7 +486,7 @@ class Runner(Calls):
         return self._failure(error, repeats.count)
 
     def _failure(self, error: Exception, attempts: int) -> Failure:
-        """Return the failure of a message. Raises an error of the store, which is no fault of a message."""
+        """Return the failure of a message. Raises an error of the store, which is not a fault of a message."""
         self._trouble.check(self._paths, error)
         return Failure(error, attempts, away=self._outage_rule.concerns(error))
 

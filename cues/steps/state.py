@@ -21,7 +21,7 @@ On disk: key = key segment, field segment, number of the piece (2 bytes); value 
 pieces (2 bytes), bytes. A segment is its length and its msgpack, or 0xff and its 128-bit hash when it
 has more than 200 bytes (then the value begins with the field).
 
-Timers (timers.py) are rows of the state too. They begin with a byte that is no length of a segment:
+Timers (timers.py) are rows of the state too. They begin with a byte that is not a length of a segment:
 
     0xfd, key segment, segment of the name                    the time of the timer, in ns
     0xfe, time (8 bytes), key segment, segment of the name    [key, name]: the timers in the order of time
@@ -106,7 +106,7 @@ class StateTable:
         self.visible = self.packed if ttl_ns is None else self._unexpired
         """Returns the value of a row as calls see it."""
         self._timed: bool | None = None if ttl_ns is None else True
-        """Whether the times of writes are kept; None if that is not known yet."""
+        """True if the times of writes are kept; None if that is not known yet."""
         self._now = self._last_now = 0
         self._name = names.state_database(processor)
         self.trouble = StoreTrouble()
@@ -116,7 +116,7 @@ class StateTable:
         self._cache: Changes = {}
         self._cache_bytes = 0
         self.packs_late = False
-        """Whether :meth:`keep` may be used: the times of writes need changes that are packed."""
+        """True if :meth:`keep` may be used: the times of writes need changes that are packed."""
         self.known: dict[bytes, Any] = {}
         """The values of rows that were read or assigned, if they cannot be changed in place, and changes pack late."""
         self._late: dict[bytes, Any] = {}

@@ -84,7 +84,7 @@ class Setting:
     sleep: Sleep = lambda seconds: False
     stopping: Callable[[], bool] = lambda: False
     may_linger: Callable[[], bool] = lambda: False
-    """Whether a step may wait for more messages, as ``linger_s`` asks."""
+    """True if a step may wait for more messages, as ``linger_s`` asks."""
     emit: Callable[[events.Event], None] = lambda event: None
     runner: Callable[..., Calls] = Runner
     """Makes the calls of a processor, from the arguments of :class:`Runner`."""
@@ -196,7 +196,7 @@ class Stepper:
         self._rested = self._probes = False
         """True if the last step found nothing to do: others may have written the rows of this unit since."""
         self._prepared = False
-        """Whether the target and the function have opened what they need."""
+        """True if the target and the function have opened what they need."""
         self.held: Held | None = None
         """The delayed messages of the unit; None without their lane."""
         self._warn_of_pending()

@@ -180,7 +180,7 @@ class _Form:
         body = struct.Struct(layout)
         self.pack: Callable[..., bytes] = body.pack
         self.fits = body.size <= _BODY_BYTES_MAX
-        """Whether the body fits one page."""
+        """True if the body fits one page."""
 
 
 def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:

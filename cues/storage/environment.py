@@ -80,9 +80,9 @@ class Environment:
         self.gate = threading.RLock()
         """Held where a transaction of a reader begins, and while the map changes (map_growth.py)."""
         self.is_named = durability == "disk"
-        """Whether the names of the store's files are durable; those of a new "process" store are not before a sync."""
+        """True if the names of the store's files are durable; those of a new "process" store are not before a sync."""
         self.remapping = False
-        """Whether the map changes now; a signal handler of that thread, which has the gate, must not read."""
+        """True if the map changes now; a signal handler of that thread, which has the gate, must not read."""
         self.calls = 0
         """Calls of LMDB under way that use the map outside of our transactions. Changed while holding the gate."""
         self.timeout_s = timeout_s

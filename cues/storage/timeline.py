@@ -57,7 +57,7 @@ def same(directory: Path, last: int, counted: int) -> bool:
 def is_copy(directory: Path) -> bool:
     """Return whether the files ``locks`` and ``data.mdb`` are others than those of the last opening.
 
-    Only their inodes count: a change of permissions is no copy, and neither is a mount under another device number.
+    Only their inodes count: a change of permissions is not a copy, and neither is a mount under another device number.
     """
     try:
         noted = door.read_text(directory / FILE).split()

@@ -77,7 +77,7 @@ class WriterLock:
         self.looked_at = 0.0
         self.mutex = threading.RLock()
         self.inside = False
-        """Whether a thread is inside of a call. With the mutex, it is the thread that holds it."""
+        """True if a thread is inside of a call. With the mutex, it is the thread that holds it."""
         self._and_give_back(self._open)
 
     def _open(self) -> None:

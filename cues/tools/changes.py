@@ -84,7 +84,7 @@ class RowsCut(NamedTuple):
 
 @dataclass
 class Cut:
-    """What a copy of a store has."""
+    """The contents of a copy of a store."""
 
     store: bytes
     """The id of the store."""
@@ -147,7 +147,7 @@ class Changes:
         txn, database = self._moment.txn, self._moment.handle(name)
         row, lines = _log_row(txn, name)
         cursor = txn.cursor(database)
-        # Keys of pieces have the key of their record as a prefix, so they are behind it.
+        # Keys of pieces have the key of their record as a prefix, so they are after it.
         start = KEY.pack(before.next) if before is not None and _follows(cursor, before, row, lines) else b""
         yield [b"log", name, cursor.key() if start and cursor.first() else b""]
         if cursor.set_range(start) if start else cursor.first():

@@ -90,7 +90,7 @@ class Finding:
     state: State
     text: str
     hint: str = ""
-    """What to do; empty if the state is ``"ok"``, except for packages that may be installed."""
+    """The thing to do; empty if the state is ``"ok"``, except for packages that may be installed."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The measured values, as plain data."""
 

@@ -90,7 +90,7 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
     "cues_worker_memory_bytes": ("gauge", _WORKER, "Memory of the worker process."),
     "cues_worker_restarts": ("counter", _WORKER, "How often the worker was started again."),
     "cues_process_cpu_seconds": ("counter", ("pid",), "Processor time of a process that runs processors, no worker."),
-    "cues_process_memory_bytes": ("gauge", ("pid",), "Memory of a process that runs processors and is no worker."),
+    "cues_process_memory_bytes": ("gauge", ("pid",), "Memory of a process that runs processors and is not a worker."),
     "cues_forward_waiting": ("gauge", ("graph", "processor", "store"), "Messages that wait for another store."),
     "cues_reader_position": (
         "gauge",

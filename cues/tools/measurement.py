@@ -159,7 +159,7 @@ class ProcessorMetrics:
     call_s: float | None = None
     """Mean seconds of a call."""
     counters: Counters | None = None
-    """What its owner has counted since it began, at the last beat; None if no process runs it."""
+    """Counters of its owner since it began, at the last beat; None if no process runs it."""
     lost: datetime | None = None
     """If its last process ended without giving it back (it was killed, or the machine stopped): its last beat."""
     paused: ProcessorPause | None = None
@@ -295,7 +295,7 @@ class ProcessorFigures:
 
     @property
     def away(self) -> str | None:
-        """What it waits for, since when, and why, while something outside is away."""
+        """The thing outside that is away, since when, and why."""
         return (self.counters is not None and self.counters.away) or None
 
     @property
@@ -350,7 +350,7 @@ class ProcessMetrics:
     """Its name, if it is a worker of a supervisor."""
     graph: str = ""
     restarts: int = 0
-    """How often the worker was started again."""
+    """The number of restarts of the worker."""
 
 
 @dataclass(frozen=True)

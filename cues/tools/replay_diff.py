@@ -111,7 +111,7 @@ def compare(old: Store, new: Store, plan: Plan, nodes: Sequence[Node], note: Rep
 
 
 class _Progress:
-    """How far the old store has processed its messages, in one transaction."""
+    """The positions up to which the old store has processed its messages, in one transaction."""
 
     def __init__(self, old: Store, nodes: Sequence[Node], note: ReplayNote) -> None:
         self._nodes = nodes

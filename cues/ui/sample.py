@@ -89,7 +89,7 @@ def overview_of(seen: Measurement, shape: Shape, history: LagHistory) -> dict[st
 
 
 def problems(overview: dict[str, Any]) -> list[dict[str, str]]:
-    """What is wrong, errors first."""
+    """Problems, errors first."""
     found: list[dict[str, str]] = []
 
     def add(level: str, text: str, link: str) -> None:

@@ -34,7 +34,7 @@ WAITING_MAX: Final = 4
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """What an error says to the person who asked; None for an error that is not theirs."""
+    """The text of an error for the person who asked; None for an error that is not theirs."""
     if isinstance(error, CuesError):
         status = (
             404 if isinstance(error, (QueueNotFound, StoreError)) else 501 if isinstance(error, Unsupported) else 400

@@ -105,7 +105,7 @@ def _may_go(directory: QueueDirectory, file: DataFile, last: dict[str, int]) -> 
 
 
 def vacuum(files: Files, plan: PlannedVacuum, tell: Tell = lambda done, all: None) -> PlannedVacuum:
-    """Delete the files of a plan that still nobody needs. Return what was deleted."""
+    """Delete the files of a plan that no reader needs by now. Return those that were deleted."""
     again = plan_vacuum(files, plan.queue)
     chosen = {name: size for name, size in plan.files.items() if name in again.files}
     for done, name in enumerate(chosen):

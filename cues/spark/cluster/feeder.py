@@ -202,7 +202,7 @@ class Feeder:
     def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         """The positions of the feeder. Raises :class:`Diverged` if the store does not continue the directory."""
         restored, known = self.restore_from(last), self._known(last)
-        # A claim is no copy: if the last one did not end at a cut, this record does not either.
+        # A claim is not a copy: if the last one did not end at a cut, this record does not either.
         self.ledger.store = self._store.id.hex() if self._continues(last, known) else None
         logs = self.logs()
         positions = {id: (view.core.row().identity.hex(), 1) for id, view in logs.items()} | known

@@ -393,7 +393,7 @@ class Stage:
         return max(1, min(count, cores, worth))
 
     def _task(self, taking: StepRange) -> Task:
-        """What the tasks of a step have in common."""
+        """The common facts of the tasks of a step."""
         sees = "all" if self._single else "keys" if self._by_key else "nothing"
         return Task(
             self._packed,

@@ -73,7 +73,7 @@ class TaskJob(Job):
 
 
 class Task(NamedTuple):
-    """What the stretches of a step have in common."""
+    """The common facts of the stretches of a step."""
 
     packed: bytes
     low: int
