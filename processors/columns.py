@@ -226,18 +226,26 @@ def _as_decimal(kind: Any, pa: Any) -> Any:
 # --- values in columns --------------------------------------------------------------------------
 
 
-def fitted(value: Any, field: Any, path: str) -> Any:
-    """Return a value as ``pyarrow.array`` takes it. Raises ValueError if the field cannot hold it exactly."""
-    value = plain(value)
-    if value is None:
-        if not field.nullable:
-            raise _misfit(path, "is None or missing, and the schema says that it is never null")
-        return None
-    fit = _fits(field.type)
-    kept = fit(value, field.type, path)
-    if kept is WRONG:
-        raise _misfit(path, f"is {field.type}, and the row has {type(value).__name__} {value!r:.60}")
-    return kept
+def fitting(field: Any, path: str) -> Callable[[Any], Any]:
+    """Return the function that returns a value as ``pyarrow.array`` takes it for a field.
+
+    It raises ValueError if the field cannot hold the value exactly.
+    """
+    kind, is_nullable = field.type, field.nullable
+    fit = _fits(kind)
+
+    def fitted(value: Any) -> Any:
+        value = plain(value)
+        if value is None:
+            if not is_nullable:
+                raise _misfit(path, "is None or missing, and the schema says that it is never null")
+            return None
+        kept = fit(value, kind, path)
+        if kept is WRONG:
+            raise _misfit(path, f"is {kind}, and the row has {type(value).__name__} {value!r:.60}")
+        return kept
+
+    return fitted
 
 
 WRONG: Final = object()
@@ -329,7 +337,7 @@ def _text(value: Any, kind: Any, path: str) -> Any:
 def _items(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, (list, tuple)):
         return WRONG
-    return [fitted(item, kind.value_field, f"{path}[]") for item in value]
+    return [*map(fitting(kind.value_field, f"{path}[]"), value)]
 
 
 def _fields(value: Any, kind: Any, path: str) -> Any:
@@ -338,7 +346,7 @@ def _fields(value: Any, kind: Any, path: str) -> Any:
     unknown = [key for key in value if not isinstance(key, str) or kind.get_field_index(key) < 0]
     if unknown:
         raise _misfit(path, f"is {kind}, which has no field {unknown[0]!r}")
-    return {field.name: fitted(value.get(field.name), field, f"{path}.{field.name}") for field in kind}
+    return {field.name: fitting(field, f"{path}.{field.name}")(value.get(field.name)) for field in kind}
 
 
 def _only(*types: type) -> Callable[[Any, Any, str], Any]:

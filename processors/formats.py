@@ -356,7 +356,7 @@ class _Table:
             if column.type.equals(field.type)
             else exactly(column, field.type)
             if _is_number(column.type) and _is_number(field.type)
-            else self._pa.array([columns.fitted(item, field, field.name) for item in column.to_pylist()], field.type)
+            else self._pa.array([*map(columns.fitting(field, field.name), column.to_pylist())], field.type)
             for field, column in zip(schema, values, strict=True)
         ]
         return self._pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -394,7 +394,8 @@ def _column(field: Any, table: Any) -> Any:
 
 
 def _array(field: Any, rows: Sequence[Row]) -> Any:
-    values = [columns.fitted(row.get(field.name), field, field.name) for row in rows]
+    name, fitted = field.name, columns.fitting(field, field.name)
+    values = [fitted(row.get(name)) for row in rows]
     pa = places.arrow()
     try:
         return pa.array(values, field.type)
