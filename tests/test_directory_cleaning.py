@@ -429,3 +429,39 @@ def test_both_work_in_an_object_store(s3_server: dict[str, str], monkeypatch: py
     assert messages_of(opened(files, "out")) == [add_ten(message) for message in numbers(60)]
     again = DriverRun(files, graph_of()).claim().feed("in", numbers(70)).run()
     assert again.messages("out") == [add_ten(message) for message in numbers(70)]
+
+
+@pytest.mark.parametrize("access", ["create", "move"])
+def test_a_folder_that_vanishes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
+    """Another process deletes the only file of a partition, and then the folder, before the next one is made in it."""
+    files = LocalFiles(str(tmp_path))
+    with files.create("q/old") as target:
+        target.write(b"x")
+    make, others = os.mkdir, iter(range(2))
+
+    def late(path: str) -> None:
+        if "first" in path and next(others, None) is not None:
+            os.rmdir(os.path.dirname(path))
+        make(path)
+
+    monkeypatch.setattr("cues.spark.cluster.files.os.mkdir", late)
+    name = "q/partition=0/first=1/x"
+    if access == "move":
+        files.move({"q/old": name})
+    else:
+        with files.create(name) as target:
+            target.write(b"x")
+    assert files.size(name) == 1
+
+
+def test_hidden_files_are_no_folders_of_partitions(tmp_path: Path) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q/.partition=0").write_text("x")
+    assert LocalFiles(str(tmp_path)).listed("q") == {}
+
+
+def test_a_file_that_is_gone_is_not_moved(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LocalFiles(str(tmp_path)).move({"q/gone": "q/partition=0/first=1/gone"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
@@ -9,6 +10,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -121,6 +123,20 @@ def test_a_directory_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
         kept, made = (sorted(messages_of(each), key=lambda m: (m["user"], m[key])) for each in opened)
         assert kept == made and len(kept) == 40
     assert {name for name in before if name.parts[0] != "_cues"} <= {path.relative_to(old) for path in old.rglob("*")}
+
+
+def test_an_earlier_version_can_remove_files_by_their_paths(tmp_path: Path) -> None:
+    """Its ``cues optimize`` quotes the names that it has read. Another path would leave the messages twice."""
+    golden.make_shared(tmp_path, 40)
+    files = open_files(str(tmp_path))
+    gone = QueueDirectory(files, "priced", cues.QueueOptions()).live[0]
+    entries = sorted((tmp_path / "priced/_delta_log").glob("*.json"))
+    actions = [json.loads(line) for entry in entries for line in entry.read_text().split("\n")]
+    assert quote(gone.name) in [action["add"]["path"] for action in actions if "add" in action]
+    remove = {"remove": {"path": quote(gone.name), "deletionTimestamp": 1, "dataChange": True}}
+    entries[-1].with_name(f"{len(entries):020d}.json").write_text(json.dumps(remove))
+    table = DeltaTable(str(tmp_path / "priced"))
+    assert table.to_pyarrow_table().num_rows == 40 - gone.count == len(READERS["polars"](table))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["files", "one file"])

@@ -461,7 +461,7 @@ class QueueDirectory:
         removed = []
         for file in gone:
             kept = any(file.first < other.next and other.first < file.next for other in new)
-            removed.append({"remove": {"path": quote(file.name, safe="/="), **about, "dataChange": not kept}})
+            removed.append({"remove": {"path": _path(file), **about, "dataChange": not kept}})
         added = [{"add": _add(file)["add"] | {"dataChange": False}} for file in new]
         return self._commit([*removed, *added], new, names)
 
@@ -570,10 +570,18 @@ def _last(file: DataFile) -> int:
     return file.next - 1
 
 
+def _path(file: DataFile) -> str:
+    """Its path in the log. Readers compare paths as they are, and an earlier version removes files by this one.
+
+    That version's ``cues optimize`` and its keeper, which do not look at records, would else leave messages twice.
+    """
+    return quote(file.name)
+
+
 def _add(file: DataFile) -> dict[str, Any]:
     return {
         "add": {
-            "path": quote(file.name, safe="/="),
+            "path": _path(file),
             "partitionValues": {"partition": str(file.partition), "first": str(file.first)},
             "size": file.size,
             "modificationTime": file.modified_ms,
