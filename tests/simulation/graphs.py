@@ -249,9 +249,9 @@ class Plan:
         return Graph("g", processors, errors="errors", queues=self.queues, durability=self.durability)
 
     @property
-    def waits(self) -> bool:
-        """True if messages are delayed, or timers set."""
-        return any(stage.kind in ("delay", "timer") for stage in self.stages)
+    def waits(self) -> int:
+        """The number of times that a message may be delayed on its way, or wait for a timer."""
+        return sum(stage.kind in ("delay", "timer") for stage in self.stages)
 
     @property
     def fed(self) -> dict[str, list[Message]]:

@@ -85,7 +85,7 @@ def _judged(world: World, plan: Plan, home: cues.Store, away: cues.Store) -> lis
         if more := messages[home.queue(name).last_index :]:
             home.queue(name).appender().write_many(more)
     world.clock.wall_ns = max(world.clock.wall_ns, *(_latest(store) for store in (home, away)))
-    for _ in range(3 if plan.waits else 1):  # what is delivered late may be delayed once more
+    for _ in range(1 + plan.waits):
         world.clock.advance(LATEST_S)
         testing.run_until_idle(plan.graph(), home)
     with contextlib.ExitStack() as stack:
