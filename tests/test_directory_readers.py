@@ -255,6 +255,8 @@ def test_statistics_hide_no_row(tmp_path: Path, kind: str) -> None:
     given = [(DAY, [{"n": at, "v": v} for v in group]) for at, group in enumerate(groups)]
     filled(tmp_path, *given, schema={"n": "long", "v": kind})
     path = str(tmp_path / "in")
+    for entry in (tmp_path / "in/_delta_log").glob("*.json"):
+        assert [json.loads(line) for line in entry.read_text("utf-8").splitlines()]
     everything = DeltaTable(path).to_pyarrow_table().select(["n", "v"])
     rows = list(zip(everything["n"].to_pylist(), everything["v"].to_pylist()))
     assert sorted(n for n, _ in rows) == sorted(at for at, group in enumerate(groups) for _ in group)

@@ -135,8 +135,14 @@ def placed(name: str, partition: int, first: int) -> str:
 
 
 def _to_json(value: Any) -> str:
-    """JSON of the log, without escapes: delta-rs misreads those of characters from U+20000 on (rare Chinese ones)."""
-    return json.dumps(value, ensure_ascii=False)
+    """JSON of the log, without escapes: delta-rs misreads those of characters from U+20000 on (rare Chinese ones).
+
+    Only ends of lines are escaped, because some readers take them for the end of an action.
+    """
+    return json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)
+
+
+_LINE_ENDS: Final = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}
 
 
 def _damaged(text: str) -> Diverged:
@@ -387,7 +393,7 @@ class QueueDirectory:
                 if live is None:
                     live = {file.name: file for file in self.live}
                 self.version += 1
-                for line in raw.decode().rstrip("\n").split("\n"):  # a text may have other ends of lines
+                for line in raw.decode().splitlines():
                     self._apply(json.loads(line), live)
             if live is not None:
                 self._keep(live.values())
