@@ -23,6 +23,7 @@ import object_store
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sets import bounded
 from small import until
 
 import cues
@@ -574,14 +575,14 @@ def model(path: Path, versions: int, dice: random.Random) -> None:
             deltalake.DeltaTable(path).optimize.compact()
 
 
-@pytest.mark.slow
-def test_a_source_that_is_killed_25_times_has_each_change_once(tmp_path: Path) -> None:
+@bounded("rounds", 5, 25)
+def test_a_source_that_is_killed_at_any_time_has_each_change_once(rounds: int, tmp_path: Path) -> None:
     """Another process changes the table at the same time. The reader of delta-rs says which changes there were."""
     path = tmp_path / "t"
     model(path, 5, random.Random(1))
     writer = threading.Thread(target=model_of_changes, args=(path,))
     writer.start()
-    mirrors.killed(CODE, tmp_path, rounds=25)
+    mirrors.killed(CODE, tmp_path, rounds=rounds)
     writer.join()
     mirrors.killed(CODE, tmp_path, rounds=0)
     with cues.open(tmp_path / "store") as store:

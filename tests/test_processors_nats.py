@@ -23,7 +23,7 @@ import pytest
 from mirrors import deliver
 from nats_server import NatsServer, running
 from proxies import Proxy
-from sets import amounts
+from sets import amounts, bounded
 from small import until
 
 import cues
@@ -475,9 +475,11 @@ def test_a_mirror_that_is_killed_has_each_message_once(nats: NatsServer, tmp_pat
     killed(nats, tmp_path, rounds=2, count=60)
 
 
-@pytest.mark.slow
-def test_a_mirror_that_is_killed_25_times_has_each_message_once(nats: NatsServer, tmp_path: Path) -> None:
-    killed(nats, tmp_path, rounds=25, count=600)
+@bounded("rounds", 5, 25)
+def test_a_mirror_that_is_killed_at_any_time_has_each_message_once(
+    rounds: int, nats: NatsServer, tmp_path: Path
+) -> None:
+    killed(nats, tmp_path, rounds=rounds, count=600)
 
 
 @pytest.mark.slow

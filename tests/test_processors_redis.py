@@ -20,7 +20,7 @@ import pytest
 from mirrors import deliver
 from proxies import Proxy
 from redis_server import RedisServer, running
-from sets import amounts
+from sets import amounts, bounded
 from small import until
 
 import cues
@@ -463,9 +463,11 @@ def test_a_mirror_that_is_killed_has_each_entry_once(redis: RedisServer, tmp_pat
     killed(redis, tmp_path, rounds=2, count=60)
 
 
-@pytest.mark.slow
-def test_a_mirror_that_is_killed_25_times_has_each_entry_once(redis: RedisServer, tmp_path: Path) -> None:
-    killed(redis, tmp_path, rounds=25, count=600)
+@bounded("rounds", 5, 25)
+def test_a_mirror_that_is_killed_at_any_time_has_each_entry_once(
+    rounds: int, redis: RedisServer, tmp_path: Path
+) -> None:
+    killed(redis, tmp_path, rounds=rounds, count=600)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
+from sets import bounded
 from small import until
 
 import cues
@@ -225,11 +226,11 @@ with graph.start(store=sys.argv[1]) as running:
 """
 
 
-@pytest.mark.slow
-def test_25_kills_leave_each_message_once(server: Server, tmp_path: Path) -> None:
+@bounded("rounds", 5, 25)
+def test_kills_leave_each_message_once(rounds: int, server: Server, tmp_path: Path) -> None:
     chance = random.Random(seeds.new())
     server.cut = 50
-    for _ in range(25):
+    for _ in range(rounds):
         server.add(40)
         with Child(CODE, tmp_path / "store", server.url) as child, contextlib.suppress(AssertionError):
             child.line()
@@ -238,4 +239,4 @@ def test_25_kills_leave_each_message_once(server: Server, tmp_path: Path) -> Non
     server.cut, server.ends = 0, True
     with cues.open(tmp_path / "store") as store:
         testing.run_until_idle(cues.Graph("g", [cues.Source("q", source(server))]), store)
-        assert [message["n"] for message in testing.messages(store, "q")] == list(range(1, 1001))
+        assert [message["n"] for message in testing.messages(store, "q")] == list(range(1, 40 * rounds + 1))

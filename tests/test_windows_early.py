@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 import seeds
 from contracts_windows import DELAY_S, REDUCE, TIMED, Message, messages
+from sets import bounded
 from terminal import Command
 
 import cues
@@ -537,15 +538,15 @@ def last_of(results: list[Message]) -> dict[Any, Message]:
     return last
 
 
-@pytest.mark.slow
+@bounded("rounds", 8, 25)
 @pytest.mark.parametrize("workers", [None, 2])
-def test_kills_lose_and_double_no_result(workers: int | None, tmp_path: Path) -> None:
-    """``cues run`` killed 25 times: early results and withdrawals are there once, and tables have the last ones."""
+def test_kills_lose_and_double_no_result(workers: int | None, rounds: int, tmp_path: Path) -> None:
+    """``cues run`` killed in the middle: early results and withdrawals are there once, tables have the last ones."""
     chance = random.Random(seeds.new())
     words = [early_graph.__file__, "--store", tmp_path / "store", *(["--workers", workers] if workers else [])]
     table = tmp_path / "out.db"
     met = 0
-    for _ in range(25):
+    for _ in range(rounds):
         with Command("run", *words, CUES_TEST_OUTSIDE=str(table)) as running:
             with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
                 running.process.wait(chance.uniform(0.5, 2.5))
