@@ -100,38 +100,6 @@ def without_times(value: Any) -> Any:
 IN_STORE = {**GRAPHS, **STORE_GRAPHS}
 
 
-@pytest.mark.parametrize("name", IN_STORE)
-def test_both_engines_leave_the_same(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    template(tmp_path / "template", IN_STORE[name]())
-    for engine in ("embedded", "spark"):
-        shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
-    run(IN_STORE[name](), tmp_path / "embedded")
-    run(IN_STORE[name](), tmp_path / "spark", engine="spark", spark=spark)
-    expected, found = left(tmp_path / "embedded"), left(tmp_path / "spark")
-    if name == "alts":  # which input is served first is free; what comes from each is not
-        for one in (expected, found):
-            one["queues"]["tagged"].sort(key=lambda m: (m["from"], m["n"]))
-    if name == "batch function":  # a step takes what is there when it begins
-        for one in (expected, found):
-            assert sum(m["count"] for m in one["queues"].pop("out")) == spark_graphs.COUNT
-            one["hashes"].pop("out")
-    if name == "batch function that fails":  # so do its steps, and each has one error message
-        for one in (expected, found):
-            errors = one["queues"].pop("errors")
-            one["hashes"].pop("errors")
-            failed = [message for error in errors for message in error.pop("err.proc/messages")["in"]]
-            assert [message["n"] for message in failed] == list(range(spark_graphs.COUNT))
-            (told,) = {repr(without_times(error)) for error in errors}
-            one["queues"]["failed"] = [failed, told]
-    assert without_times(found["queues"]) == without_times(expected["queues"])
-    assert found["hashes"] == expected["hashes"] or name == "alts"
-    assert (found["state"], found["positions"], found["sources"]) == (
-        expected["state"],
-        expected["positions"],
-        expected["sources"],
-    )
-
-
 def test_the_parts_of_a_failed_batch_cost_no_jobs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

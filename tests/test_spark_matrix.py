@@ -1,0 +1,351 @@
+"""Kinds of graphs × modes of running: each leaves what the embedded engine leaves, or is refused by name.
+
+    KINDS    the graphs of spark_graphs.py; a new one there is in the matrix
+    MODES    ways to run a graph; a new one is an entry here
+
+The slow set has one mode of each kind, by a fixed rotation, and the long set has all. This command prints the table for
+the docs, ``python tests/test_spark_matrix.py``: it says what the tests hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+pytest.importorskip("grpc", reason="Spark Connect is not installed (pip install 'cues-streams[test]')")
+
+import pyspark
+import test_spark_engine as stores
+import test_spark_queues as directories
+from children import Child
+from directory_steps import messages_of
+from spark_cluster import Cluster, connect_server
+
+import cues
+from cues.errors import CuesError
+from cues.spark import java
+from cues.spark.cluster.directory import QueueDirectory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KINDS = stores.IN_STORE
+LINE = "READY"
+Request = pytest.FixtureRequest
+
+
+# --- how a graph is run -------------------------------------------------------------------------
+
+
+def run(kind: str, place: Path, **how: Any) -> None:
+    """Run a graph to its end, with its store in ``place``, and with its queues where ``queues`` says."""
+    if "queues" in how:
+        running = KINDS[kind]().start(store=place / "store", **how)
+        directories.to_the_end(running)
+    else:
+        stores.run(KINDS[kind](), place / "store", **how)
+
+
+def with_workers(request: Request, kind: str, place: Path) -> None:
+    """Worker processes import the graph from a file."""
+    file = place / "graph.py"
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    file.write_text(f"{path}\nimport test_spark_matrix\ngraph = test_spark_matrix.KINDS[{kind!r}]()\n")
+    run(kind, place, workers=2, target=f"{file}:graph")
+
+
+def in_this_process(request: Request, kind: str, place: Path, **how: Any) -> None:
+    run(kind, place, engine="spark", spark=request.getfixturevalue("spark"), **how)
+
+
+def with_queues(request: Request, kind: str, place: Path) -> None:
+    in_this_process(request, kind, place, queues=place / "queues")
+
+
+def in_an_object_store(request: Request, kind: str, place: Path) -> None:
+    url = request.getfixturevalue("object_store")
+    (place / "queues.url").write_text(url)
+    files = directories.open_files(url)
+    for identity in place.glob("queues/*/_cues/queue.json"):
+        files.write(str(identity.relative_to(place / "queues")), identity.read_bytes())
+    in_this_process(request, kind, place, queues=url)
+
+
+def in_two_sessions(request: Request, kind: str, place: Path) -> None:
+    """Each in a session of its own, at the same time, with stores of their own."""
+    spark: SparkSession = request.getfixturevalue("spark")
+    both(kind, place, spark, spark.newSession())
+
+
+def in_two_threads(request: Request, kind: str, place: Path) -> None:
+    """Started by two threads, in one session."""
+    spark: SparkSession = request.getfixturevalue("spark")
+    both(kind, place, spark, spark)
+
+
+def both(kind: str, place: Path, *sessions: SparkSession) -> None:
+    other = place / "other"
+    shutil.copytree(place / "store", other / "store", ignore=stores.IGNORED)
+    failed: list[BaseException] = []
+
+    def one(where: Path, spark: SparkSession) -> None:
+        try:
+            run(kind, where, engine="spark", spark=spark)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=pair) for pair in zip((place, other), sessions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    assert compared(kind, stores.left(other / "store")) == compared(kind, stores.left(place / "store"))
+
+
+DRIVER = f"""
+import json, sys
+from pathlib import Path
+import cues.spark, test_spark_matrix
+from cues.errors import CuesError
+
+with cues.spark.session(sys.argv[1] or None) as spark:
+    print("{LINE}", flush=True)
+    for line in sys.stdin:
+        kind, place, queues = json.loads(line)
+        how = {{"queues": queues}} if queues else {{}}
+        try:
+            test_spark_matrix.run(kind, Path(place), engine="spark", spark=spark, **how)
+            print(flush=True)
+        except CuesError as error:
+            print(f"{{type(error).__name__}}: {{error}}".replace(chr(10), " "), flush=True)
+"""
+"""A driver of its own. It runs each graph that it is told, and says how that ended."""
+
+
+class Driver:
+    """A driver that runs until the end of the module: its session starts once."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        while child.line() != LINE:
+            pass
+
+    def run(self, kind: str, place: Path, queues: bool = False) -> None:
+        self.child.say(json.dumps([kind, str(place), str(place / "queues") if queues else ""]))
+        ended = self.child.line()
+        if ended:
+            raise CuesError(ended)
+
+
+@pytest.fixture(scope="module")
+def standalone() -> Iterator[Driver]:
+    with Cluster() as cluster, Child(DRIVER, cluster.master, **cluster.environment) as child:
+        yield Driver(child)
+
+
+@pytest.fixture(scope="module")
+def local_cluster() -> Iterator[Driver]:
+    home = str(Path(pyspark.__file__).parent)
+    with Child(DRIVER, "local-cluster[2,1,600]", SPARK_HOME=home, SPARK_EXECUTOR_MEMORY="512m") as child:
+        yield Driver(child)
+
+
+SUBMITTED = """
+import sys
+from pathlib import Path
+import test_spark_matrix
+
+test_spark_matrix.run(sys.argv[1], Path(sys.argv[2]), engine="spark")
+"""
+
+
+def by_spark_submit(request: Request, kind: str, place: Path) -> None:
+    """Run a graph by a Java of its own, whose driver has no input."""
+    script = place / "driver.py"
+    script.write_text(SUBMITTED)
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    variables = {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java.find().home)}
+    command = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    done = subprocess.run(
+        [command, "--master", "local[2]", script, kind, place],
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def connected() -> Iterator[Driver]:
+    with connect_server() as url, Child(DRIVER, url) as child:
+        yield Driver(child)
+
+
+def by(fixture: str, queues: bool = False) -> Callable[[Request, str, Path], None]:
+    """Run a graph by a driver of its own."""
+    return lambda request, kind, place: request.getfixturevalue(fixture).run(kind, place, queues)
+
+
+# --- the matrix ---------------------------------------------------------------------------------
+
+
+class Mode(NamedTuple):
+    run: Callable[[Request, str, Path], None]
+    queues: bool = False
+    """True if the queues are in a directory."""
+    refusal: str = ""
+    """A part of the error, if this mode refuses every graph."""
+    usual: bool = True
+    """False if it starts processes of Spark that other tests of the slow set start too: then all of it is long."""
+
+
+MODES = {
+    "embedded, 2 workers": Mode(with_workers),
+    "a store": Mode(in_this_process),
+    "--queues": Mode(with_queues, queues=True),
+    "object store": Mode(in_an_object_store, queues=True),
+    "two sessions": Mode(in_two_sessions),
+    "two threads": Mode(in_two_threads),
+    "local-cluster": Mode(by("local_cluster", queues=True), queues=True),
+    "spark-submit": Mode(by_spark_submit, usual=False),
+    "standalone": Mode(by("standalone"), usual=False),
+    "standalone, --queues": Mode(by("standalone", queues=True), queues=True, usual=False),
+    "Connect": Mode(by("connected"), refusal="Spark Connect", usual=False),
+}
+USUAL = [name for name, mode in MODES.items() if mode.usual]
+REFUSED_WITH_QUEUES = {
+    "rate": "rate=",
+    "imperative": "tailers=",
+    "committed messages only": "isolation=",
+    "pause": "on_error=",
+    "pause of a batch": "on_error=",
+    "pause at the first message": "on_error=",
+    "pause after some errors": "max_errors=",
+    "pause after the errors of a batch": "max_errors=",
+    "errors below the limit": "max_errors=",
+}
+"""By kind: the option that the error names. No other kind is refused."""
+KEYED = {"partitions": ("in", "out", "counts"), "keyed state": ("out",), "tables in a fork": ("odd",)}
+"""By kind: queues whose messages are in order only by the key n."""
+
+
+def refusal(kind: str, mode: str) -> str:
+    """The part of the error by which a cell is refused; empty if it runs."""
+    return MODES[mode].refusal or (REFUSED_WITH_QUEUES.get(kind, "") if MODES[mode].queues else "")
+
+
+def cells() -> list[Any]:
+    """Every cell; one of each kind, by rotation, is in the slow set."""
+    found = []
+    for number, kind in enumerate(KINDS):
+        for mode in MODES:
+            usual = mode == USUAL[number % len(USUAL)]
+            found.append(pytest.param(kind, mode, marks=() if usual else pytest.mark.long, id=f"{kind}, {mode}"))
+    return found
+
+
+def compared(kind: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What a store holds, without what is free: times, and the sizes of some steps."""
+    queues, hashes = found["queues"], found["hashes"]
+    if kind == "alts":  # which input is served first
+        queues["tagged"].sort(key=lambda m: (m["from"], m["n"]))
+        del hashes["tagged"]
+        for message in queues["tagged"]:
+            message.pop("hash", None)
+    if kind == "batch function":  # a step takes what is there when it begins
+        queues["out"] = sum(m["count"] for m in queues["out"])
+        del hashes["out"]
+    if kind == "batch function that fails":
+        failed = [m for error in queues["errors"] for m in error.pop("err.proc/messages")["in"]]
+        queues["errors"] = [failed, {repr(stores.without_times(error)) for error in queues["errors"]}]
+        del hashes["errors"]
+    found["queues"] = stores.without_times(queues)
+    return {name: found[name] for name in ("queues", "hashes", "state", "positions", "sources")}
+
+
+def compared_queues(kind: str, queues: dict[str, Any]) -> dict[str, Any]:
+    """The messages of queues; those of different keys are in no order."""
+    for queue in KEYED.get(kind, ()):
+        queues[queue].sort(key=lambda m: m["n"])
+    return compared(kind, {"queues": queues, "hashes": dict.fromkeys(queues), "state": 0, "positions": 0, "sources": 0})
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By kind: a folder with an empty store, and one with what the embedded engine leaves."""
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("expected")
+            stores.template(made[kind] / "empty", KINDS[kind]())
+            shutil.copytree(made[kind] / "empty", made[kind] / "embedded/store", ignore=stores.IGNORED)
+            run(kind, made[kind] / "embedded")
+        return made[kind]
+
+    return of
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "mode"), cells())
+def test_a_mode_leaves_what_the_embedded_engine_leaves(
+    kind: str, mode: str, expected: Callable[[str], Path], request: Request, tmp_path: Path
+) -> None:
+    """Messages, order, hashes, state and positions; or the cell is refused by name before anything is written."""
+    how, kept = MODES[mode], expected(kind)
+    if how.queues and not refusal(kind, mode):
+        directories.copy_of(kept / "empty", tmp_path)
+    else:
+        shutil.copytree(kept / "empty", tmp_path / "store", ignore=stores.IGNORED)
+    if text := refusal(kind, mode):
+        before = stores.left(tmp_path / "store")
+        with pytest.raises(CuesError, match=text):
+            how.run(request, kind, tmp_path)
+        assert stores.left(tmp_path / "store") == before and not (tmp_path / "queues").exists()
+        return
+    how.run(request, kind, tmp_path)
+    if how.queues:
+        made = KINDS[kind]()
+        by_embedded = directories.left_embedded(kept / "embedded/store", made)
+        assert compared_queues(kind, queues_of(tmp_path, made)) == compared_queues(kind, by_embedded)
+    else:
+        assert compared(kind, stores.left(tmp_path / "store")) == compared(kind, stores.left(kept / "embedded/store"))
+
+
+def queues_of(place: Path, made: Any) -> dict[str, Any]:
+    """The messages by queue, partition by partition."""
+    files = directories.open_files(directories.queues_at(place))
+    found = {queue: messages_of(QueueDirectory(files, queue, cues.QueueOptions())) for queue in made.plan().queues}
+    for messages in found.values():
+        for message in messages:
+            for cause in message.get("err/cause", ()):
+                cause["trace"] = cause["trace"].splitlines()[-1]
+    return found
+
+
+def table() -> str:
+    """The table of the docs: kinds × modes."""
+    lines = [f"| graph | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
+    for kind in KINDS:
+        refused = [refusal(kind, mode) for mode in MODES]
+        shown = [f"refused: {text}" if text else "equal" for text in refused]
+        lines.append(f"| {kind} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
