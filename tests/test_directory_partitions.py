@@ -277,8 +277,8 @@ def test_a_table_of_the_version_before_is_a_queue_of_one_partition(
               "files": {"q": [{"name": "f", "first": 5, "count": 1, "size": 1, "modified_ms": 1}]}}  # fmt: skip
     record = LedgerRecord.of(7, fields)
     assert record.ends_after() == {"q": 6}
-    with pytest.raises(Diverged, match=r"has format 4; this version reads 2 to 3\."):
-        LedgerRecord.of(7, fields | {"format": 4})
+    with pytest.raises(Diverged, match=r"has format 5; this version reads 2 to 4\."):
+        LedgerRecord.of(7, fields | {"format": 5})
 
 
 def _old_metadata(now: Any) -> Any:
