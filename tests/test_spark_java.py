@@ -147,8 +147,9 @@ def test_a_damaged_wrapper_is_made_again(tmp_path: Path) -> None:
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from cues.spark.session import start
 
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    # A module that another test has imported is found by its own name, whatever its package is.
+    for name in ("pyspark", "pyspark.sql.datasource"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Unsupported, match=r"pyspark is not installed.*cues-streams\[spark\]"):
         start()
 

@@ -415,7 +415,8 @@ def test_csv_parquet_by_cron(tmp_path: Path) -> None:
     printed = subprocess.run(
         [*CUES, "deploy", "cron", "trips.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
     ).stdout
-    (line,) = re.findall(r"\((cd .*)\) 2>&1 \| logger", printed)
+    (line,) = re.findall(r"^\*/\S+ \* \* \* \* \S+ (.*)$", printed, re.MULTILINE)
+    line = line.replace("logger -t trips", "cat >&2")  # a container has no syslog
     sent = 0
 
     def add(name: str, count: int) -> None:

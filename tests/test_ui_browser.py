@@ -138,6 +138,38 @@ def test_an_error_is_redriven_from_the_page(browser: Browser, tmp_path: Path) ->
         browser.wait("document.querySelector('main').innerText.includes('No failed messages')")
 
 
+def test_a_link_to_a_failed_message_opens_with_its_buttons(browser: Browser, tmp_path: Path) -> None:
+    """An alert has such a link: the overview, which tells what its user may do, is read before the view is drawn."""
+    path = shop(tmp_path)
+    with cues.open(tmp_path / "data" / "shop", durability="process") as store:
+        store.queue("orders", metadata={"t", "time"}).appender().write({"id": 3})
+    subprocess.run(
+        [sys.executable, "-m", "cues", "run", str(path), "--idle-exit", "0"], check=True, capture_output=True
+    )
+    with page_of(tmp_path / "data" / "shop", target=str(path)) as page:
+        browser.command("Network.setBlockedURLs", urls=["*/api/events"])
+        try:
+            browser.open(page.url + "#/message/errors/0/1")
+            browser.wait("document.querySelector('.failure')?.innerText.includes('no price for 3')")
+            assert browser.run("document.querySelector('.failure button')?.innerText") == "Redrive"
+        finally:
+            browser.command("Network.setBlockedURLs", urls=[])
+
+
+def test_a_list_that_is_read_again_keeps_the_place_of_the_keyboard(browser: Browser, tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        appender = store.queue("orders").appender()
+        appender.write_many([{"id": n} for n in range(3)])
+        with page_of(tmp_path / "store") as page:
+            browser.open(page.url + "#/queue/orders")
+            browser.wait("document.querySelectorAll('main tbody tr').length === 3")
+            browser.run("document.querySelector('.check input').click()")
+            browser.run("document.querySelectorAll('main tbody a')[1].focus()")
+            appender.write({"id": 3})
+            browser.wait("document.querySelectorAll('main tbody tr').length === 4")
+            assert browser.run("document.activeElement.getAttribute('href')") == "#/message/orders/0/2"
+
+
 def test_without_the_token_nothing_is_shown(browser: Browser, tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("secret").appender().write({"password": "swordfish"})

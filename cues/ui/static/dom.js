@@ -27,6 +27,16 @@ function fill(element, classes, rest) {
   return element;
 }
 
+/** Put other parts into an element. Who stood on a link or a button in it by keyboard stands on the same one again. */
+export function put(element, ...parts) {
+  const stood = element.contains(document.activeElement) ? document.activeElement : null;
+  const like = () => [...element.querySelectorAll(stood.tagName)].filter((each) =>
+    each.getAttribute("href") === stood.getAttribute("href") && each.textContent === stood.textContent);
+  const place = stood ? like().indexOf(stood) : -1;
+  element.replaceChildren(...parts);
+  if (place >= 0) like()[place]?.focus({ preventScroll: true });
+}
+
 /** Change the text of an element, only if it differs: a screen reader reads what changes. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -1,6 +1,6 @@
 // Failed messages: the list, and the record of one failure.
 
-import { h, say, ago, logName, number, plural, table, toErrors, toMessage, toProcessor } from "./dom.js";
+import { h, say, put, ago, logName, number, plural, table, toErrors, toMessage, toProcessor } from "./dom.js";
 import { ask, change } from "./api.js";
 
 export async function errorsView([processor], query, page) {
@@ -39,7 +39,7 @@ export async function errorsView([processor], query, page) {
     const answer = await ask("errors", { processor: processor || "", settled });
     const plus = answer.complete ? "" : "+";
     const listed = answer.found > answer.errors.length ? `, the last ${answer.errors.length} are listed` : "";
-    body.replaceChildren(
+    put(body,
       h("p.figures", answer.found ? `${number(answer.found)}${plus} error message${answer.found === 1 && !plus ? "" : "s"}${listed}` : ""),
       h("p", h("a", { href: `${toErrors(processor)}${settled ? "" : "?settled=1"}` }, settled ? "Leave out those that are done with" : "Show those that are done with too")),
       ...(answer.groups.length ? [h("h3", "By cause"), table("Causes", [
@@ -58,14 +58,9 @@ export async function errorsView([processor], query, page) {
       ], answer.errors, "No failed messages."));
   };
   await load();
-  let could = page.overview?.can_write;
   return {
     title: processor ? `Errors of ${processor}` : "Errors",
     element: h("section", h("h2", processor ? ["Errors of ", h("a", { href: toProcessor(processor) }, processor)] : "Errors"), status, form, body),
-    update: (overview) => { // the first overview may come after the list
-      if (overview.can_write !== could) load();
-      could = overview.can_write;
-    },
   };
 }
 

@@ -1,7 +1,7 @@
 // The page: header, live overview, and the view that the address names.
 
 import { h, say, plural, bytes } from "./dom.js";
-import { follow } from "./api.js";
+import { ask, follow } from "./api.js";
 import { graphView, queuesView } from "./overview.js";
 import { queueView } from "./queue.js";
 import { messageView } from "./message.js";
@@ -35,6 +35,8 @@ async function show(first) {
   main.setAttribute("aria-busy", "true");
   let next;
   try {
+    // A view shows what its user may do, also on the way in from a link.
+    page.overview ??= await ask("overview").then((overview) => (overview.failed ? null : overview), () => null);
     if (!make) throw new Error("There is no such page.");
     next = await make(at.parts, at.query, page);
   } catch (error) {
@@ -81,7 +83,6 @@ follow(
       state("lost", overview.failed);
       return;
     }
-    const first = !page.overview;
     page.overview = overview;
     say(document.getElementById("title"), overview.title);
     const kept = { disk: "survives power loss", process: "survives kill -9" }[overview.durability] || overview.durability;
@@ -89,7 +90,6 @@ follow(
       `${overview.running ? "Running" : "Not running"} · ${plural(overview.messages, "message")} · ${bytes(overview.disk_bytes)} · ${kept}`);
     announce(overview.problems);
     document.documentElement.classList.toggle("troubled", overview.problems.length > 0);
-    if (first && view) document.title = `${view.title} · ${overview.title}`;
     view?.update?.(overview);
   },
   (how) => state(how),

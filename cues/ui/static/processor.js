@@ -1,6 +1,6 @@
 // A processor: its figures, inputs and outputs, units, steps and state.
 
-import { h, say, ago, clock, failures, logParts, number, rate, span, table, toErrors, toMessage, toQueue } from "./dom.js";
+import { h, say, put, ago, clock, failures, logParts, number, rate, span, table, toErrors, toMessage, toQueue } from "./dom.js";
 import { ask } from "./api.js";
 import { Charts } from "./history.js";
 import { LiveTable } from "./live.js";
@@ -40,7 +40,7 @@ export async function processorView([id], query, page) {
     const button = h("button", { type: "button", onclick: loadSteps }, "Read again");
     try {
       const answer = await ask("steps", { processor: id, count: 20 });
-      steps.replaceChildren(h("h3", answer.units.length > 1 ? `Last steps of ${answer.processor}` : "Last steps"), button, table("Last steps", [
+      put(steps, h("h3", answer.units.length > 1 ? `Last steps of ${answer.processor}` : "Last steps"), button, table("Last steps", [
         ["Time (UTC)", (row) => h("span.time", clock(row.time)), "time"],
         ["Took", (row) => (row.taken.length ? row.taken.filter((each) => each.last >= each.first).flatMap((each, n) => [n ? ", " : "", ranged(each)]) : h("span", row.took))],
         ["Outcome", (row) => h("span", { class: row.outcome === "error" ? "bad" : row.outcome === "not committed" ? "warn" : null }, row.outcome)],
@@ -48,13 +48,13 @@ export async function processorView([id], query, page) {
         ["Hash", (row) => h("code", (row.hash || "").slice(0, 12))],
       ], answer.steps, "It has made no step yet."));
     } catch (error) {
-      steps.replaceChildren(h("h3", "Last steps"), h("p.quiet", error.message));
+      put(steps, h("h3", "Last steps"), h("p.quiet", error.message));
     }
   };
   const loadState = async (wanted, after) => {
     try {
       const answer = await ask("state", { processor: id, key: wanted, after, count: 50 });
-      rows.replaceChildren(table("State", [
+      put(rows, table("State", [
         ["Key", (row) => h("code", row.key)],
         ["Field", (row) => h("code", row.field)],
         ["Value", (row) => h("code.line", row.text, row.cut ? "…" : ""), "message"],
@@ -63,7 +63,7 @@ export async function processorView([id], query, page) {
       stateForm.hidden = !answer.rows.length && !wanted && !after;
     } catch (error) {
       stateForm.hidden = true;
-      rows.replaceChildren(h("p.quiet", error.message));
+      put(rows, h("p.quiet", error.message));
     }
   };
   const charts = new Charts(base);
@@ -99,7 +99,7 @@ export async function processorView([id], query, page) {
     const key = `${row.outputs}|${row.error_queue}|${row.errors}|${row.last_error?.index}`;
     if (key !== known) {
       known = key;
-      outputs.replaceChildren(
+      put(outputs,
         ...(row.outputs.length ? ["Writes ", ...row.outputs.flatMap((each, n) => [n ? ", " : "", h("a", { href: toQueue(each) }, each)]), ". "] : []),
         ...(row.error_queue ? ["Failures go to ", h("a", { href: toQueue(row.error_queue) }, row.error_queue), ". "] : []),
         row.errors ? h("a.bad", { href: toErrors(base) }, `${failures(row)} failed`) : "",

@@ -1,6 +1,6 @@
 // A queue: pages of messages, a search bounded in time, and a place to go to by index or time.
 
-import { h, say, ago, bytes, clock, number, plural, rate, table, toMessage, toProcessor, toQueue } from "./dom.js";
+import { h, say, put, ago, bytes, clock, number, plural, rate, table, toMessage, toProcessor, toQueue } from "./dom.js";
 import { ask } from "./api.js";
 import { options } from "./overview.js";
 
@@ -45,7 +45,7 @@ export async function queueView([name], query, page) {
   let last = null;
 
   const draw = () => {
-    rows.replaceChildren(table(`Messages of ${name}`, [
+    put(rows, table(`Messages of ${name}`, [
       ["Index", (row) => row.damaged ? number(row.index) : h("a", { href: toMessage(base, row.partition, row.index) }, `${last.partitioned ? `${row.partition}/` : ""}${number(row.index)}`), "num"],
       ["Time (UTC)", (row) => h("span.time", clock(row.time)), "time"],
       ["Message", (row) => row.damaged ? h("span.bad", row.damaged) : [row.type ? h("span.type", row.type, " ") : null, h("code.line", row.text, row.cut ? "…" : "")], "message"],
@@ -63,14 +63,14 @@ export async function queueView([name], query, page) {
     if (given.where) {
       const whole = searched + answer.left;
       say(status, `${plural(found.length, "match").replace("matchs", "matches")}. Searched ${number(searched)} of ${number(whole)}${answer.left ? " so far" : ""}. ${answer.hint}`);
-      buttons.replaceChildren(
+      put(buttons,
         answer.left ? h("button", { type: "button", onclick: () => go(() => load({ at: older ? answer.before : answer.after, older: older ? "1" : "" }, true)) }, found.length >= COUNT ? "More matches" : "Search on") : "",
         h("a.button", { href: toQueue(name) }, "Leave the search"));
     } else {
       const first = answer.messages[0];
       const end = answer.messages.at(-1);
       say(status, first ? `${number(first.index)} to ${number(end.index)}, of ${plural(answer.total, "message")}.` : `${plural(answer.total, "message")}.`);
-      buttons.replaceChildren(
+      put(buttons,
         h(answer.at_start ? "span.button.off" : "a.button", { href: answer.at_start ? null : toQueue(name, { at: answer.before, older: "1" }), "aria-disabled": answer.at_start ? "true" : null }, "Older"),
         h(answer.at_end ? "span.button.off" : "a.button", { href: answer.at_end ? null : toQueue(name, { at: answer.after, older: "" }), "aria-disabled": answer.at_end ? "true" : null }, "Newer"),
         h("a.button", { href: toQueue(name) }, "Newest"),
@@ -94,7 +94,6 @@ export async function queueView([name], query, page) {
     clearTimeout(timer);
     status.setAttribute("aria-live", on ? "off" : "polite");
     const again = async () => {
-      const focused = document.activeElement?.getAttribute?.("href");
       const answer = await ask("messages", { queue: name, count: COUNT, older: "1" }).catch(() => null);
       if (!following) return;
       if (answer && answer.after !== last.after) {
@@ -103,7 +102,6 @@ export async function queueView([name], query, page) {
         found = answer.messages;
         draw();
         say(status, `The newest of ${plural(answer.total, "message")}.`);
-        if (focused?.startsWith("#/message")) rows.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
       }
       timer = setTimeout(again, FOLLOW_MS);
     };
@@ -112,7 +110,7 @@ export async function queueView([name], query, page) {
 
   if (given.where && location.hash !== asked) {
     say(status, "This address holds a search. Look at it, and click Go to run it.");
-    buttons.replaceChildren(h("a.button", { href: toQueue(name) }, "Leave the search"));
+    put(buttons, h("a.button", { href: toQueue(name) }, "Leave the search"));
   } else {
     await go(() => load({ at: given.at, older: given.older ? "1" : "" }, false));
   }
@@ -136,7 +134,7 @@ export async function queueView([name], query, page) {
       if (links.dataset.key !== key) {
         links.dataset.key = key;
         const list = (some) => some.flatMap((each, n) => [n ? ", " : "", h("a", { href: toProcessor(each.id) }, each.name)]);
-        links.replaceChildren(...(writers.length ? ["Written by ", ...list(writers), ". "] : ["Written from outside. "]),
+        put(links, ...(writers.length ? ["Written by ", ...list(writers), ". "] : ["Written from outside. "]),
           ...(readers.length ? ["Read by ", ...list(readers), "."] : ["No processor reads it."]));
       }
     },
