@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import sets
 from forks import Forks, shared
 from small import store as store  # the fixture of all tests
 
@@ -67,6 +68,11 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         sys.dont_write_bytecode = forbidden
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "stride" in metafunc.fixturenames:
+        metafunc.parametrize("stride", sets.STRIDES)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers, and before they are distributed

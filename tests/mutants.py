@@ -729,7 +729,7 @@ MUTANTS: Final = (
             "                self._replace(state)\n"
             '                open_file["layout"] = layout\n'
         ),
-        "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl]",
+        "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl-some]",
     ),
     Mutant(
         "file-not-cut",
@@ -743,14 +743,14 @@ MUTANTS: Final = (
         "processors/file_sink.py",
         ('        state["row"] = columns\n        self._replace(state)\n'),
         ('        state["row"] = columns\n        self._settle(state)\n        self._replace(state)\n'),
-        "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl]",
+        "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl-some]",
     ),
     Mutant(
         "file-finished-twice",
         "processors/file_sink.py",
         ("        if not done.exists():\n            if not source.exists():\n                return"),
         ("        if not done.exists():\n            if False:\n                return"),
-        "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl]",
+        "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl-some]",
     ),
     Mutant(
         "put-although-present",

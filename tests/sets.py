@@ -21,6 +21,19 @@ def amounts(few: int, many: int) -> list[Any]:
     ]
 
 
+STRIDES = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.long)]
+"""The values of the argument ``stride`` of any test: some of the crash points, and in the long set all of them."""
+
+
+def thinned(sites: Iterable[tuple[str, int]], stride: int) -> list[tuple[str, int]]:
+    """Return a part of the crash points and hits: of each point one hit in ``stride``, and at least one."""
+    hits: dict[str, list[tuple[str, int]]] = {}
+    for site in sites:
+        hits.setdefault(site[0], []).append(site)
+    # Each point begins at another of its hits: the first one alone would always be in the first step.
+    return [site for n, all in enumerate(hits.values()) for site in all[n % min(stride, len(all)) :: stride]]
+
+
 def slow_except(fast: Iterable[Any], values: Iterable[Any], names: int = 1) -> list[Any]:
     """Return the values of a parametrized test, all marked slow but ``fast``, which must be among them.
 

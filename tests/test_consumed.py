@@ -395,7 +395,12 @@ graph.add(cues.Source("rows", Files("in/*", after=AFTER)))
 
 
 @pytest.mark.parametrize(
-    ("kills", "ending"), slow_except([(1, "csv")], [(1, "csv"), *((25, ending) for ending in WRITERS)], names=2)
+    ("kills", "ending"),
+    [
+        (1, "csv"),
+        *(pytest.param(3, ending, marks=pytest.mark.slow) for ending in WRITERS),
+        *(pytest.param(25, ending, marks=pytest.mark.long) for ending in WRITERS),
+    ],
 )
 def test_killed_at_any_time(kills: int, ending: str, tmp_path: Path) -> None:
     """Files are written again under the same names between the kills; each of them is on the queue once."""

@@ -30,7 +30,7 @@ from contracts_sinks import (
     graph_over,
 )
 from contracts_sinks import POSTGRES as SERVERS
-from sets import slow_except
+from sets import slow_except, thinned
 from test_processors_sql import Presented
 
 import cues
@@ -89,8 +89,8 @@ def finished_of(target: Any) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", slow_except(["jsonl"], SINKS), indirect=True)
-def test_a_crash_anywhere_leaves_each_message_once(case: SinkCase, tmp_path: Path) -> None:
-    """Die at every crash point × every hit, and cut the steps otherwise after the restart.
+def test_a_crash_anywhere_leaves_each_message_once(case: SinkCase, stride: int, tmp_path: Path) -> None:
+    """Die at every crash point, and cut the steps otherwise after the restart.
 
     What a reader saw in a finished file at the crash is there, unchanged, at the end.
     """
@@ -108,10 +108,7 @@ def test_a_crash_anywhere_leaves_each_message_once(case: SinkCase, tmp_path: Pat
         assert {"files.appended", "files.committed"} <= {point for point, _ in sites}
     assert case is not SINKS["nats"] or set(faults.NATS_POINTS) <= {point for point, _ in sites}
     assert case is not SINKS["kafka"] or set(faults.KAFKA_POINTS) <= {point for point, _ in sites}
-    if case is SINKS["kafka"]:  # each round of these is several connections
-        own = ("kafka.", "checkpoint.")
-        sites = [site for number, site in enumerate(sites) if site[0].startswith(own) or number % 6 == 0]
-    for number, (point, hit) in enumerate(sites):
+    for number, (point, hit) in enumerate(thinned(sites, stride)):
         with testing.temporary_store() as store:
             target = case.make(place(tmp_path, number))
             feed(store)

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from forks import Forks
 from scenarios import SCENARIOS, Scenario, copy
-from sets import slow_except
+from sets import slow_except, thinned
 
 from cues import faults, testing
 
 FAST = ("alts with side effects", "state", "stream abroad")
 """A choice between inputs, keyed state, and two stores; the slow set has the others."""
-SOME = [(name, 5) for name in FAST]
 BEGINS_A_TIMELINE = "compact.renamed"
 """Death there costs a timeline: messages that are appended later have other delivery hashes."""
 Site = tuple[str, int]
@@ -43,13 +42,13 @@ def undisturbed(forks: Forks, name: str, made: str) -> tuple[list[tuple[str, int
     return sites, forks.run("scenarios:examine", name, path).value
 
 
-@pytest.mark.parametrize(("name", "stride"), slow_except(SOME, [*SOME, *((name, 1) for name in SCENARIOS)], names=2))
-def test_death_at_every_point_and_hit_changes_nothing(name: str, stride: int, forks: Forks, tmp_path: Path) -> None:
-    """Of the sites each fifth is in the fast set; all are in the slow set."""
+@pytest.mark.parametrize("name", slow_except(FAST, SCENARIOS))
+def test_death_at_every_point_changes_nothing(name: str, stride: int, forks: Forks, tmp_path: Path) -> None:
+    """At some of the times that a point is reached; in the long set at all of them."""
     made = template(forks, name, tmp_path)
     sites, expected = undisturbed(forks, name, made)
     assert len(sites) > 10
-    sites = sites[::stride]
+    sites = thinned(sites, stride)
     found = forks.run("scenarios:crash_and_finish", name, made, [[site] for site in sites]).value
     for site, after in zip(sites, found, strict=True):
         assert after["died"] == [signal.SIGKILL], f"{name}: {site} was not reached"
