@@ -238,11 +238,15 @@ SPARK_POINTS: dict[str, str] = {
     "spark.recorded": "the step is committed, its files in no log",
     "spark.forwarded": "a file of the step in the log of its queue, others perhaps not",
     "spark.claimed": "the processors are claimed, no old file deleted",
+}
+"""Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+
+CLEANING_POINTS: dict[str, str] = {
     "spark.merged": "a large file is written by cues optimize, in no log",
     "spark.vacuumed": "cues vacuum has deleted one of the files that are in no log",
     "spark.replaced": "small files replaced by a large one in the log, and still on the disk",
 }
-"""Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+"""Points of cues optimize and cues vacuum on a shared directory."""
 
 FRAME_POINTS: dict[str, str] = {
     "frame.batch": "Spark has written the offsets of a batch of a query, and the batch has not run",
@@ -284,6 +288,7 @@ POINTS: dict[str, str] = {
     **CLOSING_POINTS,
     **EXPIRY_POINTS,
     **SPARK_POINTS,
+    **CLEANING_POINTS,
     **FRAME_POINTS,
     **REPLAY_POINTS,
 }

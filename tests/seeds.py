@@ -6,7 +6,7 @@ import os
 import random
 from typing import Any
 
-from sets import slow_except
+import pytest
 
 VARIABLE = "CUES_TEST_SEED"
 _drawn = random.Random(os.urandom(16))  # its own: hypothesis sets the state of the shared one
@@ -22,8 +22,12 @@ def new() -> int:
 def among(seeds: range, fast: int | None = None) -> list[Any]:
     """Return the seeds of a parametrized test: those given, or the one of the environment.
 
-    With ``fast``, only the first ones are in the fast set.
+    With ``fast``, only the first ones are in the fast set. Of more than ten others, each fourth is in the slow set; the
+    long set has them all.
     """
     if os.environ.get(VARIABLE):
         return [int(os.environ[VARIABLE])]
-    return slow_except(seeds[:fast], seeds)
+    others = seeds[fast:] if fast is not None else seeds[:0]
+    slow = others if len(others) <= 10 else others[::4]
+    marked = [pytest.param(seed, marks=pytest.mark.slow if seed in slow else pytest.mark.long) for seed in others]
+    return [*seeds[:fast], *marked]

@@ -28,8 +28,8 @@ from cues.steps.hashes import delivery_hash
 
 Message = dict[str, Any]
 FAST = range(40)
-SLOW = range(1_000, 5_000, 100)
-"""Each is the first of a hundred."""
+HUNDREDS = range(1_000, 5_000, 100)
+"""Each is the first of a hundred. The slow set has some of them, and the long set all."""
 KINDS = ("map", "some", "sum", "total", "fork", "filter", "join", "alts", "look", "shared", "batch")
 WRONG = ("raises", "no message", "no msgpack", "no key", "no state", "coroutine", "reserved")
 RATES = [{"rate": 1000 * n} for n in range(1, 60)]
@@ -370,8 +370,7 @@ def test_a_random_graph_does_what_one_message_at_a_time_would(seed: int) -> None
     _run(seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", SLOW)
+@pytest.mark.parametrize("first", seeds.among(HUNDREDS, fast=0))
 def test_thousands_of_random_graphs(first: int) -> None:
     for seed in range(first, first + 100):
         _run(seed)

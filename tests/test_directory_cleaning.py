@@ -312,7 +312,7 @@ def test_a_graph_that_runs_and_dies_beside_them_is_the_naive_model(seed: int, fi
     """Steps, merges of the driver, merges and vacuums of an operator, deaths of both, and hours in any order."""
     chance = random.Random(seed)
     count, sent = 120, 0
-    points = ["spark.merged", "spark.replaced", "spark.vacuumed", "spark.written", "spark.recorded", "spark.forwarded"]
+    points = [*faults.CLEANING_POINTS, "spark.written", "spark.recorded", "spark.forwarded"]
 
     def die(point: str) -> None:
         raise Death(point)

@@ -352,9 +352,8 @@ def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
 ) -> None:
     """At every crash point, one after the other, in one directory; each start finishes what the last one left."""
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", str(place / "notes.db"))
-    points = [point for point in faults.SPARK_POINTS if point != "spark.replaced"]
     sent = 0
-    for number, point in enumerate(points):
+    for number, point in enumerate(faults.SPARK_POINTS):
         dead: list[str] = []
         running: list[Any] = []
 
@@ -444,7 +443,7 @@ def test_a_driver_that_was_stopped_and_continues_commits_nothing_more(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("point", [point for point in faults.SPARK_POINTS if point != "spark.replaced"])
+@pytest.mark.parametrize("point", faults.SPARK_POINTS)
 def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
     point: str, hit: int, spark: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
