@@ -117,7 +117,8 @@ def test_a_user_who_may_not_write_a_store_can_read_it_while_no_process_writes() 
         path = Path(place) / "s"
         with cues.open(path) as store:
             store.queue("q").appender().write({"n": 1})
-            for file in ("data.mdb", "lock.mdb", "locks", "wake"):
+            path.chmod(0o755)
+            for file in ("data.mdb", "lock.mdb", "locks", "wake", "open", "mark"):
                 os.chmod(path / file, 0o644)
             look = [sys.executable, "-c", LOOK, str(path)]
             while_written = subprocess.run(look, capture_output=True, text=True, check=False)

@@ -789,6 +789,8 @@ for readonly in (True, False):
 def test_files_that_this_user_may_not_write(tmp_path: Path) -> None:
     """LMDB's table of readers cannot be written either, so they can be read only while no process writes."""
     path = make(tmp_path / "store")
+    for file in (path, *path.iterdir()):
+        file.chmod(0o755)
     for parent in (tmp_path, *tmp_path.parents[:3]):  # one more than there is without parallel runs, /tmp then
         if parent.stat().st_mode & 0o5 != 0o5:
             parent.chmod(0o755)

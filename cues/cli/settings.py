@@ -10,7 +10,7 @@
    settings: that of the graph file, its parents up to the root of the repository, then the working directory and its
    parents likewise. Outside of a repository no parent is looked at.
    A settings file decides where data go, so it must be of whoever runs the command: a file that others own, or that is
-   where others may write (:mod:`cues.cli.trust`), is refused, and so is the mark of a repository that is not theirs.
+   where others may write (:mod:`cues.base.trust`), is refused, and so is the mark of a repository that is not theirs.
 2. A setting of all commands (``store``, ``output``) has the effect of its variable, which is set for the process if it
    is not set already: code that reads ``CUES_STORE`` needs to know nothing about files.
 3. A table has the name of a command, and its keys are the command's options. They become click's ``default_map``. So a
@@ -229,7 +229,7 @@ def find(directory: Path | None) -> SettingsFile | None:
 
 
 def _check_trust(path: Path) -> None:
-    from cues.cli import trust
+    from cues.base import trust
 
     why = trust.problem(path)
     if why is not None:
@@ -254,7 +254,7 @@ def _upwards(start: Path) -> Iterator[Path]:
 def _is_root(mark: Path) -> bool:
     if not mark.exists():
         return False
-    from cues.cli import trust
+    from cues.base import trust
 
     return trust.is_own(mark)
 

@@ -330,7 +330,7 @@ class Gate:
         self._paths = [_path(store, self._home, name) for store in stores for name in readers]
         for path in self._paths:
             with contextlib.suppress(OSError):  # a full disk, or a reader without permission
-                path.parent.mkdir(exist_ok=True)
+                door.folder(path.parent)
                 door.replace(path, text)
 
     def clear(self) -> None:

@@ -97,11 +97,12 @@ class StagingArea:
                     staged.values += 1 + len(page.pieces)
                     size += len(raw)
                     if file is None and size > inline_bytes and local:
-                        self.folder.mkdir(parents=True, exist_ok=True)
+                        door.folder(self.folder.parent)
+                        door.folder(self.folder)
                         context = TaskContext.get()
                         task = context.partitionId() if context is not None else 0
                         staged.path = str(self.folder / f"{task}-{secrets.token_hex(8)}")
-                        file = opened.enter_context(open(staged.path, "xb"))
+                        file = opened.enter_context(open(staged.path, "xb", opener=door.private))
                         file.writelines(staged.inline)
                         staged.inline = []
                     if file is None:

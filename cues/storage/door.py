@@ -8,6 +8,9 @@ store would then write to a file of its own user, or wait for ever. So a file of
     new          made with O_EXCL, so that it is a file that this process has made
     replaced     written as a new file, and renamed when it is complete
 
+A new store is private: files of mode 0600 in directories of 0700. A file or directory that comes later takes its
+permissions from ``data.mdb``, so that a store which its owner opened to a group stays open to it (:func:`mode_of`).
+
 A file of a store never gets the number 0, 1 or 2, on which libraries write their messages: :func:`reserve`.
 
 LMDB opens its two files itself, so lmdb_map.py looks at them before (:func:`look`).
@@ -38,23 +41,47 @@ _KINDS: Final = {
 }
 
 
-def opened(path: Path, flags: int, kind: int = stat.S_IFREG) -> int:
-    """Open a file of a store and return its descriptor. Raises :class:`StoreForeign` unless it is of ``kind``."""
+def opened(path: Path, flags: int, kind: int = stat.S_IFREG, mode: int | None = None) -> int:
+    """Open a file of a store and return its descriptor. Raises :class:`StoreForeign` unless it is of ``kind``.
+
+    ``mode`` holds the permissions of a file that is made, that of the store by default; the umask takes some away.
+    """
     reserve()
+    if mode is None:
+        mode = mode_of(path) if flags & os.O_CREAT else 0
     try:
-        fd = os.open(path, flags | _ALWAYS, 0o666)
+        fd = os.open(path, flags | _ALWAYS, mode)
     except OSError:
         look(path, kind)  # of a link, a directory or a socket: its kind says more than the number of the error
         raise
-    mode = os.fstat(fd).st_mode
-    if stat.S_IFMT(mode) != kind:
+    found = os.fstat(fd).st_mode
+    if stat.S_IFMT(found) != kind:
         os.close(fd)
-        raise _foreign(path, mode, kind)
+        raise _foreign(path, found, kind)
     return fd
 
 
+def mode_of(path: Path) -> int:
+    """Return the permissions of a new file beside a data file, or in a folder beside it: those of the data file."""
+    for place in (path.parent, path.parent.parent):
+        with contextlib.suppress(OSError):
+            return (place / "data.mdb").stat().st_mode & 0o666
+    return 0o600
+
+
+def folder(path: Path) -> None:
+    """Make a directory of a store, of backups or of a copy, if it is missing; its parents get the usual permissions."""
+    mode = mode_of(path / "any file")
+    path.mkdir(mode | (mode & 0o444) >> 2, parents=True, exist_ok=True)
+
+
 def opener(path: str, flags: int) -> int:
-    """The ``opener=`` of :func:`open`, for files that others may have put into a shared directory."""
+    """The ``opener=`` of :func:`open` for a shared directory: others may have put files there, and read its files."""
+    return opened(Path(path), flags, mode=0o666)
+
+
+def private(path: str, flags: int) -> int:
+    """The ``opener=`` of :func:`open` for a file with messages that is no file of a store: one of a backup."""
     return opened(Path(path), flags)
 
 
@@ -100,7 +127,7 @@ def replace(path: Path, text: str, durable: bool = False) -> None:
 def fifo(path: Path) -> int:
     """Make a FIFO in place of what is at ``path``, and open both of its ends: without a writer, it has ended."""
     path.unlink(missing_ok=True)
-    os.mkfifo(path)
+    os.mkfifo(path, mode_of(path))
     return opened(path, os.O_RDWR, stat.S_IFIFO)
 
 

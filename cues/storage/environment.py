@@ -30,7 +30,7 @@ from typing import Any, Final
 import lmdb
 
 from cues import faults
-from cues.base import names
+from cues.base import names, trust
 from cues.base.events import log
 from cues.base.texts import quoted
 from cues.errors import (
@@ -44,7 +44,7 @@ from cues.errors import (
 )
 from cues.records import sealed
 from cues.records.log_row import LogRow, unpack_row
-from cues.storage import datafile, locks, map_growth, open_mark, retirement, timeline, wakeup
+from cues.storage import datafile, door, locks, map_growth, open_mark, retirement, timeline, wakeup
 from cues.storage.format_record import format_of, make_data_file, mismatch, read_format, write_format, write_size
 from cues.storage.group_commit import GroupCommit
 from cues.storage.lmdb_errors import translate
@@ -150,6 +150,9 @@ _inherited: list[Environment] = []
 _CLOSE_INHERITED_S: Final = 2.0
 opening_lock = threading.RLock()
 """Held while an environment is opened or closed."""
+
+_warned: set[Path] = set()
+"""Stores that other users may write, of which this process has told."""
 
 Check = Callable[[Environment], list[str]]
 """A function that returns the damage of a store, one sentence each."""
@@ -264,7 +267,7 @@ def directory_key(path: Path, readonly: bool) -> tuple[int, int]:
             raise StoreNotFound(
                 f"There is no store at {path}.", "make a store with cues run, or with cues.open(path).", path=str(path)
             )
-        path.mkdir(parents=True, exist_ok=True)
+        door.folder(path)
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -309,6 +312,8 @@ def _open_environment(
         raise StoreNotFound(
             f"There is no store at {path}.", "open the store once without readonly=True.", path=str(path)
         )
+    if record is not None:
+        _warn_of_others(path)
     kept = record["durability"] if record else (durability or "disk")
     if durability is not None and durability != kept:
         raise mismatch(str(path), kept, durability)
@@ -430,6 +435,22 @@ def logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
         line = txn.get(names.timeline_key(log))
         if sealed.intact(raw) and (line is None or sealed.intact(line)):
             yield log, unpack_row(raw, log)
+
+
+def _warn_of_others(path: Path) -> None:
+    """Log once in a process that other users may write the store: its messages are then as they want."""
+    why = trust.problem(path / "data.mdb")
+    if why is not None and path not in _warned:
+        _warned.add(path)
+        log.warning(
+            "%s: %s. Other users can change the messages of this store. Try: chown and chmod go-w the directory and its"
+            " files; or, if it is meant so, set %s=%s.",
+            path,
+            why,
+            trust.VARIABLE,
+            quoted(path),
+            store=str(path),
+        )
 
 
 def _open_beside(shared: Environment) -> None:

@@ -85,8 +85,9 @@ def translate(error: BaseException, path: str) -> BaseException:
         isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text)
     ):
         return StoreReadOnly(
-            f"This user may not write the store {path} ({text}).",
-            "give this user permission to write its directory and files, or open it with readonly=True.",
+            f"This user may not use the store {path} as was asked ({text}).",
+            "run as the user to whom it belongs; or give this user permission for its directory and files (chmod), or"
+            " open it with readonly=True, if this user may read it.",
             path=path,
         )
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (

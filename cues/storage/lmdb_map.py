@@ -31,9 +31,10 @@ SPARE_BYTES: Final = 64 << 20
 def open_lmdb(path: Path, **options: Any) -> Any:
     """Open LMDB in a directory, or with ``subdir=False`` the data file at ``path``, after a look at its files."""
     door.reserve()
-    for file in (path / "data.mdb", path / "lock.mdb") if options.get("subdir", True) else (path,):
+    files = (path / "data.mdb", path / "lock.mdb") if options.get("subdir", True) else (path,)
+    for file in files:
         door.look(file)
-    return lmdb.open(os.fsencode(path), lib_version=0, **options)
+    return lmdb.open(os.fsencode(path), lib_version=0, mode=door.mode_of(files[0]), **options)
 
 
 def open_map(path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool) -> Any:

@@ -119,7 +119,7 @@ class Doorbells:
         """Map the words, and make the file if it is missing. Raises OSError if it cannot be written."""
         self._fifos = directory / "bells"
         self._locks = locks
-        self._fifos.mkdir(exist_ok=True)
+        door.folder(self._fifos)
         door.look(self._fifos, stat.S_IFDIR)
         fd = door.opened(directory / "wake", os.O_RDWR | os.O_CREAT)
         try:

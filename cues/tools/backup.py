@@ -53,7 +53,7 @@ from cues.base.data import dataclass
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreError, StoreFull, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.store import Store
-from cues.storage import locks
+from cues.storage import door, locks
 from cues.storage.backup_manifest import Backup, StoredStore, manifest_checksum
 from cues.storage.datafile import sync_directory
 from cues.storage.lmdb_errors import translate
@@ -201,7 +201,7 @@ def backup(
         number = max(numbers_of(place), default=0) + 1
         unfinished = place / f"{number:06d}{UNFINISHED}"
         try:
-            unfinished.mkdir()
+            door.folder(unfinished)
             made = _write(unfinished, number, place, last, stores, told)
             faults.point("backup.written")
             unfinished.rename(place / f"{number:06d}")
@@ -236,7 +236,7 @@ def _held(place: Path) -> Iterator[None]:
             f"{place} is a store; backups need a directory of their own.", "give another directory.", path=str(place)
         )
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        door.folder(place)
         lock = locks.open_locks(place / "lock")
     except OSError as error:
         raise _unwritten(place if place.exists() else Path.cwd(), error) from error
@@ -297,10 +297,10 @@ def _write(
         when = clock.to_datetime(clock.now_ns())
         for name, store, moment in zip(names_of(stores), stores, moments):
             parts = Changes(moment, store.id, cuts.get(store.id), store.path)
-            with (unfinished / f"{name}.part").open("xb") as file:
+            with open(unfinished / f"{name}.part", "xb", opener=door.private) as file:
                 write_frames(file, iter(parts), lambda size, name=name: told(name, size))  # type: ignore[misc]
                 settle(file)
-            with (unfinished / f"{name}.cut").open("xb") as file:
+            with open(unfinished / f"{name}.cut", "xb", opener=door.private) as file:
                 file.write(parts.cut.pack())
                 settle(file)
             part, cut = (_checksum_of(unfinished / f"{name}.{suffix}") for suffix in ("part", "cut"))
@@ -317,7 +317,7 @@ def _write(
     made = Backup(number, last.number if last else None, last.checksum if last else "", when, tuple(found))
     data = made.to_dict()
     checksum = manifest_checksum(data)
-    with (unfinished / MANIFEST).open("x") as text:
+    with open(unfinished / MANIFEST, "x", opener=door.private) as text:
         json.dump(data | {"checksum": checksum}, text, indent=1)
         settle(text)
     sync_directory(unfinished)
@@ -515,7 +515,8 @@ def _fill(source: Path, chain: Sequence[Backup], stored: StoredStore, place: Pat
     """Fill a data file with the changes of a chain, and begin a timeline."""
     work = place / RESTORING
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    door.folder(place)
+    door.folder(work)
     parts = [
         source / f"{backup.number:06d}" / f"{part.name}.part"
         for backup in chain
@@ -559,7 +560,7 @@ def _check(place: Path, stored: StoredStore) -> None:
 
 
 def _write_synced(file: Path, text: str) -> None:
-    with file.open("w") as opened:
+    with open(file, "w", opener=door.private) as opened:
         opened.write(text)
         settle(opened)
     sync_directory(file.parent)

@@ -39,7 +39,7 @@ from cues.graphs.processor_rows import ProcessorInputs
 from cues.queues.base import unpack_record
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
-from cues.storage import timeline, transaction
+from cues.storage import door, timeline, transaction
 from cues.storage.datafile import carry_on, sync_directory
 from cues.storage.exclusive import alone
 from cues.storage.transaction import StoreTransaction
@@ -231,7 +231,7 @@ def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
     """Write a durable copy, and compare it with the store."""
     data = (copy.parent / "data.mdb").stat()
     done = 0
-    with copy.open("x+b") as file:
+    with open(copy, "x+b", opener=door.private) as file:
 
         def write(piece: bytes) -> None:
             nonlocal done

@@ -183,7 +183,7 @@ class Follower(Closing):
             )
         if any(self.dest.glob("[0-9]*/" + retirement.MANIFEST)):
             raise StoreError(f"{dest} has backups.", "give another directory.", path=str(dest))
-        self.dest.mkdir(parents=True, exist_ok=True)
+        door.folder(self.dest)
         self._opened = contextlib.ExitStack()
         self._copies: dict[str, Replica] = {}
         self._cuts: dict[str, Cut] = {}
@@ -314,12 +314,12 @@ class Follower(Closing):
         """Write the changes of several stores into ``redo``."""
         part = self.dest / f"{_REDO}{backup.UNFINISHED}"
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
+        door.folder(part)
         for store, parts in zip(stores, found):
-            with (part / f"{store.id.hex()}.part").open("xb") as file:
+            with open(part / f"{store.id.hex()}.part", "xb", opener=door.private) as file:
                 backup.write_frames(file, self._counting(iter(parts)), lambda size: None)
                 backup.settle(file)
-        with (part / _INFO).open("x") as text:
+        with open(part / _INFO, "x", opener=door.private) as text:
             numbers = {store.id.hex(): parts.cut.number for store, parts in zip(stores, found)}
             facts = {"turn": turn, "copied": now.isoformat(), "numbers": numbers}
             json.dump({**facts, "stores": [vars(store) for store in self.state.stores]}, text)
@@ -397,8 +397,10 @@ def _apply(copy: Replica, parts: Iterator[changes.Change], turn: int, number: Ca
 
 
 def _replica(dest: Path, followed: Followed) -> Replica:
-    directory = dest / followed.copy / COPY
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = dest
+    for name in (*Path(followed.copy).parts, COPY):
+        directory /= name
+        door.folder(directory)
     return Replica(directory / "data.mdb")
 
 

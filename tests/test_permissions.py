@@ -1,0 +1,129 @@
+"""Stores on machines with other users: what Cues writes is private, and a store that others may write is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+import children
+import pytest
+from test_settings import foreign_group, give_away
+
+import cues
+from cues.base import trust
+from cues.storage import environment
+
+EVERYTHING = """
+import os, sys
+os.umask(0)
+os.chdir(sys.argv[1])
+with open("graph.py", "w") as file:
+    file.write('''
+import cues
+graph = cues.Graph("g", store="data", errors="errors", queues={"b": {"path": "other", "max_lag": 5}})
+graph.source("a")
+
+@graph.stream("a", "b")
+def double(message):
+    return {"n": 2 * message["n"]}
+
+@graph.sink("b")
+def look(message):
+    pass
+''')
+from cues.cli.app import run
+for line in (
+    'send --create graph.py#a {"n":1} {"n":2}',
+    "run graph.py --idle-exit 0",
+    "backup data backups",
+    "compact data",
+    "follow data copy --once",
+    "restore backups restored",
+):
+    if line.startswith("restore"):  # it restores both stores
+        os.rename("other", "old")
+    code = run(line.split())
+    assert code == 0, (line, code)
+import cues
+with cues.open("data") as store:  # while it is open, and while a reader waits
+    store.queue("a").tailer("reader").read(block=True, timeout=0.01)
+    for folder, folders, files in os.walk("."):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            mode = os.stat(path).st_mode & 0o777
+            if mode & 0o077:
+                print(oct(mode), path)
+    print("looked")
+"""
+
+
+@pytest.mark.slow
+def test_what_cues_writes_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
+    """With a umask that takes nothing away: stores, bells, backups, restored stores and copies."""
+    with children.Child(EVERYTHING, tmp_path) as child:
+        found = child.end().splitlines()
+    shown = [line for line in found if line.startswith("0o") and not line.endswith("/graph.py")]
+    assert "looked" in found and shown == [], shown
+
+
+def test_later_files_of_a_store_that_was_opened_to_a_group_are_open_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with cues.open(path) as store:
+        store.queue("q").appender().write({"n": 1})
+    path.chmod(0o770)
+    (path / "data.mdb").chmod(0o660)
+    for name in ("mark", "wake", "lock.mdb", "locks"):
+        (path / name).unlink()
+    for bell in (path / "bells").iterdir():
+        bell.unlink()
+    (path / "bells").rmdir()
+    before = os.umask(0o007)
+    try:
+        with cues.open(path) as store:
+            store.queue("q").appender().write({"n": 2})
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes.pop("bells") == 0o770
+    assert set(modes.values()) == {0o660} and {"mark", "wake", "lock.mdb", "locks"} <= set(modes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path, patch: give_away(path / "data.mdb", patch), "data.mdb belongs to"),
+        (lambda path, patch: give_away(path, patch), "s belongs to"),
+        (lambda path, patch: (path / "data.mdb").chmod(0o666), "anybody may write to"),
+        (lambda path, patch: path.chmod(0o777), "anybody may write to"),
+    ],
+    ids=["a file of another", "a directory of another", "a file for all", "a directory for all"],
+)
+def test_a_store_that_other_users_may_write_is_told_once(
+    change: object, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    with cues.open(path) as store:
+        store.queue("q").appender().write({"n": 1})
+    change(path, monkeypatch)  # type: ignore[operator]
+    monkeypatch.setattr(environment, "_warned", set())
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        with cues.open(path) as store:
+            assert store.queue("q").tailer().read() == {"n": 1}
+    (told,) = caplog.records
+    assert words in told.getMessage() and "Try: chown" in told.getMessage()
+    caplog.clear()
+    monkeypatch.setattr(environment, "_warned", set())
+    monkeypatch.setenv(trust.VARIABLE, str(path))
+    with cues.open(path, readonly=True):
+        assert caplog.records == []
+
+
+def test_a_store_of_this_user_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert foreign_group() != os.getegid()
+    for _ in range(2):
+        with cues.open(tmp_path / "s"):
+            pass
+    assert caplog.records == []
