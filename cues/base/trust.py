@@ -1,5 +1,6 @@
-"""Owners of files: settings that are found by their place count only if no other user can have put them there. A store
-that other users may write is opened with a warning.
+"""Owners of files: settings that are found by their place count only if no other user can have put them there.
+
+A store that other users may write is opened with a warning.
 
 A file is trusted if it and its directory belong to this user or to root, and no other user may write to either. A
 sticky directory (/tmp) is not trusted: others cannot replace a file there, but make one first. A group may write if it
