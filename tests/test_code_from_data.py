@@ -24,7 +24,7 @@ METHODS = {"read_pickle", "unsafe_load", "full_load", "Unpickler"}
 ALLOWED = {
     "cues.base.data._init": "the text of __init__ is made of the names of fields of our own classes",
     "cues.schemas._resolved": "an annotation in the user's own graph file, in the names of its function",
-    "cues.operate.where.Where._compile": "an expression of the command line, of which each node is looked at before",
+    "cues.operate.where.Where._compile": "a method of that name, which makes functions of the nodes that it knows",
     "cues.engine.wire": "between the supervisor and the workers that it started, over pipes that they inherit",
     "cues.spark.executor": "between the driver and the executors of one Spark application, as Spark itself does",
     "cues.spark.work": "errors on their way from an executor to the driver",
