@@ -326,14 +326,16 @@ class Log:
     def batches(self, raws: Iterable[Raw]) -> list[Batch]:
         """Verify and open the records that :meth:`read` copied out.
 
-        A damaged record ends the list; if it is the first, :class:`BatchDamaged` is raised.
+        A damaged record, or one after a gap, ends the list; if it is the first, :class:`BatchDamaged` is raised.
         """
         opened: list[Batch] = []
+        end = 0
         for raw in raws:
             record = self._verified(raw, bool(opened))
-            if record is None:
+            if record is None or (raw[0] != end and end):
                 break
             opened.append(record)
+            end = record.next
         return opened
 
     def _verified(self, raw: Raw, ends: bool) -> Batch | None:

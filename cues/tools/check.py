@@ -34,7 +34,7 @@ from typing import Any, Final
 from cues import codec
 from cues.base import names
 from cues.base.names import ProcessorId
-from cues.errors import CodecError, CuesError, NotInstalled, StoreDamaged, StoreError
+from cues.errors import BatchDamaged, CodecError, CuesError, NotInstalled, StoreDamaged, StoreError
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.graphs import processor_rows
@@ -206,7 +206,7 @@ class _Walker:
         if any(names.log_database(log, 0) not in self._entries for log in rows):
             self._entries = dict(self.store.core.entries())  # one was made or removed meanwhile
         for queue, raw in records.items():
-            identity, partitions, problem = _queue_record(queue, raw)
+            identity, partitions, problem = queue_record(queue, raw)
             if problem:
                 yield problem
             for partition in range(partitions):
@@ -424,7 +424,10 @@ class _Walker:
         log = Log(self.store, processor)
         with self.store.core.view() as txn:
             row = log.row(txn)
-            raws = log.read(txn, row, row.first, row.next - row.first, 1 << 62)
+            try:
+                raws = log.read(txn, row, row.first, row.next - row.first, 1 << 62)
+            except BatchDamaged:  # reported by the check of the log
+                return
         for raw in raws:
             try:
                 messages = log.batches([raw])[0].messages()
@@ -438,9 +441,12 @@ class _Walker:
 
     def _attempt(self, processor: str, hash: str, queue: str, index: int) -> Iterator[str]:
         log = Log(self.store, queue)
+        raws = []
         with self.store.core.view() as txn:
             row = log.row(txn)
-            raws = log.read(txn, row, index, 1) if row.first <= index < row.next else []
+            if row.first <= index < row.next:
+                with contextlib.suppress(BatchDamaged):  # reported by the check of the queue
+                    raws = log.read(txn, row, index, 1)
         if index >= row.next:
             yield f"A step of {processor} ({hash}) wrote message {index} of queue {queue}, which ends before it."
             return
@@ -499,7 +505,7 @@ class _Walker:
                     alive = cursor.next()
                 after = cursor.key() if alive else b""
             for row, pieces in values.items():
-                problem = _state_value(row, pieces)
+                problem = state_fault(row, pieces)
                 if problem:
                     yield f"The state of {processor} has a row ({row[:24].hex()}…) {problem}."
             done += count
@@ -583,7 +589,7 @@ class _LogWalk:
             what = "are missing" if first > expected else "are there twice"
             low, high = sorted((first, expected))
             yield f"The messages {low} to {high - 1} of queue {self.queue} {what}."
-        problem, opened = _open(first, value, pieces, self.log.schema)
+        problem, opened = open_record(first, value, pieces, self.log.schema)
         if opened is None:
             # The next record tells how many messages it had.
             self._next = None
@@ -630,10 +636,8 @@ def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: in
 # --- single values ----------------------------------------------------------------------------------
 
 
-def _open(
-    first: int, value: bytes, pieces: list[tuple[bytes, bytes]], schema_of: Callable[[bytes], StoredSchema]
-) -> tuple[str, Batch | None]:
-    """The fault of a record, and the record if at least its header can be read."""
+def whole_record(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[str, Batch | None]:
+    """The fault of a record whose messages are not decoded, and the record if at least its header can be read."""
     if len(value) <= batch.PREFIX_BYTES or not batch.intact(value, first):
         return "its checksum fails", None
     try:
@@ -649,6 +653,16 @@ def _open(
         return "pieces of its message are missing", opened
     if pieces and not opened.head.length:
         return "it has pieces of a message that is whole", opened
+    return "", opened
+
+
+def open_record(
+    first: int, value: bytes, pieces: list[tuple[bytes, bytes]], schema_of: Callable[[bytes], StoredSchema]
+) -> tuple[str, Batch | None]:
+    """The fault of a record, and the record if at least its header can be read."""
+    problem, opened = whole_record(first, value, pieces)
+    if problem or opened is None:
+        return problem, opened
     try:
         if (hash := opened.schema_hash) is not None:
             opened.schema = schema_of(hash)
@@ -669,7 +683,7 @@ def _open(
     return "", opened
 
 
-def _queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
+def queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
     """The identity of a queue, its number of partitions, and the fault of its record."""
     try:
         record = unpack_record(queue, raw)
@@ -682,7 +696,7 @@ def _queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
     return identity, partitions, ""
 
 
-def _state_value(row: bytes, pieces: list[tuple[int, bytes]]) -> str:
+def state_fault(row: bytes, pieces: list[tuple[int, bytes]]) -> str:
     if [number for number, _ in pieces] != list(range(len(pieces))):
         return "with a piece missing"
     for number, value in pieces:
