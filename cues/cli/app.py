@@ -47,6 +47,7 @@ COMMANDS: Final = {
     "pause": "Let a processor take nothing until it is resumed.",
     "resume": "Let paused processors go on.",
     "check": "Check a store and name all damage.",
+    "salvage": "Copy everything readable of a damaged store into a new one.",
     "doctor": "Check the machine and the place of a store, and say what to do.",
     "seek": "Move the position of a processor or a consumer group.",
     "replay": "Run a graph over its old messages, into a fresh store, and compare.",

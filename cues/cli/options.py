@@ -212,7 +212,7 @@ def local(place: str) -> Path:
     """The directory that an argument names. Object stores are refused."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place):
         raise WrongUsage(
-            f"{place} is not a directory; backups are written to a path.",
+            f"{place} is not a directory; stores and backups are written to a path.",
             "give a directory, on another disk or a mount; copy it to the object store with its own tools.",
         )
     return Path(place)

@@ -370,7 +370,10 @@ class StorePlace:
         self.target.require()
         return checks.walk(str(self.target.path), tell) or checks.check_others(self.store)
 
-    repair: ClassVar = "restore a backup; or cues run --fresh, if the sources can yield all messages again."
+    repair: ClassVar = (
+        "restore a backup; or cues salvage STORE NEW, which copies everything readable; or cues run --fresh, if the"
+        " sources can yield all messages again."
+    )
     """The remedy for damage."""
 
     def adopt(self) -> bool:
