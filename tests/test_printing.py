@@ -76,6 +76,7 @@ COMMANDS = {
     "pause": "pause {shop}#price",
     "resume": "resume {shop}#price",
     "check": "check {shop}",
+    "salvage": "salvage {store} {folder}/salvaged{n}",
     "doctor": "doctor {shop}",
     "seek": "seek {shop}#price end --yes",
     "replay": "replay {shop} --into {folder}/replay{n} --yes",
