@@ -307,7 +307,7 @@ def test_retention_frees_the_bytes_25_hours_after_the_files_left_the_log(policy:
 # --- both, beside a graph -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(30), 3))
+@pytest.mark.parametrize("seed", seeds.among(range(30), fast=1))
 def test_a_graph_that_runs_and_dies_beside_them_is_the_naive_model(seed: int, files: FaultyFiles) -> None:
     """Steps, merges of the driver, merges and vacuums of an operator, deaths of both, and hours in any order."""
     chance = random.Random(seed)

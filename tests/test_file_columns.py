@@ -81,7 +81,7 @@ def line(dice: random.Random, names: list[str], wrong: float) -> str:
     return ",".join(dice.choice(QUOTED if dice.random() < wrong else CELLS) for _ in names)
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(200), fast=40))
+@pytest.mark.parametrize("seed", seeds.among(range(200), fast=10))
 def test_csv_by_blocks_is_csv_by_rows(seed: int, tmp_path: Path, small_blocks: None) -> None:
     dice = random.Random(seed)
     names = dice.choice([["a"], ["id", "name"], ["a", "b", "c", "d"]])
@@ -173,7 +173,7 @@ def json_line(dice: random.Random) -> bytes:
     return json.dumps(fields, ensure_ascii=dice.random() < 0.5, separators=separators).encode()
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(400), fast=60))
+@pytest.mark.parametrize("seed", seeds.among(range(400), fast=12))
 def test_typed_json_lines_by_blocks_are_those_by_rows(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     """Also of random bytes between records that are whole; and each value is the one that Python reads."""
     dice = random.Random(seed)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import seeds
+from sets import slow_except
 from test_windows_columns import Counted, as_messages, sized
 
 import cues
@@ -182,7 +183,7 @@ def random_join(dice: random.Random, times: str, keys: str) -> Callable[[int], c
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("seed", seeds.among(range(300), fast=12))
+@pytest.mark.parametrize("seed", seeds.among(range(300), fast=4))
 def test_tables_are_joined_as_messages_are(seed: int, mixed: bool, calls: list[int], monkeypatch: Any) -> None:
     """Values, order, provenance, late messages and state; the state of one way continues in the other, and back."""
     dice = random.Random(seed)
@@ -196,7 +197,7 @@ def test_tables_are_joined_as_messages_are(seed: int, mixed: bool, calls: list[i
     assert calls or mixed or few > 1
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(100), fast=4))
+@pytest.mark.parametrize("seed", seeds.among(range(100), fast=2))
 def test_a_join_whose_options_change_continues_both_forms(seed: int, calls: list[int]) -> None:
     """A message waits as long as the options said when it came; the others are those of the moment."""
     dice = random.Random(seed)
@@ -240,7 +241,7 @@ VALUES: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("join", ["as-of", "interval"])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", slow_except(list(VALUES)[::4], VALUES))
 def test_values_of_each_type_are_joined_as_messages_have_them(join: str, name: str, calls: list[int]) -> None:
     """Those that could be others after the state, or that Python does not have, are called one by one."""
     dice = random.Random(f"{join} {name}")
@@ -254,7 +255,7 @@ def test_values_of_each_type_are_joined_as_messages_have_them(join: str, name: s
     assert bool(calls) == columns
 
 
-@pytest.mark.parametrize("join", ["as-of", "interval"])
+@pytest.mark.parametrize("join", slow_except(["as-of"], ["as-of", "interval"]))
 def test_many_rows_are_blocks_and_tables_of_results(join: str, calls: list[int], monkeypatch: Any) -> None:
     """With the sizes of a real run: blocks of which a part is complete, and partners that an earlier step has kept."""
     dice = random.Random(join)

@@ -263,6 +263,7 @@ def test_rows_are_packed_as_the_codec_packs_messages(seed: int, monkeypatch: pyt
         assert packed_rows(table) == [codec.pack(row) for batch in table.to_batches() for row in columns.rows(batch)]
 
 
+@pytest.mark.slow
 def test_each_size_of_a_number_and_a_text_is_packed_as_the_codec_packs_it() -> None:
     edges = [sign * (1 << bits) + more for bits in range(64) for more in (-33, -32, -1, 0, 1) for sign in (1, -1)]
     for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()):

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from sets import slow_except
 
 import cues
 from cues import Graph, Stream, testing
@@ -89,9 +90,10 @@ BACKFILLED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "backfill"), [*((name, False) for name in GRAPHS), *((name, True) for name in BACKFILLED)]
-)
+STEPS = [*((name, False) for name in GRAPHS), *((name, True) for name in BACKFILLED)]
+
+
+@pytest.mark.parametrize(("name", "backfill"), slow_except(STEPS[::5], STEPS, names=2))
 def test_steps_on_executors_leave_what_the_embedded_engine_leaves(name: str, backfill: bool, tmp_path: Path) -> None:
     template(tmp_path / "template", GRAPHS[name]())
     for engine in ("embedded", "executors"):
@@ -353,12 +355,12 @@ with made.start(store=sys.argv[1], engine="spark", backfill=sys.argv[3] == "True
     ("name", "point", "backfill"),
     [
         ("several", "commit.before:2", True),
-        ("error queue", "commit.inside:3", True),
-        ("error queue", "commit.inside:7", False),
-        ("join", "commit.after:6", False),
-        ("batches that are halved", "commit.inside:9", False),
+        pytest.param("error queue", "commit.inside:3", True, marks=pytest.mark.slow),
+        pytest.param("error queue", "commit.inside:7", False, marks=pytest.mark.slow),
+        pytest.param("join", "commit.after:6", False, marks=pytest.mark.slow),
+        pytest.param("batches that are halved", "commit.inside:9", False, marks=pytest.mark.slow),
         ("tables that are halved", "commit.inside:9", False),
-        ("tables in a fork", "commit.before:7", True),
+        pytest.param("tables in a fork", "commit.before:7", True, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_driver_is_continued_by_the_next_start(name: str, point: str, backfill: bool, tmp_path: Path) -> None:
