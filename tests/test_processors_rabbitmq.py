@@ -331,9 +331,15 @@ def test_random_kills_leave_each_message_once(kind: str, rounds: int, tmp_path: 
     assert all(properties.message_id == body.decode() for properties, body in out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("queue", ["in", "quorum"])
+@pytest.mark.parametrize(
+    ("queue", "how"),
+    [
+        pytest.param("in", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("in", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("quorum", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("quorum", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_broker_that_ends_and_starts_again_is_waited_for(
     queue: str, how: signal.Signals, tmp_path: Path, own: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:

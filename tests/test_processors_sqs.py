@@ -262,13 +262,13 @@ def test_messages_that_wait_stay_hidden_and_a_full_queue_leaves_the_others(tmp_p
     assert Counter(taken) == Counter(range(100))
 
 
-@pytest.mark.slow
-def test_500_messages(tmp_path: Path, sqs: Server) -> None:
+@bounded("count", 100, 500)
+def test_many_messages(count: int, tmp_path: Path, sqs: Server) -> None:
     """Not 100,000: moto takes some 60 ms for a request of ten messages."""
     url = sqs.queue()
-    sqs.send(url, *map(str, range(500)))
+    sqs.send(url, *map(str, range(count)))
     found = read(tmp_path / "s", Sqs(url, body="json", idle_exit_s=1))
-    assert Counter(message["body"] for message in found) == Counter(range(500))
+    assert Counter(message["body"] for message in found) == Counter(range(count))
 
 
 def impatient(endpoint: str) -> Any:

@@ -46,7 +46,9 @@ def fill(store: Path) -> None:
     run(spark_graphs.graph()(), store)
 
 
-@pytest.mark.parametrize("name", IN_STORE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if n % 3 else []) for n, name in enumerate(IN_STORE)]
+)
 def test_a_backfill_leaves_what_the_embedded_engine_leaves(name: str, spark: SparkSession, tmp_path: Path) -> None:
     template(tmp_path / "template", IN_STORE[name]())
     for engine in ("embedded", "backfill"):

@@ -215,6 +215,7 @@ def test_a_driver_that_is_continued_after_others_went_on_writes_nothing(spark: S
     assert result(tmp_path) == list(range(3500))
 
 
+@pytest.mark.long
 def test_control_a_writer_without_a_position_writes_twice(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path, 3000)
     die(tmp_path, "append.after", 1, delivery="at-least-once")
