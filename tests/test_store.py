@@ -229,10 +229,10 @@ def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monke
 
 @pytest.mark.interpreted
 def test_more_queues_than_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lmdb_errors, lmdb_map):
+    for module in (lmdb_errors, lmdb_map, stores):
         monkeypatch.setattr(module, "DATABASES_MAX", 256)
     with cues.open(tmp_path / "store", durability="process") as store:
-        with pytest.raises(StoreError, match="uses 256 queues") as caught:
+        with pytest.raises(StoreError, match="no room for more queues") as caught:
             for n in range(300):
                 store.queue(f"q{n}").appender().write({"n": n})
         assert caught.value.path
@@ -240,6 +240,9 @@ def test_more_queues_than_a_process_may_use(tmp_path: Path, monkeypatch: pytest.
     with cues.open(tmp_path / "store") as store:
         assert len(store.queues()) >= 250
         assert numbers(store.queue("q200")) == [200]
+        for n in range(len(store.queues()), 400):
+            store.queue(f"q{n}").appender().write({"n": n})
+        assert numbers(store.queue("q399")) == [399]
 
 
 def test_info_and_sync(tmp_path: Path) -> None:

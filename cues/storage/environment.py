@@ -47,8 +47,8 @@ from cues.records.log_row import LogRow, unpack_row
 from cues.storage import datafile, door, locks, map_growth, open_mark, retirement, timeline, wakeup
 from cues.storage.format_record import format_of, make_data_file, mismatch, read_format, write_format, write_size
 from cues.storage.group_commit import GroupCommit
-from cues.storage.lmdb_errors import translate
-from cues.storage.lmdb_map import MAP_BYTES, may_lock, open_map, refuse_written
+from cues.storage.lmdb_errors import DATABASES_MAX, translate
+from cues.storage.lmdb_map import MAP_BYTES, databases_wanted, may_lock, open_map, refuse_written
 from cues.storage.transaction import StoreTransaction, rows
 from cues.storage.writer_lock import WriterLock
 
@@ -324,6 +324,7 @@ def _open_environment(
         suspect = kept == "process" and open_mark.is_suspect(path)
         if record is None:
             make_data_file(path)
+        databases = wanted = DATABASES_MAX
         while True:
             before = file_key(path)
             # At least as large as the maps of others: their writes must fit into this map.
@@ -331,17 +332,21 @@ def _open_environment(
                 size = max(map_size or 0, record["map_size"]) if record else map_size or MAP_BYTES
                 if record:
                     size = max(size, map_growth.size_of_others(shared))
-                shared.env = open_map(path, kept, size, map_size is None, readonly, not lockless)
+                shared.env = open_map(path, kept, size, map_size is None, readonly, not lockless, databases)
             shared.map_bytes = int(shared.env.info()["map_size"])
             shared.file = file_key(path)
             resized = None
             try:
                 record = format_of(shared.env, path)
+                wanted = databases_wanted(shared.env)
             except lmdb.MapResizedError as error:
                 resized = error
-            if resized is None and shared.file == before and (record is None or record["map_size"] <= size):
+            is_same = resized is None and shared.file == before
+            if is_same and wanted <= databases and (record is None or record["map_size"] <= size):
                 break
-            shared.env.close()  # a compaction replaced the file, or another process made the map larger
+            databases = max(databases, wanted)
+            # A compaction replaced the file, another process made the map larger, or the store has many queues.
+            shared.env.close()
             record = read_format(path, not lockless)
             if resized is not None and record is not None and record["map_size"] <= size:
                 raise resized  # the address space made the map smaller than the others'

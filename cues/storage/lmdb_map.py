@@ -37,8 +37,13 @@ def open_lmdb(path: Path, **options: Any) -> Any:
     return lmdb.open(os.fsencode(path), lib_version=0, mode=door.mode_of(files[0]), **options)
 
 
-def open_map(path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool) -> Any:
-    """Open LMDB; with ``is_default``, halve the size of the map until it fits into the address space."""
+def open_map(
+    path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool, databases: int
+) -> Any:
+    """Open LMDB; with ``is_default``, halve the size of the map until it fits into the address space.
+
+    ``databases`` is how many named databases the process may have open.
+    """
     # Without posix_fallocate a full disk is a SIGBUS, so the map is then not writable.
     writemap = durability == "process" and hasattr(os, "posix_fallocate") and not readonly
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -54,7 +59,7 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
                 sync=durability == "disk",
                 metasync=durability == "disk",
                 writemap=writemap,
-                max_dbs=DATABASES_MAX,
+                max_dbs=databases,
                 max_readers=1024,
                 max_spare_txns=0,  # closing them in a forked child would free the parent's reader slots
             )
@@ -73,6 +78,16 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
                     store=str(path),
                 )
             return env
+
+
+def databases_wanted(env: Any) -> int:
+    """Return the number of named databases for which a process should have room in this store."""
+    with env.begin() as txn:
+        if txn.stat()["entries"] <= DATABASES_MAX // 2:  # of databases and of rows
+            return DATABASES_MAX
+        cursor = txn.cursor()
+        cursor.set_range(b"\x01")  # the keys of rows begin with NUL
+        return max(DATABASES_MAX, 2 * sum(1 for _ in cursor.iternext(keys=True, values=False)))
 
 
 def open_map_alone(path: Path, size: int) -> Any:
