@@ -26,9 +26,9 @@ from cues.records import sealed
 from cues.storage import datafile
 
 DATABASES_MAX: Final = 512
-"""Named databases that one process may have open, unless the store has more than half as many; then it may have
-open twice as many as the store has. Each possible one costs a read transaction 0.4 ns (LMDB clears a table of them),
-and each open one 2 ns more. 512 are enough for three stages over 31 partitions, try logs and state included."""
+"""Named databases that one process may have open. If the store has more than half as many at its opening, there is
+room for so many more than it has. Each possible one costs a read transaction 0.4 ns or more (LMDB clears a table of
+them), and each open one 2 ns more. 512 are enough for three stages over 31 partitions, try logs and state included."""
 
 
 def translate(error: BaseException, path: str) -> BaseException:
@@ -54,8 +54,7 @@ def translate(error: BaseException, path: str) -> BaseException:
     if isinstance(error, lmdb.DbsFullError):
         return StoreError(
             f"This process has no room for more queues and states of {path}.",
-            "close the store and open it again: there is room for twice as many as it has then (and for"
-            f" {DATABASES_MAX} at least). Or use several stores.",
+            f"close the store and open it again: there is room for {DATABASES_MAX} more then. Or use several stores.",
             path=path,
         )
     if isinstance(error, (lmdb.MemoryError, MemoryError)):

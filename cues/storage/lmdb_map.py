@@ -87,7 +87,8 @@ def databases_wanted(env: Any) -> int:
             return DATABASES_MAX
         cursor = txn.cursor()
         cursor.set_range(b"\x01")  # the keys of rows begin with NUL
-        return max(DATABASES_MAX, 2 * sum(1 for _ in cursor.iternext(keys=True, values=False)))
+        count = sum(1 for _ in cursor.iternext(keys=True, values=False))
+        return count + DATABASES_MAX if count > DATABASES_MAX // 2 else DATABASES_MAX
 
 
 def open_map_alone(path: Path, size: int) -> Any:
