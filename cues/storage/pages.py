@@ -32,7 +32,10 @@ _HEAD: Final = struct.Struct("=QHHHH")
 _HEAD_BYTES: Final = 16
 _META_BYTES: Final = _HEAD_BYTES + _META.size + 2 * _ROOT.size + _LAST.size
 _NODE: Final = struct.Struct("=HHHH")
-_BRANCH, _LEAF, _OVERFLOW, _DIRTY = 1, 2, 4, 0x10
+_BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
+_INTEGER_KEYS: Final = 8
+_NO_DIRECTORY: Final = 0x4000
+"""A flag of the environment, which LMDB keeps with those of the list of free pages: how the file was made."""
 _BIG, _ROOT_NODE = 1, 2
 """Flags of a node of a leaf: its value is on overflow pages; its value is a root."""
 _DEPTH_MAX: Final = 32
@@ -42,6 +45,8 @@ _NONE: Final = (1 << 64) - 1
 class Root(NamedTuple):
     """The root of a tree, with the counts that LMDB keeps."""
 
+    pad: int
+    flags: int
     page: int
     depth: int
     branches: int
@@ -89,13 +94,14 @@ class _Node(NamedTuple):
     """The offset of the value in the page."""
 
 
-Claim = Callable[[int, int, str], None]
-"""Called with a page that is named, the number of pages from it on, and the database; raises :class:`WrongPage`."""
+Claim = Callable[[int, int, str, int], None]
+"""Called with a page that is named, the number of pages from it on, the database, and the kind of the pages; raises
+:class:`WrongPage`."""
 
 
 def _root(raw: bytes, at: int) -> Root:
-    _, _, depth, branches, leaves, overflows, entries, page = _ROOT.unpack_from(raw, at)
-    return Root(page, depth, branches, leaves, overflows, entries)
+    pad, flags, depth, branches, leaves, overflows, entries, page = _ROOT.unpack_from(raw, at)
+    return Root(pad, flags, page, depth, branches, leaves, overflows, entries)
 
 
 class DataFile:
@@ -125,15 +131,16 @@ class DataFile:
                     self.page_bytes = page_bytes
                     yield Meta(txnid, last, _root(raw, at), _root(raw, at + _ROOT.size))
 
-    def page(self, number: int, kind: int) -> bytes:
-        """Read a page of a kind. Raises :class:`WrongPage`."""
-        raw = os.pread(self.fd, self.page_bytes, number * self.page_bytes) if number < 1 << 48 else b""
-        if len(raw) < self.page_bytes:
+    def page(self, number: int, kind: int, size: int = 0) -> bytes:
+        """Read a page of a kind, or its first ``size`` bytes. Raises :class:`WrongPage`."""
+        size = size or self.page_bytes
+        raw = os.pread(self.fd, size, number * self.page_bytes) if number < 1 << 48 else b""
+        if len(raw) < size:
             raise WrongPage(f"page {number} is beyond the end of the file")
         found, _, flags, _, _ = _HEAD.unpack_from(raw)
         if found != number:
             raise WrongPage(f"page {number} has the number {found}")
-        if flags & ~_DIRTY != kind:
+        if flags != kind:
             raise WrongPage(f"page {number} is of kind {flags:#x} and should be of kind {kind:#x}")
         return raw
 
@@ -159,11 +166,13 @@ class DataFile:
             return None
         return None if flags == _ROOT_NODE and size != _ROOT.size else _Node(key, flags, size, start)
 
-    def walk(self, root: Root, name: str, claim: Claim, ordered: bool = True) -> Iterator[Entry | Lost]:
+    def walk(
+        self, root: Root, name: str, claim: Claim, ordered: bool = True, values: bool = True
+    ) -> Iterator[Entry | Lost]:
         """Iterate over the entries of a tree, in the order of its pages, and over what is lost of it.
 
-        Values on overflow pages are read; with a ``claim`` that raises for a page, what is there is lost. The keys of
-        the list of free pages are integers, and are not ``ordered`` as bytes are.
+        With a ``claim`` that raises for a page, what is there is lost. The keys of the list of free pages are integers,
+        and are not ``ordered`` as bytes are. Without ``values`` only the heads of overflow pages are read.
         """
         if root.page == _NONE:
             if root.entries:
@@ -186,7 +195,7 @@ class DataFile:
                 ]
                 if not any(inside):
                     raise WrongPage(f"no entry of page {number} can be read, or has a key within its bounds")
-                claim(number, 1, name)
+                claim(number, 1, name, kind)
             except WrongPage as error:
                 yield Lost(low, high, str(error))
                 continue
@@ -202,7 +211,7 @@ class DataFile:
                 elif kind == _BRANCH:
                     below.append((node.size, level - 1, low if place == 0 else node.key, ends[place]))
                 else:
-                    yield self._entry(raw, node, name, claim)
+                    yield self._entry(raw, node, name, claim, values)
                     before = node.key + b"\0"
                 if node is not None and kind == _BRANCH:
                     before = node.key
@@ -215,7 +224,7 @@ class DataFile:
             return node is not None
         return node.key >= low and (high is None or node.key < high)
 
-    def _entry(self, raw: bytes, node: _Node, name: str, claim: Claim) -> Entry | Lost:
+    def _entry(self, raw: bytes, node: _Node, name: str, claim: Claim, values: bool) -> Entry | Lost:
         if node.flags == _ROOT_NODE:
             return Entry(node.key, b"", _root(raw, node.at))
         if node.flags != _BIG:
@@ -223,11 +232,13 @@ class DataFile:
         (number,) = struct.unpack_from("=Q", raw, node.at)
         pages = (_HEAD_BYTES + node.size + self.page_bytes - 1) // self.page_bytes
         try:
-            first = self.page(number, _OVERFLOW)
+            first = self.page(number, _OVERFLOW, 0 if values else _HEAD_BYTES)
             (found,) = struct.unpack_from("=I", first, 12)
             if found != pages:
                 raise WrongPage(f"page {number} is the first of {found} pages instead of {pages}")
-            claim(number, pages, name)
+            claim(number, pages, name, _OVERFLOW)
+            if not values:
+                return Entry(node.key, b"")
             value = first[_HEAD_BYTES:] + os.pread(
                 self.fd, (pages - 1) * self.page_bytes, (number + 1) * self.page_bytes
             )
@@ -254,12 +265,14 @@ class Census:
         """Pages that may not be read, with the reason."""
         self._told = told
         self._done = 0
+        self._kinds: dict[str, dict[int, int]] = {}
+        """The number of pages of each kind, by database."""
         end = min(meta.last + 1, file.bytes // file.page_bytes)
         self._named = bytearray(end)
         self._free = bytearray(end)
         self._count(end)
 
-    def claim(self, number: int, pages: int, name: str) -> None:
+    def claim(self, number: int, pages: int, name: str, kind: int) -> None:
         """Raise :class:`WrongPage` for a page that is free, or that is named more than once."""
         for page in range(number, number + pages) if self.bad else ():
             if page in self.bad:
@@ -271,17 +284,19 @@ class Census:
             self._named[page : page + 1] = b"\1"
         roots = [("the rows of the store", self.meta.main)]
         for name, root in roots:  # grows
-            found = 0
-            for entry in self.file.walk(root, name, self._name):
+            found, last, lost = 0, b"", False
+            for entry in self.file.walk(root, name, self._name, values=False):
                 if isinstance(entry, Lost):
                     self.problems.append(f"A part of {name} cannot be read: {entry.why}.")
-                    found = root.entries
+                    lost = True
                     continue
-                found += 1
+                if entry.key <= last:
+                    self.problems.append(f"The keys of {name} are out of order at {entry.key[:40]!r}.")
+                found, last = found + 1, entry.key
                 if entry.root is not None:
                     roots.append((f"the database {entry.key.decode(errors='backslashreplace')}", entry.root))
-            if found != root.entries:
-                self.problems.append(f"There are {found} entries in {name}, and its root says {root.entries}.")
+            if not lost:
+                self._compare(name, root, found, 0)
         if not whole:
             self.problems.append("The list of free pages cannot be read, so free pages are not known.")
             return
@@ -293,6 +308,15 @@ class Census:
         if unnamed and not self.problems:
             some = ", ".join(map(str, unnamed[:5])) + (" …" if len(unnamed) > 5 else "")
             self.problems.append(f"The pages {some} ({len(unnamed)} in all) are neither free nor named.")
+
+    def _compare(self, name: str, root: Root, entries: int, flags: int) -> None:
+        """Compare a root with what was found of its tree; its padding is zero, but that of the free list has a size."""
+        kinds = self._kinds.get(name, {})
+        branches, leaves, overflows = (kinds.get(kind, 0) for kind in (_BRANCH, _LEAF, _OVERFLOW))
+        pad, flags = (self.file.page_bytes, flags | root.flags & _NO_DIRECTORY) if flags else (0, 0)
+        found = Root(pad, flags, root.page, root.depth if entries else 0, branches, leaves, overflows, entries)
+        if root != found:
+            self.problems.append(f"The root of {name} says {root[1:]}, and its pages say {found[1:]}.")
 
     def _list_free(self) -> bool:
         """Note the free pages; return whether the whole list can be read."""
@@ -308,9 +332,10 @@ class Census:
                 if not META_PAGES <= page < len(self._free) or self._free[page]:
                     return False
                 self._free[page] = 1
+        self._compare("the list of free pages", self.meta.free, len(entries), _INTEGER_KEYS)
         return len(entries) == self.meta.free.entries
 
-    def _name(self, number: int, pages: int, name: str) -> None:
+    def _name(self, number: int, pages: int, name: str, kind: int) -> None:
         for page in range(number, number + pages):
             if page >= len(self._named):
                 raise WrongPage(f"page {page} is beyond the last one")
@@ -319,5 +344,7 @@ class Census:
                 raise WrongPage(self.bad[page])
         for page in range(number, number + pages):
             self._named[page] = 1
+        kinds = self._kinds.setdefault(name, {})
+        kinds[kind] = kinds.get(kind, 0) + pages
         self._done += pages
         self._told(self._done, len(self._named))

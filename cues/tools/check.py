@@ -1,6 +1,7 @@
 """Integrity: read everything in a store and report all damage, one sentence each.
 
     format     the store can be opened at all (truncated and foreign files are refused there)
+    pages      each page of the data file is free, or named exactly once; LMDB's counts are those of its pages
     queues     each has its record, its row and its database, and they agree
     logs       every record batch: keys grow, checksum, header, body, times; no index is missing
     rows       checksums; positions are inside their queues, after the batches whose seals they keep
@@ -12,11 +13,13 @@
     state      every piece of every row: checksum, number, completeness
 
 A store may be checked while its graph runs: the check uses short read transactions, so it does not hold
-freed pages, and messages that are purged meanwhile are not reported as missing.
+freed pages, and messages that are purged meanwhile are not reported as missing. Only the pages are counted in one
+transaction, without their values.
 
 Not guaranteed: that a damaged store can be read. LMDB follows the page numbers that it finds, and
 a wrong one may end the process; so ``cues check`` reads in a child (:func:`main`, :func:`walk`).
-Free pages are not checked. Queue records and named tailers have no checksum.
+The content of free pages is not checked. The name in the key of a row is compared with the rest of the store where
+something else names it too; of a named tailer, an external writer or a consumer nothing does.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from cues import codec
@@ -52,13 +56,16 @@ from cues.records.columns import StoredSchema
 from cues.records.log_row import LogRow, unpack_row
 from cues.records.positions import NO_SEAL, unpack_reader
 from cues.steps import state
-from cues.storage import transaction
+from cues.storage import door, transaction
+from cues.storage.datafile import ALWAYS
+from cues.storage.pages import META_PAGES, Census, DataFile, Meta
 from cues.storage.transaction import StoreTransaction
 
 PROBLEMS_MAX: Final = 1000
 """The largest number of reported problems; more would not help."""
 _CHUNK_RECORDS: Final = 2000
 """Records of one read transaction: a few milliseconds, so that it holds freed pages only briefly."""
+_LOOKS: Final = 100
 _FORK_BYTES: Final = 4 << 20
 """Bytes of a fork queue that are in memory at a time."""
 _PIECE: Final = struct.Struct(">H")
@@ -129,6 +136,12 @@ class _Walker:
         self._known: set[str] = set()
 
     def problems(self) -> Iterator[str]:
+        self.at = "the pages"
+        yield from self._pages()
+        with self.store.core.view() as txn:
+            record = codec.unpack(txn.get(names.FORMAT_KEY))
+        if "seal" not in record and set(record["requires"]) >= ALWAYS:
+            yield "The format record has no checksum."
         self.at = "the list of databases"
         self._entries = dict(self.store.core.entries())
         self.at = "the rows"
@@ -153,12 +166,39 @@ class _Walker:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
                 self.at = f"the state of {owner}"
+                if self._entries[name] and not self._is_known(owner):
+                    yield f"The state of {owner} belongs to no processor."
                 yield from self._state(name, owner)
             elif name == names.ERRORS_DATABASE:
                 self.at = "the rows about error records"
                 yield from self._error_rows()
             elif kind != "log" or owner not in self._known:
                 yield f"The database {name!r} belongs to no queue and no processor."
+
+    def _is_known(self, owner: str) -> bool:
+        """Return whether state is of a processor, of a part of one (``g.p.delayed``), or of a checkpoint."""
+        with self.store.core.view() as txn:
+            kind, _, name = owner.partition(":")
+            if kind == "checkpoint":
+                return txn.get(names.checkpoint_key(name)) is not None
+            with contextlib.suppress(StoreDamaged):  # it is named where the processors are checked
+                return any(f"{owner}.".startswith(f"{key}.") for key in processor_rows.all_keys(txn).values())
+        return True
+
+    def _pages(self) -> Iterator[str]:
+        """Count the pages, in one transaction: each is free, or named once (cues/storage/pages.py)."""
+        found: list[Meta] = []
+        for _ in range(_LOOKS):
+            # A writer may write a meta page while it is read, so both are read again if they do not fit.
+            with self.store.core.view() as txn, door.reading(Path(self.store.directory) / "data.mdb") as file:
+                data = DataFile(file.fileno())
+                found = data.metas
+                metas = [meta for meta in found if meta.txnid == txn.id()]
+                if metas and len(found) == META_PAGES and found[0].txnid - found[1].txnid == (metas[0].txnid > 0):
+                    yield from Census(data, metas[0], lambda done, total: self.progress("pages", done, total)).problems
+                    return
+        commits = ", ".join(str(meta.txnid) for meta in found) or "none"
+        yield f"The first two pages should be of the last two commits; those that can be read are of {commits}."
 
     def _rows(self, prefix: bytes, txn: StoreTransaction | None = None) -> dict[str, bytes]:
         """The rows by the rest of their keys, in the transaction or in one of its own."""
@@ -190,6 +230,8 @@ class _Walker:
                 last = key
                 if key[:1] == b"\0" and key != names.FORMAT_KEY and not key.startswith(prefixes):
                     yield f"The row {key!r} is of no known kind."
+                elif not key.startswith((names.SCHEMAS, names.SPANS)) and not _is_text(key):
+                    yield f"The key of the row {key!r} is not text."
                 if not txn.cursor().set_key(key):
                     unfound.append(key)
         for key in unfound:
@@ -340,7 +382,17 @@ class _Walker:
         """Check the rows about other stores, and the fork queues for them."""
         yield from self._intact(names.SPANS, "The row of an acknowledged transaction of queue {}")
         yield from self._intact(names.OPENS, "The row of the pending transaction of {}")
-        yield from self._intact(names.timeline_key(""), "The row of the timelines of queue {}")
+        for key, what in (
+            (names.timeline_key(""), "The row of the timelines of queue {}"),
+            (names.age_key(""), "The notes for retention by age of queue {}"),
+        ):
+            for log, _ in (yield from self._intact(key, what)):
+                if log not in self._known:
+                    yield f"{what.format(log)} is there, but the queue is not."
+        for graph, raw in (yield from self._intact(names.graph_key(""), "The note of the graph {}")):
+            if any(not id.startswith(f"{graph}.") for id in codec.unpack(raw[:-8])["processors"]):
+                yield f"The note of the graph {graph} is of another graph."
+        yield from self._intact(names.REPLAY_KEY, "The note of the replay{}")
         for store, raw in self._rows(names.store_key(b"")).items():
             try:
                 other_stores.unpack_place(store, raw)
@@ -707,6 +759,13 @@ def state_fault(row: bytes, pieces: list[tuple[int, bytes]]) -> str:
     if not _decodes(b"".join(value[8 + _PIECE.size :] for _, value in pieces)):
         return "that cannot be decoded"
     return ""
+
+
+def _is_text(key: bytes) -> bool:
+    try:
+        return bool(key.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _decodes(raw: bytes) -> bool:

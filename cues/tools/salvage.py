@@ -265,7 +265,7 @@ class _Salvage:
         return Census(self._file, meta, lambda done, total: self._told("pages", done, total))
 
     def _has_rows(self, meta: Meta) -> bool:
-        entries = self._file.walk(meta.main, "", lambda page, pages, name: None)
+        entries = self._file.walk(meta.main, "", lambda page, pages, name, kind: None)
         return any(isinstance(entry, Entry) and entry.key.startswith(b"\0") for entry in entries)
 
     def _lose(self, kind: str, name: str, why: str, **places: Any) -> None:

@@ -1,0 +1,214 @@
+"""Each single bit of what a store keeps: a flip is found by the check, or changes nothing that is read.
+
+Live are the meta pages, the heads and the entries of all pages that the last commit names, and the list of free
+pages. The content of free pages, and the room between the entries of a page, are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import damage
+import pytest
+import seeds
+from forks import Forks
+from sets import amounts
+
+import cues as library
+from cues.base import names
+from cues.errors import Diverged
+from cues.spark.cluster.files import parsed, sealed_json
+from cues.storage import transaction
+from cues.storage.pages import DataFile, Root
+
+pytestmark = pytest.mark.damages_stores
+
+UNNAMED = (b"reader", b"source", b"clock", b"consumer", b"publisher", b"group", b"member", b"claim", b"checkpoint")
+"""Rows with a name in their keys that is nowhere else: a flip of the name gives a row of another name."""
+
+
+def make(path: Path) -> None:
+    """A store of a few pages: a graph with state, an error message, a cut message, a named tailer."""
+    graph = library.Graph("g", store=path, errors="errors")
+
+    @graph.stream("in", "out", id="f", key="k")
+    def f(message: dict[str, Any], process: Any) -> dict[str, Any]:
+        process.state["sum"] = process.state.get("sum", 0) + message["n"]
+        if message["n"] == 3:
+            raise ValueError("three")
+        return message
+
+    with library.open(path, map_size=damage.MAP_BYTES) as store:
+        queue = store.queue("in")
+        queue.appender().write_many([{"n": n, "k": n % 2} for n in range(6)])
+        queue.appender().write({"n": 7, "k": 0, "long": "x" * 5000})
+        with graph.start(store=store) as running:
+            running.wait_idle(30)
+        queue.tailer("reader").read_many(2)
+
+
+def everything(path: str) -> tuple[list[str], str]:
+    """The problems of a store; and without problems, all rows, messages and values of state that can be read."""
+    try:
+        with library.open(path, readonly=True) as store:
+            problems = store.check()
+            if problems:
+                return problems, ""
+            found = [damage.digest(store)]
+            with store.core.view() as txn:
+                found += [repr(row) for row in transaction.rows(txn, b"\0")]
+            for name, _ in list(store.core.entries()):
+                handle = store.core.database(name)
+                with store.core.view() as txn:
+                    found += [repr((name, key, value)) for key, value in txn.cursor(handle)]
+            return [], "\n".join(found)
+    except library.CuesError as error:
+        return [str(error)], ""
+
+
+def flipped(source: str, copy: str, places: list[tuple[int, int]]) -> list[tuple[list[str], str]]:
+    """Flip these bits of a store one after another; the results of each."""
+    results = []
+    data = Path(source, "data.mdb").read_bytes()
+    for number, (offset, bit) in enumerate(places):
+        directory = Path(copy) / str(number)
+        directory.mkdir(parents=True)
+        wrong = bytearray(data)
+        wrong[offset] ^= 1 << bit
+        (directory / "data.mdb").write_bytes(wrong)
+        results.append(everything(str(directory)))
+        for file in directory.iterdir():
+            file.unlink() if file.is_file() else None
+    return results
+
+
+def live(path: Path) -> Iterator[tuple[int, str]]:
+    """The offsets of the bytes that are in use, and what they are: a kind of row, or a part of the structure."""
+    with (path / "data.mdb").open("rb") as file:
+        data = DataFile(file.fileno())
+        size = data.page_bytes
+        meta = data.metas[0]
+        number = meta.txnid & 1
+        yield from ((number * size + at, "meta") for at in range(152))
+        roots: list[tuple[str, Root]] = [("", meta.main), ("free", meta.free)]
+        for name, root in roots:
+            pages: list[int] = []
+            for entry in data.walk(
+                root, name, lambda page, count, name, kind: pages.append(page), bool(name != "free")
+            ):
+                if getattr(entry, "root", None) is not None:
+                    roots.append((entry.key.decode(), entry.root))  # type: ignore[union-attr]
+            for page in pages:
+                start = page * size
+                raw = os.pread(file.fileno(), size, start)
+                flags, lower = struct.unpack_from("=HH", raw, 10)
+                if flags == 4:
+                    yield from ((start + at, f"{name} value") for at in range(size))
+                    continue
+                yield from ((start + at, f"{name or 'rows'} page") for at in range(lower))
+                for (at,) in struct.iter_unpack("=H", raw[16:lower]):
+                    low, high, node, length = struct.unpack_from("=HHHH", raw, at)
+                    key = raw[at + 8 : at + 8 + length]
+                    kind = key.split(b"\0")[1].decode() if key.startswith(b"\0") and flags == 2 and not name else ""
+                    stored = 0 if flags == 1 else 8 if node & 1 else low | high << 16
+                    what = f"{name or 'rows'} {kind}".strip()
+                    yield from ((start + at + n, f"{what} node") for n in range(8))
+                    yield from ((start + at + 8 + n, f"{what} key") for n in range(length))
+                    yield from ((start + at + 8 + length + n, f"{what} value") for n in range(stored))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
+    path = tmp_path_factory.mktemp("bits") / "s"
+    forks.run("test_bits:make", path)
+    return path
+
+
+def judge(store: Path, tmp_path: Path, forks: Forks, places: list[tuple[int, str, int]]) -> tuple[int, int, int]:
+    """Flip each of these bits. Returns how many were found, crashed the reader, and changed nothing."""
+    _, expected = forks.run("test_bits:everything", str(store)).value
+    assert expected
+    counts = [0, 0, 0]
+
+    def look(part: list[tuple[int, str, int]], at: str) -> None:
+        copy = tmp_path / at
+        outcome = forks.run("test_bits:flipped", str(store), str(copy), [(offset, bit) for offset, _, bit in part])
+        if outcome.signal and len(part) > 1:  # one by one, to know which
+            for number, place in enumerate(part):
+                look([place], f"{at}-{number}")
+            return
+        if outcome.signal:
+            counts[1] += 1  # `cues check` reads in a child, and says so
+            return
+        assert not outcome.error, (part, outcome.error)
+        for (offset, what, bit), (problems, read) in zip(part, outcome.value):
+            counts[0 if problems else 2] += 1
+            words = what.split()
+            unnamed = words[-1] == "key" and len(words) == 3 and words[1].encode() in UNNAMED
+            assert problems or read == expected or unnamed, f"bit {bit} of byte {offset} ({what}) went unnoticed"
+
+    for start in range(0, len(places), 50):
+        look(places[start : start + 50], str(start))
+    return counts[0], counts[1], counts[2]
+
+
+@pytest.fixture(params=amounts(150, 0))
+def number(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_each_bit_that_is_in_use_is_checked_or_harmless(store: Path, tmp_path: Path, number: int, forks: Forks) -> None:
+    """All of them in the long set; a sample, and two of each kind of row and of page, in the slow set."""
+    seed = seeds.new()
+    dice = random.Random(seed)
+    offsets = list(live(store))
+    places = [(offset, what, bit) for offset, what in offsets for bit in range(8)]
+    if number:
+        kinds = sorted({what for _, what in offsets})
+        aimed = [dice.choice([place for place in places if place[1] == kind]) for kind in kinds for _ in range(2)]
+        places = aimed + dice.sample(places, number)
+    found, crashed, harmless = judge(store, tmp_path, forks, places)
+    print(f"seed {seed}: {found} found, {crashed} crashed, {harmless} harmless, of {len(places)}")
+    assert found > len(places) * 2 // 3, (found, crashed, harmless)
+
+
+class _Here:
+    url = "here"
+
+
+def test_each_bit_of_a_json_record_is_checked_or_harmless() -> None:
+    """Of a shared directory: a record of a processor, of a queue, and an empty one."""
+    records: list[dict[str, Any]] = [
+        {},
+        {"identity": "0a1b2c3d4e5f6071", "partitions": 3},
+        {"record": 7, "epoch": 2, "files": [["orders/g.f-7-a.parquet", 41, 5]], "position": None, "hash": "9f" * 16},
+        {"text": 'é\n"quoted"\\', "n": [1, 2.5, True, None]},
+    ]
+    for record in records:
+        raw = sealed_json(record)
+        assert parsed(_Here(), "x.json", raw) == record  # type: ignore[arg-type]
+        for at in range(len(raw)):
+            for bit in range(8):
+                wrong = bytearray(raw)
+                wrong[at] ^= 1 << bit
+                try:
+                    found = parsed(_Here(), "x.json", bytes(wrong))  # type: ignore[arg-type]
+                except Diverged:
+                    continue
+                # Only the name of the seal itself: the rest of the record is as it was.
+                assert {name: found.get(name) for name in record} == record, (json.dumps(record), at, bit)
+                assert len(found) == len(record) + 1
+
+
+def test_the_rows_without_a_second_name_are_these(store: Path) -> None:
+    """The exception above is for keys only: their values are sealed."""
+    with library.open(store, readonly=True) as opened, opened.core.view() as txn:
+        kinds = {key.split(b"\0")[1] for key, _ in transaction.rows(txn, b"\0")}
+    assert {b"queue", b"row", b"proc", b"topo", b"sub", b"graph", b"reader"} <= kinds
+    assert names.reader_key("in", 0, "reader").split(b"\0")[1] in UNNAMED
