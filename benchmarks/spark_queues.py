@@ -9,6 +9,8 @@
     tables     functions of tables over rows that came as a table, with queues in a store and in a directory: CPU of
                all processes, Java too, for a row
 
+Each part also tells the most memory of the driver, of Java, and of a Python worker.
+
 Every output is counted, and the last value of a state is compared.
 """
 
@@ -81,6 +83,7 @@ def run(spark: Any, place: Path, stream: cues.Stream, count: int) -> Iterator[di
     began = time.monotonic()
     with (
         Timed() as timed,
+        Usage() as usage,
         graph.start(engine="spark", spark=spark, store=place / "store", queues=place / "queues") as running,
     ):
         assert running.wait_idle(600)
@@ -106,6 +109,7 @@ def run(spark: Any, place: Path, stream: cues.Stream, count: int) -> Iterator[di
         yield {"what": f"{SMALL} messages, from send to the output", "s": round(statistics.median(latencies), 3)}
         yield {"what": f"the step of {SMALL} messages", "s": round(statistics.median(steps), 3)}
         assert out.log(0).next == start + SMALL * SMALL_STEPS
+        yield usage.memory()
         if stream.fn is counted:
             assert running.messages("out")[-1]["count"] == count // 1_000_000 + 1
 
@@ -116,18 +120,20 @@ def flagged(table: Any) -> Any:
     return table.append_column("late", pc.greater_equal(table["delay"], 15.0))
 
 
-class Cpu:
-    """Samples the CPU time of this process and of all that it started, Java and Python workers: also of those that end.
+class Usage:
+    """Samples CPU time and memory of this process and of all that it started: Java, and Python workers.
 
-    A worker that ends between two samples lacks its last moments.
+    A worker that ends between two samples lacks its last moments. Memory is that of a process's own, without files that
+    it maps: the most of the largest process of a kind.
     """
 
     def __init__(self) -> None:
+        self.peak_mb = {"Python, the driver": 0.0, "Java": 0.0, "Python, a worker": 0.0}
         self._spent: dict[tuple[int, str], float] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample_often, daemon=True)
 
-    def __enter__(self) -> Cpu:
+    def __enter__(self) -> Usage:
         self._sample()
         self._before = sum(self._spent.values())
         self._thread.start()
@@ -155,6 +161,15 @@ class Cpu:
         while new := {pid for pid, parent in parents.items() if parent in new} - family:
             family |= new
         self._spent |= {(pid, spent[pid][0]): spent[pid][1] for pid in family & spent.keys()}
+        for pid in family:
+            with contextlib.suppress(OSError, KeyError):
+                status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+                kind = "Java" if status["Name"].strip() == "java" else "Python, a worker"
+                kind = "Python, the driver" if pid == os.getpid() else kind
+                self.peak_mb[kind] = max(self.peak_mb[kind], int(status["RssAnon"].split()[0]) / 1024)
+
+    def memory(self) -> dict[str, Any]:
+        return {"what": "most memory, MB", **{kind: round(mb) for kind, mb in self.peak_mb.items()}}
 
 
 def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
@@ -172,7 +187,7 @@ def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
                     appender.write_table(pa.Table.from_pylist(messages(low, min(count, low + 50_000))))
             options = {} if kind == "store" else {"queues": own / "queues"}
             graph = cues.Graph("g", streams, durability="process")
-            with Cpu() as cpu, graph.start(engine="spark", spark=spark, store=own / "store", **options) as running:
+            with Usage() as usage, graph.start(engine="spark", spark=spark, store=own / "store", **options) as running:
                 assert running.wait_idle(600)
                 engine: Any = running.engine  # type: ignore[attr-defined]
                 out = (
@@ -182,8 +197,9 @@ def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
             if turn:
                 yield {
                     "what": f"two functions of tables, queues in a {kind}",
-                    "CPU µs a row": round(cpu.seconds / count * 1e6, 2),
+                    "CPU µs a row": round(usage.seconds / count * 1e6, 2),
                 }
+                yield usage.memory()
 
 
 def flagged_again(table: Any) -> Any:
