@@ -5,7 +5,7 @@ lmdb.ReadonlyError, no permission          StoreReadOnly
 lmdb.CorruptedError, a truncated row       StoreDamaged
 FileNotFoundError                          StoreNotFound
 the pid of a reader is taken               StoreShared: two pid namespaces
-other errors of LMDB or of the system      StoreError
+other errors of LMDB or of the system      StoreError; no more files, readers or address space: it says which
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ DATABASES_MAX: Final = 512
 """Named databases that one process may have open. If the store has more than half as many at its opening, there is
 room for so many more than it has. Each possible one costs a read transaction 0.4 ns or more (LMDB clears a table of
 them), and each open one 2 ns more. 512 are enough for three stages over 31 partitions, try logs and state included."""
+
+_TOO_MANY_FILES: Final = os.strerror(errno.EMFILE)
 
 
 def translate(error: BaseException, path: str) -> BaseException:
@@ -57,7 +59,9 @@ def translate(error: BaseException, path: str) -> BaseException:
             f"close the store and open it again: there is room for {DATABASES_MAX} more then. Or use several stores.",
             path=path,
         )
-    if isinstance(error, (lmdb.MemoryError, MemoryError)):
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error)
+    if isinstance(error, (lmdb.MemoryError, MemoryError)) or number == errno.ENOMEM:
         return StoreError(
             f"The address space of this process has no room for the map of {path}.",
             "pass a smaller map_size=, or raise the limit (ulimit -v).",
@@ -70,8 +74,12 @@ def translate(error: BaseException, path: str) -> BaseException:
         return datafile.unknown(Path(path), f"The data file of {path} {what}.", f"{path} {what}.")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreError(f"Too many processes and threads read {path} at once.", "close some of them.", path=path)
-    number = error.errno if isinstance(error, OSError) else None
-    text = str(error)
+    if number in (errno.EMFILE, errno.ENFILE) or (isinstance(error, lmdb.Error) and _TOO_MANY_FILES in text):
+        return StoreError(
+            f"This process may open no more files, and needs some for the store {path} ({text}).",
+            "raise the limit of open files (ulimit -n, or LimitNOFILE= of systemd), or close files and sockets.",
+            path=path,
+        )
     if isinstance(error, lmdb.Error) and os.strerror(errno.EAGAIN) in text:  # the lock of this pid in lock.mdb
         return StoreShared(
             f"Another process with the same number ({os.getpid()}) has the store {path} open, in another container or"
