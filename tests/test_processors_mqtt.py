@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import re
 import signal
 import socket
 import ssl
@@ -118,9 +119,9 @@ def test_messages_of_qos_0_are_dropped_and_counted_while_many_of_them_wait(
     while not taken or taken[-1] != b"last":
         taken.append(next(items)[1]["payload"])
     items.close()
-    dropped = 101 - len(taken)
-    assert dropped >= 1
-    until(lambda: f"takes them: {dropped} {'is' if dropped == 1 else 'are'} dropped" in caplog.text)
+    told = int(re.findall(r"takes them: (\d+) (?:is|are) dropped", caplog.text)[-1])
+    assert 1 <= told <= 101 - len(taken)  # on a busy machine the broker drops some, too
+    assert set(taken[:-1]) == {b"x" * 1_000_000}
 
 
 @pytest.mark.slow

@@ -64,8 +64,9 @@ def salvage(target: targets.Target, new: str, output: CommandOutput) -> int:
     hint = f"put {shown(place)} in the place of the damaged store (mv), after a look with cues status {quoted(place)}."
     gap = next((loss for loss in done.losses if loss.unread_by and "." in loss.unread_by[0]), None)
     if gap is not None and gap.last is not None:
+        tailer = f"{place}#{gap.unread_by[0]}"
         hint += (
-            f" At a gap a processor stops; cues seek {quoted(place)}#{gap.unread_by[0]} --to {gap.last + 1} continues"
+            f" At a gap a processor stops; cues seek {quoted(tailer)} --to {quoted(gap.last + 1)} continues"
             " after this one."
         )
     options.report(f"Not everything of {shown(target.path)} could be salvaged.", hint)
