@@ -62,7 +62,8 @@ class Servers:
         if not self.urls or not all(url.startswith(("nats://", "tls://", "ws://", "wss://")) for url in self.urls):
             hosts = ", ".join(url.rpartition("@")[2] for url in self.urls)
             raise InvalidArgument(f"servers={hosts!r:.80} is not a list of URLs.", "use 'nats://host:4222'.")
-        self.where = ",".join(url.rpartition("@")[2].removeprefix("nats://") for url in self.urls)
+        addresses = (url.partition("?")[0].rpartition("@")[2].removeprefix("nats://") for url in self.urls)
+        self.where = ",".join(addresses)
         """The servers without passwords, for errors."""
 
 
