@@ -20,6 +20,7 @@ from small import DECODERS
 import cues
 from cues import codec
 from cues.base import names
+from cues.errors import StoreVersion
 from cues.graphs.processor_rows import ProcessorRow, read_topology
 from cues.records.batch import Batch
 from cues.records.log_row import unpack_row
@@ -130,6 +131,36 @@ def test_every_row_and_record_of_the_golden_store_is_what_it_was(tmp_path: Path,
     then = golden.parse((files / "records.txt").read_text())
     assert len(then) > 20
     assert now == then
+
+
+@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, COLUMNS], ids=lambda files: files.name)
+def test_every_golden_store_opens_grows_and_is_whole(tmp_path: Path, files: Path) -> None:
+    with cues.open(copied(files, tmp_path / "old")) as store:
+        assert store.check() == []
+        for name in store.queues():
+            queue = store.queue(name)
+            before = list(queue.tailer())
+            queue.appender().write({"n": 99})
+            assert list(queue.tailer()) == [*before, {"n": 99}]
+        assert store.check() == []
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, COLUMNS], ids=lambda files: files.name)
+@pytest.mark.parametrize("change", [{"format": 2}, {"requires": ["seals", "of a later version"]}], ids=str)
+def test_a_golden_store_that_a_later_version_wrote_is_refused_unchanged(
+    tmp_path: Path, files: Path, change: dict[str, Any]
+) -> None:
+    path = copied(files, tmp_path / "old")
+    with cues.open(path) as store:
+        store.core.commit(
+            lambda txn: txn.put(names.FORMAT_KEY, format_record.pack_record({**format_record.record_of(txn), **change}))
+        )
+    before = (path / "data.mdb").read_bytes()
+    for readonly in (True, False):
+        with pytest.raises(StoreVersion):
+            cues.open(path, readonly=readonly)
+    assert (path / "data.mdb").read_bytes() == before
 
 
 def test_a_store_with_records_of_columns_is_read(tmp_path: Path) -> None:
