@@ -61,6 +61,13 @@ def test_the_first_line_of_each_module_says_what_it_holds() -> None:
             assert line.split()[0] not in ("What", "Who", "Whose", "How", "Where"), f"{path}: {line!r}"
 
 
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_no_heading_begins_with_a_question_word(page: Path) -> None:
+    """A heading is a noun phrase, an instruction or a question."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    assert not re.findall(r"^#+ (?:What|Who|Whose|How|Where|Which|Why)\b[^?\n]*$", text, re.M)
+
+
 def test_every_page_of_the_docs_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     for page in sorted(DOCS.rglob("*.md")):
