@@ -208,7 +208,7 @@ class Cluster:
         self.staged: dict[tuple[str, int], dict[tuple[str, int], tuple[int, str | None]]] = defaultdict(dict)
         self.hooks: dict[int, list[int]] = defaultdict(list)
         self.address = ("127.0.0.1", 0)
-        self.away_ms = 0
+        self.away_ms, self.leaving = 0, threading.Lock()
 
     def log(self, topic: str, partition: int) -> Log | None:
         logs = self.topics.get(topic, (b"", []))[1]
@@ -574,14 +574,13 @@ class Server(socketserver.ThreadingTCPServer):
         cluster.address = ("127.0.0.1", self.server_address[1])
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
-    def leave(self) -> None:
+    def leave(self, wait_s: float) -> None:
         """End all connections and refuse new ones for a time; then another server of the cluster takes the port."""
         self.shutdown()
         self.server_close()
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        wait_s, self.cluster.away_ms = self.cluster.away_ms / 1000, 0
         time.sleep(wait_s)
         Server(self.cluster, self.cluster.address[1])
 
@@ -620,8 +619,10 @@ class Connection(socketserver.BaseRequestHandler):
                 self.request.sendall(pack("i", len(out)) + out)
             except OSError:  # the client was killed, or the broker leaves
                 return
-            if cluster.away_ms:
-                threading.Thread(target=self.server.leave).start()  # type: ignore[attr-defined]
+            with cluster.leaving:  # one of the connections ends all
+                wait_ms, cluster.away_ms = cluster.away_ms, 0
+            if wait_ms:
+                threading.Thread(target=self.server.leave, args=(wait_ms / 1000,)).start()  # type: ignore[attr-defined]
                 return
 
 
