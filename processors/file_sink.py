@@ -501,7 +501,12 @@ class _Directory:
                 faults.point("files.converted")
                 os.replace(following, done)
         faults.point("files.finishing")
-        source.unlink(missing_ok=True)
+        # Each name is durable before the next one goes. A power cut could keep a later change alone: the rows would be
+        # in no file, or the source back beside its finished file.
+        self._sync(self._folder)
+        if source.exists():
+            source.unlink()
+            self._sync(self._folder)
         if target.exists():
             raise CheckpointError(
                 f"{target} exists already, and {self._processor} did not write it.",

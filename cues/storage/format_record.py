@@ -21,7 +21,7 @@ import lmdb
 from cues import codec
 from cues.base import clock, names
 from cues.errors import DurabilityMismatch
-from cues.storage import datafile
+from cues.storage import datafile, door
 from cues.storage.lmdb_errors import translate
 from cues.storage.lmdb_map import MAP_BYTES_MIN, SPARE_BYTES, open_lmdb
 from cues.storage.transaction import StoreTransaction
@@ -29,13 +29,15 @@ from cues.storage.writer_lock import WriterLock
 
 
 def make_data_file(path: Path) -> None:
-    """Make an empty data file if there is none. It gets its name only when it is complete.
+    """Make an empty data file if there is none. It gets its name only when it is complete, and on the disk.
 
     So an empty file of that name was truncated, and must not be used as a new store.
     """
     new = path / f"data.{os.getpid()}.new"
     new.unlink(missing_ok=True)
     open_lmdb(new, subdir=False, lock=False, map_size=MAP_BYTES_MIN).close()
+    with door.reading(new) as file:  # LMDB writes the first pages without a sync
+        os.fsync(file.fileno())
     with contextlib.suppress(FileExistsError):  # another process was faster
         os.link(new, path / "data.mdb")
     new.unlink()

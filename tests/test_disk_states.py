@@ -1,0 +1,254 @@
+"""The power goes at any moment: the states of the disk that are possible then, each opened and continued.
+
+A workload runs in a process whose writes and syncs are recorded (disk_states.py). Beside them it leaves marks that say
+what was acknowledged (disk_workloads.py).
+
+Each state is opened by the code of Cues. A "disk" store has everything that was marked, and its check finds nothing. A
+"process" store has everything up to its last sync, or is refused. Then the workload continues, and its results are
+those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import disk_states
+import forks
+import pytest
+import scenarios
+from disk_states import AT_ONCE, SYNC, Record, kind_of
+from disk_workloads import APPENDS, message
+from test_crashes import judge
+from test_power import by_message
+
+import cues
+from cues.errors import StoreDamaged
+from cues.storage import timeline
+
+pytestmark = [
+    pytest.mark.interpreted,  # marks are made at the crash points of the core
+    pytest.mark.skipif(disk_states.compiler() is None, reason="no C compiler (cc) for tests/disk_recorder.c"),
+]
+
+# --- the judge ----------------------------------------------------------------------------------
+
+
+def latest(marks: list[str], kind: str) -> dict[str, Any]:
+    """The last marks of a kind, by store or file."""
+    found: dict[str, Any] = {}
+    for each in map(json.loads, marks):
+        for where, value in each.get(kind, {}).items():
+            found[where] = {**found[where], **value} if isinstance(value, dict) and where in found else value
+    return found
+
+
+def wrong_with(marks: list[str], found: dict[str, Any], durabilities: dict[str, str]) -> str:
+    """Say what is lost of that which was acknowledged; empty, if nothing is."""
+    for kind, durability in (("disk", "disk"), ("synced", "process")):
+        for where, logs in latest(marks, kind).items():
+            if durabilities[where] != durability:
+                continue
+            store = found["stores"].get(where)
+            if store is None:
+                return f"store {where} is lost"
+            if "refused" in store:
+                if durability == "disk":
+                    return f"store {where}: {store['refused']}"
+                continue
+            if store["check"]:
+                return f"store {where}: {store['check']}"
+            lost = {log: (end, store["ends"].get(log)) for log, end in logs.items() if store["ends"].get(log, 0) < end}
+            if lost:
+                return f"store {where} has lost messages, which end before: {lost}"
+    for name, content in latest(marks, "files").items():
+        if found["files"].get(name) != content:
+            return f"file {name} is lost or changed"
+    return ""
+
+
+class Workload:
+    """A workload by its name: how it is recorded and continued, and how its results are judged."""
+
+    def __init__(self, run: str, argument: str, **durabilities: str) -> None:
+        self.run, self.argument, self.durabilities = run, argument, durabilities
+
+    def judge(self, expected: dict[str, Any], found: dict[str, Any], where: str) -> None:
+        after = found["after"]
+        if self.run == "scenario":
+            if self.durabilities["abroad"] == "process":  # it does not know that a timeline has begun in another store
+                after["problems"] = [each for each in after["problems"] if "follows a snapshot" not in each]
+            judge(scenarios.find(self.argument), by_message(expected, expected), by_message(expected, after), where)
+        elif self.run == "files":
+            assert after == {**expected, "changed": []}, where
+        else:
+            assert after["end"] >= APPENDS, where
+            assert after["found"] == [{"wrong": [], "check": []}] * 2, where
+
+    @property
+    def may_be_refused(self) -> bool:
+        return "process" in self.durabilities.values()
+
+
+def of_graph(name: str, home: str, abroad: str) -> Workload:
+    return Workload(
+        "scenario", name + ("" if home == abroad == "disk" else f" ({home}, {abroad})"), home=home, abroad=abroad
+    )
+
+
+WORKLOADS = {
+    "appends to a disk store": Workload("appends", "disk", home="disk"),
+    "appends to a process store": Workload("appends", "process", home="process"),
+    "files": Workload("files", "", home="disk"),
+    "files, compressed": Workload("files", "gzip", home="disk"),
+    "a graph": Workload("scenario", "stream on disk", home="disk", abroad="disk"),
+    "forwarding": of_graph("stream abroad on disk", "disk", "disk"),
+    "forwarding to a process store": of_graph("stream abroad", "disk", "process"),
+    "forwarding from a process store": of_graph("stream abroad", "process", "disk"),
+    "forwarding between process stores": of_graph("stream abroad", "process", "process"),
+    "reading from a process store": of_graph("stream from abroad", "disk", "process"),
+}
+
+
+class Recording(NamedTuple):
+    """What a workload did, and its results without a loss of power."""
+
+    workload: Workload
+    records: list[Record]
+    expected: dict[str, Any]
+
+
+SEED = 1
+Recorder = Callable[[str], Recording]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
+    """Record a workload, once, and compare the records with the files that it left."""
+    directory = tmp_path_factory.mktemp("recordings")
+
+    @functools.cache
+    def make(name: str) -> Recording:
+        workload = WORKLOADS[name]
+        beside = directory / str(len(list(directory.iterdir())))
+        beside.mkdir()
+        root = beside / "root"
+        made = disk_states.record(f"disk_workloads:run_{workload.run}", root, beside, workload.argument)
+        missed = disk_states.differences(disk_states.whole(made), root, beside / "copy")
+        assert not missed, f"the recorder has missed writes to {missed}"
+        continued = forks.shared().run(f"disk_workloads:continue_{workload.run}", str(root), workload.argument)
+        return Recording(workload, made, continued.value)
+
+    return make
+
+
+def happened(record: Record) -> bool:
+    return False
+
+
+def lose_power(
+    recording: Recording, directory: Path, most: int | None = None, ignored: Callable[[Record], bool] = happened
+) -> tuple[Counter[str], str]:
+    """Count the states that are exact and that are refused; and say what is wrong with the first other one."""
+    workload, records, expected = recording
+    found: Counter[str] = Counter()
+    wanted = disk_states.states(records, SEED, most, ignored)
+    for state, path, marks in disk_states.replay(records, wanted, directory, ignored):
+        where = f"seed {SEED}, after record {state.at} of {len(records)}, {state.choice}"
+        outcome = one_state(workload, path)
+        if outcome.value is None:
+            return found, f"{where}: signal {outcome.signal} {outcome.error}"
+        if wrong := wrong_with(marks, outcome.value, workload.durabilities):
+            return found, f"{where}: {wrong}"
+        if "refused" in outcome.value:
+            if not workload.may_be_refused:
+                return found, f"{where}: {outcome.value['refused']}"
+            found["refused"] += 1
+            continue
+        try:
+            workload.judge(expected, outcome.value, where)
+        except AssertionError as error:
+            return found, str(error)
+        found["exact"] += 1
+    return found, ""
+
+
+def one_state(workload: Workload, path: Path) -> forks.Outcome:
+    """Open and continue a state in a child, which it may kill."""
+    children = forks.shared()
+    arguments = (f"continue_{workload.run}", str(path), workload.argument, workload.durabilities)
+    return children.wait(children.start("disk_workloads:look_and_continue", *arguments))
+
+
+# --- tests --------------------------------------------------------------------------------------
+
+
+FEW = ("files, compressed", "forwarding", "reading from a process store")
+"""In the slow set, with a few states; the long set has all workloads."""
+
+
+def few_and_many(slow: Iterable[Any], values: Iterable[Any], few: int, many: int) -> list[Any]:
+    """Return values of a test with a number of states: some with few in the slow set, all with many in the long set."""
+    return [pytest.param(value, few, marks=pytest.mark.slow) for value in slow] + [
+        pytest.param(value, many, marks=pytest.mark.long) for value in values
+    ]
+
+
+@pytest.mark.parametrize(("name", "most"), few_and_many(FEW, WORKLOADS, 10, 1000))
+def test_every_state_after_a_lost_power_is_exact_or_refused(
+    name: str, most: int, recording: Recorder, tmp_path: Path
+) -> None:
+    """What a "disk" store and a sink of files have acknowledged is there; nothing is lost or doubled."""
+    found, wrong = lose_power(recording(name), tmp_path, most)
+    assert not wrong, f"{name}: {wrong}"
+    assert found["exact"], found
+    print(f"{name}: {dict(found)}")
+
+
+CONTROLS = [
+    ("forwarding", "fdatasync data.mdb"),
+    ("files, compressed", "fsync N-N.next"),
+    ("forwarding", "write at once"),
+    ("forwarding", "fsync store"),
+    ("appends to a disk store", "fdatasync data.mdb"),
+    ("appends to a disk store", "write at once"),
+    ("files", "fsync N-N.open"),
+    ("files", "fsync N.json.next"),
+    ("files", "fsync g.save"),
+]
+"""A workload, and a kind of its syncs that has not happened."""
+
+
+@pytest.mark.parametrize(("control", "most"), few_and_many(CONTROLS[:2], CONTROLS, 40, 1000))
+def test_a_sync_that_is_left_out_is_found(
+    control: tuple[str, str], most: int, recording: Recorder, tmp_path: Path
+) -> None:
+    """The control: the same judge over the same records, but these syncs make nothing durable."""
+    name, kind = control
+    made = recording(name)
+    assert any(kind_of(record) == kind for record in made.records if record.kind == SYNC or record.flags & AT_ONCE)
+    found, wrong = lose_power(made, tmp_path, most, lambda record: kind_of(record) == kind)
+    print(f"{name} without {kind}: after {sum(found.values())} states")
+    assert wrong, f"{name}: no state is wrong without {kind}"
+
+
+@pytest.mark.damages_stores
+def test_pages_of_different_moments_are_refused_before_lmdb_follows_them(tmp_path: Path) -> None:
+    """The power goes in the middle of a "process" store's writes; LMDB would end the process at such a page."""
+    path = tmp_path / "store"
+    with cues.open(path, durability="process", map_size=scenarios.MAP_BYTES) as store:
+        appender = store.queue("in").appender()
+        for n in range(40):
+            appender.write(message(n))
+        assert store.check() == []
+        whole = (path / "data.mdb").read_bytes()
+    (path / "open").write_text(" ".join(["another-boot", *timeline.inodes(path)]))
+    data = bytearray(whole)
+    data[20 * 4096 : 21 * 4096] = whole[22 * 4096 : 23 * 4096]
+    (path / "data.mdb").write_bytes(data)
+    with pytest.raises(StoreDamaged, match="page"):
+        cues.open(path)
