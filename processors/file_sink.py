@@ -28,7 +28,8 @@ open, the one that was written to least recently is finished.
     3. run      the user's function; its rows are encoded as it writes them
     4. append   to the open file, and sync it
     5. commit   replace the row, by a rename, and sync it: positions, the new length, files that are finished
-    6. finish   rename a finished file to its name (after it was compressed, or made a table)
+    6. finish   rename a finished file to its name (after it was compressed, or made a table), each rename durable
+                before the next change of names
 
 Before 5 nothing has changed, since 2 cuts the file. After 5 everything is decided, since 2 of the next transaction
 repeats 6. A file is visible only after all of its rows are committed, so what a reader sees is never taken back; its

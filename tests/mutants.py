@@ -732,6 +732,27 @@ MUTANTS: Final = (
         "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl-some]",
     ),
     Mutant(
+        "pages-not-looked-at",
+        "cues/tools/check.py",
+        ("    if wrong := _pages(store):\n"),
+        ('    if wrong := "":\n'),
+        "test_disk_states.py::test_pages_of_different_moments_are_refused_before_lmdb_follows_them",
+    ),
+    Mutant(
+        "data-file-not-synced",
+        "cues/storage/format_record.py",
+        ("        os.fsync(file.fileno())\n"),
+        ("        pass\n"),
+        "test_disk_states.py::test_all_states_around_one_moment[a store gets its data file]",
+    ),
+    Mutant(
+        "file-names-in-any-order",
+        "processors/file_sink.py",
+        ("        self._sync(self._folder)\n        if source.exists():\n"),
+        ("        if source.exists():\n"),
+        "test_disk_states.py::test_all_states_around_one_moment[a compressed file is finished]",
+    ),
+    Mutant(
         "file-not-cut",
         "processors/file_sink.py",
         ("        if size > length:\n            os.truncate(path, length)"),

@@ -21,7 +21,7 @@ import disk_states
 import forks
 import pytest
 import scenarios
-from disk_states import AT_ONCE, SYNC, Record, kind_of
+from disk_states import AT_ONCE, LINK, SYNC, UNLINK, Record, kind_of
 from disk_workloads import APPENDS, message
 from test_crashes import judge
 from test_power import by_message
@@ -151,12 +151,18 @@ def happened(record: Record) -> bool:
 
 
 def lose_power(
-    recording: Recording, directory: Path, most: int | None = None, ignored: Callable[[Record], bool] = happened
+    recording: Recording,
+    directory: Path,
+    most: int | None = None,
+    ignored: Callable[[Record], bool] = happened,
+    within: range | None = None,
 ) -> tuple[Counter[str], str]:
     """Count the states that are exact and that are refused; and say what is wrong with the first other one."""
     workload, records, expected = recording
     found: Counter[str] = Counter()
     wanted = disk_states.states(records, SEED, most, ignored)
+    if within is not None:
+        wanted = [state for state in wanted if state.at in within]
     for state, path, marks in disk_states.replay(records, wanted, directory, ignored):
         where = f"seed {SEED}, after record {state.at} of {len(records)}, {state.choice}"
         outcome = one_state(workload, path)
@@ -207,6 +213,27 @@ def test_every_state_after_a_lost_power_is_exact_or_refused(
     assert not wrong, f"{name}: {wrong}"
     assert found["exact"], found
     print(f"{name}: {dict(found)}")
+
+
+MOMENTS = {
+    "a store gets its data file": ("forwarding", LINK, "/store/data.mdb"),
+    "a compressed file is finished": ("files, compressed", UNLINK, "1.open"),
+}
+"""Moments at which files were lost or refused; each with its workload, and the record in its middle."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_all_states_around_one_moment(moment: str, recording: Recorder, tmp_path: Path) -> None:
+    name, kind, ending = MOMENTS[moment]
+    made = recording(name)
+    (at,) = (
+        at for at, each in enumerate(made.records) if each.kind == kind and (each.second or each.first).endswith(ending)
+    )
+    found, wrong = lose_power(made, tmp_path, within=range(at - 1, at + 1))
+    assert not wrong, wrong
+    print(f"{moment}: {dict(found)}")
+    assert found["exact"] > 5
 
 
 CONTROLS = [
