@@ -732,13 +732,6 @@ MUTANTS: Final = (
         "test_contracts_sinks.py::test_a_crash_anywhere_leaves_each_message_once[jsonl-some]",
     ),
     Mutant(
-        "pages-not-looked-at",
-        "cues/tools/check.py",
-        ("    if wrong := _pages(store):\n"),
-        ('    if wrong := "":\n'),
-        "test_disk_states.py::test_pages_of_different_moments_are_refused_before_lmdb_follows_them",
-    ),
-    Mutant(
         "data-file-not-synced",
         "cues/storage/format_record.py",
         ("        os.fsync(file.fileno())\n"),
