@@ -660,7 +660,7 @@ def _function(name: Any) -> Function | None:
         value: Any = importlib.import_module(module)
         for part in qualname.split("."):
             value = getattr(value, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty name of a module
         raise GraphError(
             f"The function {name!r} cannot be loaded ({error}).", "give 'module:function' that can be imported here."
         ) from error

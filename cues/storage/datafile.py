@@ -254,9 +254,9 @@ def check_format(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         stored: dict[str, Any] = dict(codec.unpack(raw))
         record = unsealed(stored)
+        lacking = set(map(str, record.get("requires", ()))) - FEATURES
     except Exception:
         raise damaged from None
-    lacking = set(record.get("requires", ())) - FEATURES
     if record.get("format") != FORMAT or lacking:
         what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {record.get('format')}"
         raise StoreVersion(

@@ -322,7 +322,7 @@ class _Walker:
                     if store:
                         continue  # the content of another store is compared at the start
                     yield from self._position(txn, f"Tailer {tailer}", queue, *position, known=queues)
-                    if txn.get(names.subscription_key(queue, processor)) is None:
+                    if txn.get(names.subscription_key(queue, processor)) != b"":
                         yield f"Processor {processor} reads queue {queue}, which has no row about it."
             if row.source and not _decodes(row.source):
                 yield f"The source position of {processor} cannot be decoded."

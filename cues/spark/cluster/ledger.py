@@ -105,6 +105,10 @@ class LedgerRecord:
     @staticmethod
     def of(number: int, data: dict[str, Any]) -> LedgerRecord:
         format = data.get("format", 0)
+        if not isinstance(format, int):
+            raise Diverged(
+                f"Record {number} of a processor has the format {format!r}.", "restore the directory from a copy."
+            )
         if not OLDEST_FORMAT <= format <= FORMAT:
             older = format < FORMAT
             raise Diverged(
