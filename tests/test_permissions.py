@@ -40,6 +40,7 @@ for line in (
     "backup data backups",
     "compact data",
     "follow data copy --once",
+    "salvage data salvaged",
     "restore backups restored",
 ):
     if line.startswith("restore"):  # it restores both stores

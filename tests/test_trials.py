@@ -164,6 +164,109 @@ def messages(directory: Path, graph: str, queue: str) -> list[dict[str, Any]]:
         return testing.messages(store, queue)
 
 
+Means = dict[Any, tuple[int, int, float]]
+
+
+def windows_of(
+    messages: list[dict[str, Any]], key: str, size: int, delay: int
+) -> tuple[dict[Any, list[dict[str, Any]]], list[int]]:
+    """The messages of each window by key and start, and the ids of the late ones, of a plain loop."""
+    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    late, watermark = [], float("-inf")
+    for message in messages:
+        start = message["at"] // size * size
+        if start + size <= watermark:
+            late.append(message["id"])
+        else:
+            found[message[key], start].append(message)
+        watermark = max(watermark, message["at"] - delay)
+    return found, late
+
+
+def means_of(readings: list[dict[str, Any]]) -> tuple[Means, list[int]]:
+    found, late = windows_of(readings, "sensor", 60, 10)
+    return {
+        place: (len(of), sum(m["id"] for m in of), round(sum(m["celsius"] for m in of) / len(of), 6))
+        for place, of in found.items()
+    }, late
+
+
+# --- a log that is rotated, windows, PostgreSQL ----------------------------------------------------
+
+VISITS = 2_000
+
+
+class Rotated:
+    """A log as logrotate keeps it: the newest old file has the number 1."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._old = path, 0
+        path.parent.mkdir()
+
+    def write(self, message: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(message) + "\n")
+
+    def rotate(self) -> None:
+        for number in range(self._old, 0, -1):
+            Path(f"{self.path}.{number}").rename(f"{self.path}.{number + 1}")
+        self.path.rename(f"{self.path}.1")
+        self._old += 1
+
+
+@needs_postgres
+def test_log_windows_postgres(tmp_path: Path) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    write_files("trials.md", tmp_path)
+    log = Rotated(tmp_path / "log" / "visits.jsonl")
+    sent: list[dict[str, Any]] = []
+
+    def write(visit: dict[str, Any]) -> None:
+        sent.append(visit)
+        log.write(visit)
+
+    def feed(end: threading.Event) -> None:
+        dice = random.Random(8)
+        for number in range(VISITS):
+            at = 1_790_000_000 + number * 60 + dice.uniform(-200, 200) - 9_000 * (dice.random() < 0.01)
+            write({"id": number, "page": f"/{number % 4}", "at": at})
+            if number % 90 == 89:
+                log.rotate()
+            time.sleep(dice.uniform(0, 0.006))
+        write({"id": -1, "page": "/end", "at": 1_800_000_000})  # closes all windows before it
+
+    with postgres.running() as server:
+        url = server.database()
+
+        def rows() -> list[tuple[Any, ...]]:
+            with psycopg.connect(f"host={server.directory} user=postgres dbname=postgres") as connection:
+                return connection.execute("select page, start, n, ids from test_1.hours").fetchall()
+
+        with pipeline(tmp_path, "visits.py", DATABASE_URL=url) as running:
+
+            def restart() -> None:
+                server.stop()
+                running.life()
+                server.start()
+
+            # Files that were rotated before the first start are not read.
+            write({"id": -2, "page": "/begin", "at": 1_780_000_000})
+            running.start()
+            until((tmp_path / "data" / "visits" / "data.mdb").exists, "it has no store")
+            until(lambda: messages(tmp_path, "visits", "visits"), "it did not begin")
+            running.kill()
+            running.lives(feed, restart)
+            windows, late = windows_of(sent, "page", 3_600, 300)
+            right = {place: (len(of), sum(visit["id"] for visit in of)) for place, of in windows.items()}
+            del right["/end", 1_800_000_000 // 3_600 * 3_600]  # it is still open
+            until(lambda: len(rows()) >= len(right), "windows are missing", SERVED_S)
+            running.drain()
+        found = [((page, start.timestamp()), (n, ids)) for page, start, n, ids in rows()]
+    assert len(found) == len(right) and dict(found) == right
+    assert [message["message"]["id"] for message in messages(tmp_path, "visits", "late")] == late
+    print(f"{running.kills} kills, {len(right)} windows, {len(late)} late")
+
+
 # --- webhook, HTTP API, PostgreSQL ----------------------------------------------------------------
 
 ORDERS = 120
@@ -253,23 +356,6 @@ def test_webhook_api_postgres(tmp_path: Path) -> None:
 READINGS = 500
 
 
-def windows_of(readings: list[dict[str, Any]]) -> tuple[dict[Any, tuple[int, int, float]], list[int]]:
-    """The windows by sensor and start, and the ids of the late ones, of a plain loop."""
-    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    late, watermark = [], float("-inf")
-    for reading in readings:
-        start = reading["at"] // 60 * 60
-        if start + 60 <= watermark:
-            late.append(reading["id"])
-        else:
-            found[reading["sensor"], start].append(reading)
-        watermark = max(watermark, reading["at"] - 10)
-    return {
-        place: (len(of), sum(m["id"] for m in of), round(sum(m["celsius"] for m in of) / len(of), 6))
-        for place, of in found.items()
-    }, late
-
-
 @pytest.mark.skipif(MOSQUITTO is None, reason="Mosquitto is not on this machine: apt-get install mosquitto")
 def test_mqtt_windows_parquet(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
@@ -318,12 +404,12 @@ def test_mqtt_windows_parquet(tmp_path: Path) -> None:
 
             running.kill()
             running.lives(feed, restart)
-            until(lambda: len(rows()) >= len(windows_of(sent)[0]) - 1, "rows are missing", SERVED_S)
+            until(lambda: len(rows()) >= len(means_of(sent)[0]) - 1, "rows are missing", SERVED_S)
             # A row that begins a file, a kill, and no message more: the next process finishes the file by time.
             last = {"id": -2, "sensor": "last", "at": 1_900_000_000, "celsius": 0.0}
             publish(broker, "plant/last/temperature", [json.dumps(last).encode()])
             sent.append(last)
-            right, late = windows_of(sent)
+            right, late = means_of(sent)
             del right["last", last["at"] // 60 * 60]  # it is still open
             until(lambda: len(messages(tmp_path, "plant", "minutes")) >= len(right), "windows are missing", SERVED_S)
             time.sleep(running.dice.uniform(0.2, 0.6))  # the sink has them, and roll_s is not over

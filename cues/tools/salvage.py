@@ -137,7 +137,8 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str], progress:
         with door.reading(source / "data.mdb") as file:
             walker = _Salvage(source, DataFile(file.fileno()), progress or (lambda what, done, total: None))
             shutil.rmtree(work, ignore_errors=True)
-            work.mkdir(parents=True)
+            door.folder(place)
+            door.folder(work)
             walker.write(work / "data.mdb", place)
         datafile.sync_directory(work)
         walker.check(work)
