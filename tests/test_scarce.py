@@ -27,7 +27,7 @@ CASES = {
     ("file", "disk"): (1, 640, 40, FULL),
     ("disk", "process"): (1, 640, 40, FULL),
     ("disk", "disk"): (1, 640, 40, FULL),
-    ("descriptors", "process"): (3, 10, 1, "may open no more files"),
+    ("descriptors", "process"): (3, 34, 3, "may open no more files"),
     ("memory", "process"): (0, 4, 1, "address space of this process"),
 }
 """What is scarce, and the durability: the smallest and the largest amount (pages, descriptors, MiB), the step of the
