@@ -466,6 +466,11 @@ def test_postgres_changes_duckdb(tmp_path: Path) -> None:
                     running.life()
                     server.start()
 
+            # A slot that is made after the last change has confirmed it from the beginning.
+            running.start()
+            until((tmp_path / "data" / "replica" / "data.mdb").exists, "it has no store")
+            until(lambda: messages(tmp_path, "replica", "changes"), "it did not begin")
+            running.kill()
             running.lives(feed, restart)
             with psycopg.connect(place, autocommit=True) as connection:
                 right = connection.execute("select id, item, total from orders order by id").fetchall()
