@@ -135,7 +135,7 @@ class Feed:
         """The number of changes that were committed, and of those of them that left :attr:`_uncommitted`."""
         self.ended = False
         self.answered = False
-        """True if the generator has yielded, or waits: before, nobody knows whether there is something to take."""
+        """True if the generator has yielded, or waits: before that it is unknown whether there is something to take."""
         self.waits_for_new = False
         """True if the generator waits, because it has nothing more now."""
         self.error: BaseException | None = None

@@ -253,7 +253,7 @@ class Census:
     """A count of the pages after one commit: each must be free, or named once.
 
     It finds every wrong page number: the page that should have been named is then not named. Of a page that is
-    named twice it cannot be said which name is right, so :meth:`claim` gives it to nobody.
+    named twice it cannot be said which name is right, so :meth:`claim` gives it to no owner.
     """
 
     def __init__(self, file: DataFile, meta: Meta, told: Callable[[int, int], None] = lambda done, total: None) -> None:

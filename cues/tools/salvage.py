@@ -3,7 +3,7 @@
     damaged store ──read page by page──▶ NEW/.salvaging/data.mdb ──check, rename──▶ NEW/data.mdb
 
 1. The pages are read without LMDB (:mod:`cues.storage.pages`), so the store need not open, and no page ends the
-   process. Pages that are free, or that two places name, belong to nobody.
+   process. Pages that are free, or that two places name, have no owner.
 2. Rows whose checksum holds are copied. A row that cannot be read is taken as the commit before the last one left it,
    if that state can still be read, and this is told.
 3. Record batches with their indices and bytes, and values of state, are copied if their checksums hold. A batch that
