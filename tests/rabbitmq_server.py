@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -129,12 +130,15 @@ class RabbitMQ:
 
     def publish(
         self, queue: str, bodies: Iterable[bytes], ids: bool = False, confirm: bool = False, **properties: Any
-    ) -> None:
-        """Publish persistent messages; ``ids``: the body is the message_id.
+    ) -> list[bytes]:
+        """Publish persistent messages; ``ids``: the body is the message_id. Returns the bodies that may be there twice.
 
-        All in one transaction; with ``confirm`` each one is confirmed: a quorum queue takes no part in transactions.
+        All in one transaction; with ``confirm`` each one is confirmed: a quorum queue takes no part in transactions. It
+        refuses publications without a leader, for seconds after a start, so what is refused is published again.
         """
         import pika
+
+        again: list[bytes] = []
 
         connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.port))
         channel = connection.channel()
@@ -142,10 +146,20 @@ class RabbitMQ:
         for body in bodies:
             if ids:
                 properties["message_id"] = body.decode()
-            channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2, **properties))
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2, **properties))
+                    break
+                except pika.exceptions.NackError:
+                    if time.monotonic() > until:
+                        raise
+                    again.append(body)
+                    connection.sleep(0.1)
         if not confirm:
             channel.tx_commit()
         connection.close()
+        return again
 
     def taken(self, queue: str) -> list[tuple[Any, bytes]]:
         """Take all messages of a queue: the properties and the body of each."""
