@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cues import jsontext
-from cues.arguments import check_number
+from cues.arguments import check_number, texts_of
 from cues.errors import Away, InvalidArgument
 from cues.processors import SOURCE, checks, foreign, http, takes, waits
 
@@ -80,8 +80,8 @@ class EventStream:
     ) -> None:
         self.may = foreign.allowed(reserved)
         self.url, self.data, self.shape = url, data, shape
-        self.events = None if events is None else frozenset([events] if isinstance(events, str) else events)
-        self._headers, self._make_client = headers, client
+        self.events = None if events is None else frozenset(texts_of("events", events))
+        self._headers, self._make_client = http.check_headers(headers), client
         self.retry_s, self.idle_s, self.timeout_s, self.event_bytes_max = retry_s, idle_s, timeout_s, event_bytes_max
         self._retry_on = http.check_statuses("retry_on", retry_on)
         self._retry_after_s_max = retry_after_s_max

@@ -393,6 +393,20 @@ def check_statuses(name: str, statuses: Collection[int]) -> frozenset[int]:
     return frozenset(statuses)
 
 
+def check_headers(headers: Any) -> Any:
+    """Return the headers of requests: a dict, a function or None. Raises :class:`InvalidArgument` for others."""
+    if headers is None or callable(headers):
+        return headers
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(f"headers= is of type {type(headers).__name__}.", "give a dict of texts, or a function.")
+    for name, value in headers.items():
+        if not all(isinstance(text, str) and text.isascii() and text.isprintable() for text in (name, value)):
+            raise InvalidArgument(  # without the value, which may be a secret
+                f"The header {name!r:.60} is not text of printable ASCII characters.", "correct headers=."
+            )
+    return headers
+
+
 class Rate:
     """Turns at equal distances: at most so many a second, minute or hour, over all threads and tasks of a process."""
 

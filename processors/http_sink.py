@@ -109,7 +109,7 @@ class Requests:
         body_bytes_max: int = http.BODY_BYTES_MAX,
         client: Callable[[], httpx.AsyncClient] | None = None,
     ) -> None:
-        self._url, self._method, self._headers = url, method, headers
+        self._url, self._method, self._headers = url, method, http.check_headers(headers)
         self._json, self._body, self._key, self._key_header, self._sign = json, body, key, key_header, sign
         self._terms = http.Terms(
             timeout_s,
@@ -130,11 +130,6 @@ class Requests:
             check_number("attempts", attempts, 1, whole=True)
         if client is None and not callable(url):
             http.check_url(url)
-        for name, value in ({} if headers is None or callable(headers) else headers).items():
-            if not all(isinstance(text, str) and text.isascii() and text.isprintable() for text in (name, value)):
-                raise InvalidArgument(  # without the value, which may be a secret
-                    f"The header {name!r} is not text of printable ASCII characters.", "correct headers=."
-                )
 
     @override
     def __getstate__(self) -> dict[str, Any]:

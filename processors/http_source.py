@@ -128,7 +128,7 @@ class Poll:
         self._may = foreign.allowed(reserved)
         self.url, self.items, self.id, self.next, self.interval_s = url, items, id, next, interval_s
         self.remember, self.cursor, self._params, self._json = remember, cursor, params, json
-        self._headers, self._make_client = headers, client
+        self._headers, self._make_client = http.check_headers(headers), client
         statuses = http.check_statuses("retry_on", retry_on)
         not_modified = frozenset({304})
         self._terms = http.Terms(

@@ -104,7 +104,8 @@ class WebSocket:
         if not callable(first) and (isinstance(first, (str, bytes, Mapping)) or not isinstance(first, Iterable)):
             raise InvalidArgument(f"first={first!r:.60}.", "give a list, or a function of the id of the last message.")
         self._first = first if callable(first) else list(first)
-        self._id, self._headers, self._protocols = id, headers, texts_of("protocols", protocols)
+        self._id, self._protocols = id, texts_of("protocols", protocols)
+        self._headers = http.check_headers(headers)
         self._retry_s, self._ping_s, self._timeout_s, self._bytes_max = retry_s, ping_s, timeout_s, message_bytes_max
         self._retry_on = http.check_statuses("retry_on", retry_on)
         self._retry_after_s_max = retry_after_s_max

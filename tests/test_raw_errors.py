@@ -5,21 +5,25 @@ Each parameter of each declaration gets each of some strange values, the others 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_processors_docs import declared, loaded
 
 import cues
 from cues import CuesError
 from cues.checkpoints import JSONFileCheckpoint, SQLCheckpoint
 from cues.graphs.options import OPTION_NAMES
-from cues.processors import files, http, joins, reducers, shape, windows
+from cues.processors import files, http, joins, link, reducers, shape, windows
+from cues.processors.aggregates import aggregate
 from cues.processors.databases import DuckDB
 from cues.processors.delta import DeltaTarget
 from cues.processors.delta_source import DeltaSource
+from cues.processors.event_stream import EventStream
 from cues.processors.event_time import KeyOf, watermark
 from cues.processors.file_sink import FileSink
 from cues.processors.file_source import Files
@@ -55,10 +59,13 @@ def function(message: Any) -> Any:
 
 
 EVENT_TIME: dict[str, Any] = {"time": "t", "late": "late", "key": "k", "delay": 0, "idle": "1m", "id": "x"}
+EARLY: dict[str, Any] = {"early": "1s"}
 WINDOW = {**EVENT_TIME, "inputs": "a", "output": "out", "reduce": {"n": count()}}
+WITHOUT_LATE = {name: value for name, value in WINDOW.items() if name != "late"}
 JOIN = {**EVENT_TIME, "inputs": {"l": "a", "r": "b"}, "output": "out", "how": "left", "combine": None}
 
-HTTP: dict[str, Any] = {"timeout_s": 5, "retry_on": (500,), "retry_after_s_max": 5, "redirects": 1, "body_bytes_max": 5}
+ALL_HTTP: dict[str, Any] = {"timeout_s": 5, "retry_on": (500,), "retry_after_s_max": 5, "client": None, "headers": None}
+HTTP: dict[str, Any] = {**ALL_HTTP, "redirects": 1, "body_bytes_max": 5}
 
 DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "AnyOf": (cues.AnyOf, {"a": "a"}),
@@ -75,20 +82,27 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "cron": (cues.cron, {"expression": "* * * * *", "timezone": "UTC", "missed": "all"}),
     "KeyOf": (KeyOf, {"key": "k"}),
     "watermark": (watermark, {"until": 5}),
-    "tumbling": (windows.tumbling, {**WINDOW, "size": "1m", "offset": 0}),
-    "hopping": (windows.hopping, {**WINDOW, "size": "1m", "every": "10s"}),
-    "sessions": (windows.sessions, {**WINDOW, "gap": "1m"}),
-    "counted": (windows.counted, {**{k: v for k, v in WINDOW.items() if k != "late"}, "count": 2, "within": "1m"}),
+    "tumbling": (windows.tumbling, {**WINDOW, **EARLY, "size": "1m", "offset": 0}),
+    "hopping": (windows.hopping, {**WINDOW, **EARLY, "size": "1m", "every": "10s", "offset": 0}),
+    "sessions": (windows.sessions, {**WINDOW, **EARLY, "gap": "1m"}),
+    "counted": (windows.counted, {**WITHOUT_LATE, **EARLY, "count": 2, "every": 2, "within": "1m"}),
+    "aggregate": (aggregate, {**{k: v for k, v in WITHOUT_LATE.items() if k != "key"}, **EARLY, "by": "k", "every": 5}),
     "interval": (joins.interval, {**JOIN, "before": 0, "after": 0}),
     "as_of": (joins.as_of, {**JOIN, "tolerance": "1m"}),
-    "lookup": (joins.lookup, {**{k: JOIN[k] for k in ("inputs", "output", "key", "how", "combine")}, "delete": None}),
+    "lookup": (
+        joins.lookup,
+        {**{k: JOIN[k] for k in ("inputs", "output", "key", "how", "combine", "id")}, "delete": None},
+    ),
     "latest": (
         joins.latest,
-        {**{k: JOIN[k] for k in ("inputs", "output", "key", "combine")}, "how": "full", "emit": "change"}
+        {**{k: JOIN[k] for k in ("inputs", "output", "key", "combine", "id")}, "how": "full", "emit": "change"}
         | {"delete": None},
     ),
     "dedupe": (shape.dedupe, {"key": "k", "within": "1d", "time": "t"}),
-    "debounce": (shape.debounce, {"input": "a", "output": "b", "key": "k", "quiet": 1, "longest": 2, "count": "n"}),
+    "debounce": (
+        shape.debounce,
+        {"input": "a", "output": "b", "key": "k", "quiet": 1, "longest": 2, "count": "n", "id": None},
+    ),
     "flat_map": (shape.flat_map, {"of": "items"}),
     "split": (shape.split, {"branches": {"a": function}, "other": "b", "big": function}),
     "enrich": (shape.enrich, {"key": "k", "into": "v", "fetch": function, "ttl": "1h", "capacity": 5}),
@@ -100,8 +114,17 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "top": (reducers.top, {"field": "v", "k": 5, "capacity": 50}),
     "Rate": (http.Rate, {"rate": "10/s"}),
     "Signature": (http.Signature, {"secret": "s", "form": "github", "header": "X", "tolerance_s": 5}),
-    "Requests": (Requests, {"url": "http://a", "method": "GET", **HTTP, "accept": (409,), "attempts": 2, "rate": 5}),
-    "Poll": (Poll, {"url": "http://a", "items": "a", "id": "b", "interval_s": 5, "remember": 5, **HTTP}),
+    "Requests": (
+        Requests,
+        {"url": "http://a", "method": "GET", **HTTP, "accept": (409,), "attempts": 2, "rate": 5, "json": function}
+        | {"key": "k", "key_header": "K", "sign": None, "answer": None},
+    ),
+    "Requests, body": (Requests, {"url": "http://a", "body": function}),
+    "Poll": (
+        Poll,
+        {"url": "http://a", "items": "a", "id": "b", "interval_s": 5, "remember": 5, "reserved": (), **HTTP},
+    ),
+    "Poll, pages": (Poll, {"url": "http://a", "items": "a", "next": "n"}),
     "Poll, cursor": (Poll, {"url": "http://a", "cursor": "c", "params": function, "json": function, **HTTP}),
     "OAuth": (
         http.OAuth,
@@ -114,10 +137,25 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         | {"protocols": (), "retry_s": 1, "ping_s": 1, "timeout_s": 5, "message_bytes_max": 5, "retry_on": (500,)}
         | {"retry_after_s_max": 5, "reserved": ()},
     ),
+    "EventStream": (
+        EventStream,
+        {"url": "http://a", "data": "json", "shape": "value", "events": None, "retry_s": 5, "idle_s": 5}
+        | {"event_bytes_max": 5, "reserved": (), **ALL_HTTP},
+    ),
+    "Receiver": (
+        link.Receiver,
+        {"port": 5, "path": "/", "host": "127.0.0.1", "token": "t" * 16, "cert": None, "key": None, "client_ca": None}
+        | {"body_bytes_max": 5_000, "body_s": 5, "answer_s": 5},
+    ),
+    "link.Sender": (
+        link.Sender,
+        {"url": "https://a:5/b", "token": "t" * 16, "name": "n", "ca": None, "cert": None, "key": None, "timeout_s": 5},
+    ),
     "Webhook": (
         Webhook,
         {"port": 8080, "path": "/", "methods": ("POST",), "remember": 5, "pending_max": 5, "body_bytes_max": 5}
-        | {"body_s": 5, "answer_s": 5, "reserved": (), "id": "a", "verify": None, "host": "127.0.0.1"},
+        | {"body_s": 5, "answer_s": 5, "reserved": (), "id": "a", "verify": None, "host": "127.0.0.1"}
+        | {"message": function, "reply": None},
     ),
     "QueueOptions": (
         cues.QueueOptions,
@@ -128,8 +166,14 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         Files,
         {"pattern": "*.jsonl", "format": "jsonl", "order": "name", "watch": False, "follow": False, "bad": "error"}
         | {"encoding": "utf-8", "delimiter": ",", "record_lines_max": 5, "line_bytes_max": 500, "at": None}
-        | {"reserved": (), "rotated": None, "poll_s": 0.2, "idle_exit_s": None, "grace_s": 1.0},
+        | {"reserved": (), "rotated": None, "poll_s": 0.2, "idle_exit_s": None, "grace_s": 1.0}
+        | {"settle_s": 0.0, "after": "keep", "columns": None},
     ),
+    "Files csv": (
+        Files,
+        {"pattern": "*.csv", "schema": {"a": "int64"}, "header": ["a"], "quote": '"', "escape": None, "begins": None},
+    ),
+    "Files xlsx": (Files, {"pattern": "*.xlsx", "sheet": None}),
     "Rows": (
         Rows,
         {"target": "a.db", "table": "t", "cursor": "id", "columns": None, "follow": False, "poll_s": 1.0, "lag_s": 0.0}
@@ -138,7 +182,8 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "FileSink": (
         FileSink,
         {"path": "out", "format": "csv", "roll_bytes": 5, "roll_s": None, "durability": "disk", "compression": None}
-        | {"columns": None, "schema": None, "delimiter": ",", "timeout_s": 5},
+        | {"columns": None, "schema": None, "delimiter": ",", "timeout_s": 5}
+        | {"partition_by": None, "open_files_max": 5, "at_end": "keep"},
     ),
     "FileSink parquet": (lambda schema: FileSink("out", "parquet", schema=schema), {"schema": None}),
     "Table": (
@@ -163,39 +208,39 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         Mqtt,
         {"url": "mqtt://h", "topics": "t", "payload": "bytes", "shape": "record", "retained": True, "in_flight": 5}
         | {"session_s": 5, "idle_exit_s": 5, "user": "u", "password": "p", "version": "5", "client": "c"}
-        | {"keepalive_s": 5, "timeout_s": 5, "reserved": ()},
+        | {"keepalive_s": 5, "timeout_s": 5, "reserved": (), "tls": None},
     ),
     "Publisher": (
         Publisher,
         {"url": "mqtt://h", "topic": "t", "shape": "value", "retain": False, "in_flight": 5, "user": "u"}
-        | {"password": "p", "version": "5", "client": "c", "keepalive_s": 5, "timeout_s": 5},
+        | {"password": "p", "version": "5", "client": "c", "keepalive_s": 5, "timeout_s": 5, "tls": None},
     ),
     "RabbitQueue": (
         RabbitQueue,
         {"url": "amqp://h", "queue": "q", "declare": None, "bindings": (), "body": "bytes", "shape": "record"}
         | {"identity": "content", "exclusive": True, "in_flight": 5, "idle_exit_s": 5, "user": "u", "password": "p"}
-        | {"heartbeat_s": 5, "timeout_s": 5, "reserved": ()},
+        | {"heartbeat_s": 5, "timeout_s": 5, "reserved": (), "tls": None},
     ),
     "RabbitPublisher": (
         RabbitPublisher,
         {"url": "amqp://h", "exchange": "e", "routing_key": "k", "shape": "value", "mandatory": True, "in_flight": 5}
-        | {"user": "u", "password": "p", "heartbeat_s": 5, "timeout_s": 5},
+        | {"user": "u", "password": "p", "heartbeat_s": 5, "timeout_s": 5, "tls": None},
     ),
     "Sqs": (
         Sqs,
         {"url": "https://h/q", "body": "json", "shape": "value", "visibility_s": 5, "wait_s": 5, "in_flight": 5}
-        | {"idle_exit_s": 5, "reserved": ()},
+        | {"idle_exit_s": 5, "reserved": (), "client": None},
     ),
-    "Sender": (Sender, {"url": "https://h/q.fifo", "shape": "value", "group": "g"}),
+    "Sender": (Sender, {"url": "https://h/q.fifo", "shape": "value", "group": "g", "client": None}),
     "KinesisStream": (
         KinesisStream,
         {"stream": "s", "data": "json", "shape": "value", "follow": True, "start": "latest", "on_gap": "fail"}
-        | {"poll_s": 5, "timeout_s": 5, "endpoint_url": "http://h", "region": "r", "reserved": ()},
+        | {"poll_s": 5, "timeout_s": 5, "endpoint_url": "http://h", "region": "r", "reserved": (), "client": None},
     ),
     "KinesisSender": (
         KinesisSender,
         {"stream": "s", "shape": "value", "key": "k", "id": "id", "order": "key", "timeout_s": 5}
-        | {"endpoint_url": "http://h", "region": "r"},
+        | {"endpoint_url": "http://h", "region": "r", "client": None},
     ),
     "RedisStream": (
         RedisStream,
@@ -240,8 +285,15 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         NatsSubject,
         {"servers": "nats://h", "stream": "s", "subject": "a.b", "shape": "value", "timeout_s": 5, "config": None},
     ),
-    "read_jsonl": (lambda path: files.read_jsonl(path), {"path": "*.jsonl"}),
-    "read_csv": (lambda path: files.read_csv(path), {"path": "*.csv"}),
+    "read_jsonl": (
+        lambda path, **options: files.read_jsonl(path, **options),
+        {"path": "*.jsonl", "position": None, "encoding": "utf-8", "line_bytes_max": 5, "at": None, "reserved": ()},
+    ),
+    "read_csv": (
+        lambda path, **options: files.read_csv(path, **options),
+        {"path": "*.csv", "position": None, "delimiter": ",", "header": None, "quote": '"', "escape": None, "at": None}
+        | {"encoding": "utf-8", "record_lines_max": 5, "line_bytes_max": 5, "reserved": ()},
+    ),
     "reducer": (reducers.reducer, {"start": dict, "add": function, "merge": function, "result": function}),
 }
 OPTIONS = {"Source": {"id"}, "Stream": set[str](), "Sink": set[str]()}
@@ -250,6 +302,23 @@ OPTIONS = {"Source": {"id"}, "Stream": set[str](), "Sink": set[str]()}
 def cases() -> list[Any]:
     own: list[Any] = [(name, parameter) for name, (_, given) in DECLARATIONS.items() for parameter in given]
     return own + [(name, option) for name, taken in OPTIONS.items() for option in OPTION_NAMES if option not in taken]
+
+
+def parameters_of(kind: Any) -> set[str]:
+    """The parameters of a processor that have a name; the options of the graph, which ``**options`` takes, are not."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name for name, parameter in inspect.signature(kind).parameters.items() if parameter.kind not in several}
+
+
+def test_every_parameter_of_every_ready_made_processor_is_in_the_table() -> None:
+    """A new entry point, or a new parameter of one, is to be declared here. :mod:`test_secrets` has it then, too."""
+    missing = {}
+    for point, place in declared().items():
+        kind = loaded(place)
+        given = [set(given) for name, (make, given) in DECLARATIONS.items() if kind is make or name == kind.__name__]
+        assert given, f"{point} is not in DECLARATIONS"
+        missing[point] = sorted(parameters_of(kind).difference(*given))
+    assert {point: names for point, names in missing.items() if names} == {}
 
 
 @pytest.mark.parametrize(("name", "parameter"), cases())

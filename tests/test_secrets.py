@@ -18,9 +18,15 @@ import cues
 from cues.errors import CuesError
 from cues.graphs import draw
 
-SECRET = "S3cr3t"
-ALONE = {"password", "secret", "client_secret", "refresh_token"}
+SECRET = "S3cr3t-0123456789"
+ALONE = {"password", "secret", "client_secret", "refresh_token", "token"}
 ADDRESSES = {"url", "servers", "target", "where", "path", "pattern", "endpoint_url"}
+NAMES_ONLY = {
+    "key", "cert", "client_ca", "ca", "user", "client_id", "key_header", "header", "sign", "verify", "partition",
+    "routing_key",
+}  # fmt: skip
+"""Parameters that sound like a secret: fields of messages, files, names, and objects with tables of their own."""
+SOUNDS = re.compile(r"pass|secret|token|key|cert|ca$|user|header|config|options|properties|credential|auth|sign|verify")
 MAPPINGS: dict[str, Any] = {
     "config": {
         "Records": {"sasl.password": SECRET}, "Topic": {"sasl.password": SECRET},
@@ -79,6 +85,13 @@ def texts(made: Any) -> list[str]:
 def test_the_table_has_the_processors_that_take_secrets() -> None:
     names = {name for name, _, _ in cases()}
     assert {"Poll", "OAuth", "Signature", "Mqtt", "RabbitQueue", "RedisStream", "NatsSubject", "Changes"} <= names
+
+
+def test_every_parameter_that_may_hold_a_secret_is_in_the_table() -> None:
+    """A new parameter whose name sounds like a secret gets one here, or says that it holds none."""
+    given = {parameter for _, parameters in DECLARATIONS.values() for parameter in parameters}
+    known = {*ALONE, *ADDRESSES, *MAPPINGS, *NAMES_ONLY}
+    assert {parameter for parameter in given if SOUNDS.search(parameter)} - known == set()
 
 
 @pytest.mark.slow
