@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -54,6 +58,71 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     kept = {name for name in named if not name.startswith(".venv/") and "NAME" not in name}
     for name in kept:
         assert (ROOT / name).exists(), name
+
+
+# --- the lock of CI -----------------------------------------------------------------------------------
+
+LOCK = (ROOT / ".ci" / "requirements.txt").read_text()
+
+
+def locked() -> dict[str, tuple[str, list[str]]]:
+    """The version and the hashes of each package of the lock."""
+    entries = re.findall(r"^([\w.-]+)==([^\s;]+)[^\\\n]*\\\n((?:    --hash=\S+(?: \\)?\n)+)", LOCK, re.M)
+    return {
+        canonicalize_name(name): (version, re.findall(r"--hash=sha256:([0-9a-f]{64})\b", hashes))
+        for name, version, hashes in entries
+    }
+
+
+def wanted(extra: str) -> list[Requirement]:
+    """The requirements of the distribution and of an extra, those of the extras that it names included."""
+    found = []
+    for line in PROJECT["project"]["optional-dependencies"][extra]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["project"]["name"]:
+            found += [each for name in requirement.extras for each in wanted(name)]
+        else:
+            found.append(requirement)
+    return found
+
+
+def test_the_lock_has_each_dependency_of_the_tests_with_hashes_and_in_its_range() -> None:
+    """Also that of the build backend and of the compiled core, because what builds a package runs as the user."""
+    build = [*PROJECT["build-system"]["requires"], *PROJECT["tool"]["cues"]["compile"]["requires"]]
+    named = [*map(Requirement, [*PROJECT["project"]["dependencies"], *build]), *wanted("test")]
+    assert len(named) > 60
+    found = locked()
+    for requirement in named:
+        version, hashes = found[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version, prereleases=True), f"{requirement} and not {version}"
+        assert hashes, requirement.name
+
+
+def test_each_line_of_the_lock_is_a_version_or_a_hash() -> None:
+    """So it names no index, no file and no option; and each package has a hash."""
+    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
+    form = re.compile(r"[\w.-]+==\S+( ; [^\\]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
+    assert [line for line in lines if not form.fullmatch(line)] == []
+    assert len(locked()) == sum("==" in line and not line.startswith(" ") for line in lines)
+    assert all(hashes for _, hashes in locked().values())
+
+
+@pytest.mark.skipif("PIP_NO_INDEX" not in os.environ, reason="only .ci/run installs the lock")
+def test_the_tests_run_on_the_versions_of_the_lock() -> None:
+    """The lock is installed first; the line of the README must not have changed a version after that."""
+    installed = {canonicalize_name(each.name): each.version for each in metadata.distributions()}
+    here = {name: version for name, (version, _) in locked().items() if name in installed}
+    assert len(here) > 180
+    assert {name: installed[name] for name in here} == here
+
+
+def test_ci_installs_the_lock_before_the_test_line_which_then_asks_no_index() -> None:
+    run = (ROOT / ".ci" / "run").read_text()
+    first, then = run.index(".ci/locked"), run.index("pip install -e '.[test]'")
+    assert first < run.index("PIP_NO_INDEX=1") < then
+    steps = (ROOT / ".ci" / "locked").read_text().splitlines()
+    pips = [line for line in steps if line.startswith(".venv/bin/pip ")]
+    assert len(pips) == 3 and all("--require-hashes" in line for line in pips)
 
 
 # --- the release script -----------------------------------------------------------------------------
