@@ -465,11 +465,13 @@ class Writer(databases.Connection):
         names = table.key if table.mode == "delete" else list(table.types)
         missing = [name for name in names if name not in message]
         extra = [] if table.mode == "delete" else [name for name in message if name not in table.types]
-        nulls = [name for name in table.key if message.get(name) is None]
+        nulls = [name for name in table.key if name in message and message[name] is None]
         if missing or extra or nulls:
+            found = {"missing": missing, "without a column": extra, "NULL in the key": nulls}
+            wrong = ", ".join(f"{what} {which}" for what, which in found.items() if which)
             raise ValueError(
-                f"The message does not fit the table {table.table!r}: missing {missing}, without a column {extra}, NULL"
-                f" in the key {nulls}. Try: add a stream before the sink that returns the fields {names}."
+                f"The message does not fit the table {table.table!r}: {wrong}."
+                f" Try: add a stream before the sink that returns the fields {names}."
             )
         return message
 

@@ -352,7 +352,10 @@ def test_messages_that_do_not_fit_go_to_the_error_queue(target: str, store: cues
     good = [{"id": 1, "n": 1}], [{"id": 6, "n": 6}]
     pour(Table(target, "t", {"id": "integer", "n": "integer"}), store, [*good[0], *bad, *good[1]], batch_size=1)
     assert change(target, "select * from t order by id") == [(1, 1), (6, 6)]
-    assert len(testing.messages(store, "errors")) == 4
+    texts = [each["err/cause"][0]["message"] for each in testing.messages(store, "errors")]
+    assert len(texts) == 4 and not any("[]" in text for text in texts)  # only the parts that are wrong are named
+    assert "does not fit the table 't': missing ['n']. Try: " in texts[0]
+    assert "does not fit the table 't': without a column ['x']. Try: " in texts[1]
 
 
 def test_a_decimal_that_the_column_would_round_fails(store: cues.Store, tmp_path: Path) -> None:
