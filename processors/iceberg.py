@@ -20,6 +20,10 @@ Each step makes a snapshot, also one without rows, so of two commits for one pro
 pyiceberg would repeat the commit upon the new snapshot, with the property that it has: this is switched off for our
 commits, and the step is repeated from 1. An answer to 5 that is lost leaves no doubt: the property is read again.
 
+A sink that has lost two commits in a row to others asks for a turn: the property ``cues.turn`` has its processor, and
+for how long. Sinks that see it wait before their next step, and the commit of the asker removes it. So large steps and
+small ones share a table. A turn is a courtesy: nothing depends on it, and one whose asker has died ends by itself.
+
     append    add each message
     upsert    delete the rows with the keys of the messages, and add the messages; the last one of a step wins
     delete    delete the rows with the keys of the messages
@@ -38,21 +42,28 @@ compaction and other writers are safe while the sink runs.
 from __future__ import annotations
 
 import json
+import random
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 import cues
 from cues.arguments import options_of, text_of
-from cues.checkpoints import Row
+from cues.checkpoints import Row, Transaction
 from cues.errors import CheckpointError, InvalidArgument, NotInstalled
 from cues.overrides import override
 from cues.processors import SINK, columns, places, takes
 from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
 
 _PROPERTY: Final = "cues.position."
+_TURN: Final = "cues.turn"
+_LOST_MAX: Final = 2
+"""Commits that a sink loses in a row before it asks for a turn: with fewer, a chance meeting costs a commit more."""
+_TURN_S: Final = (2.0, 60.0)
+"""The least and the longest turn in seconds; between them, three times the step that was lost."""
 _RETRIES: Final = "commit.retry.num-retries"
 _NEW_TABLE: Final = {"commit.manifest-merge.enabled": "true"}
 """Properties of a new table. Otherwise each commit adds a manifest, which every reader opens."""
@@ -117,6 +128,9 @@ class IcebergTarget(LakeTarget):
         self.catalog = catalog if isinstance(catalog, str) else options_of("catalog", catalog)
         self.properties = options_of("properties", properties or {})
         self._loaded: Any = None
+        self._turn, self._waits_until = "", 0.0
+        self._lost: dict[str, int] = {}
+        """The commits in a row that each processor lost."""
         if not all(self.where.split(".")) or "." not in self.where:
             raise InvalidArgument(f"table={table!r} has no namespace.", "give both: 'air.flights'.")
         if not self.catalog:
@@ -153,6 +167,7 @@ class IcebergTarget(LakeTarget):
                 table = catalog.load_table(self.where)
             except library().exceptions.NoSuchTableError:
                 return None
+        self.see(table)
         # A retry of pyiceberg would put our property upon a snapshot of another owner. Only this object has it.
         properties = {**table.metadata.properties, _RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": properties})
@@ -173,6 +188,39 @@ class IcebergTarget(LakeTarget):
                                 spec.add_field(self.column_of(part), _transform(part))
             except library().exceptions.TableAlreadyExistsError:
                 pass
+
+    @override
+    def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction[Any]]:
+        while self._turn.partition(" ")[0] not in ("", process.id) and time.monotonic() < self._waits_until:
+            time.sleep(random.uniform(0.05, 0.15))
+            self.open()
+        return super().transaction(process)
+
+    def see(self, table: Any) -> None:
+        """Note the turn that a table has: of which processor, and until when the others wait."""
+        text = table.properties.get(_TURN, "")
+        if text != self._turn:
+            left_s = 0.0
+            with suppress(ValueError):  # written by hand
+                _, seconds, until = text.split()
+                left_s = min(float(seconds), float(until) - time.time(), _TURN_S[1])  # clocks of two machines differ
+            self._turn, self._waits_until = text, time.monotonic() + left_s
+
+    def lose(self, processor: str, took_s: float) -> None:
+        """Count a commit that was lost to another one; ask for a turn after :data:`_LOST_MAX` of them."""
+        self._lost[processor] = self._lost.get(processor, 0) + 1
+        if self._lost[processor] < _LOST_MAX:
+            return
+        with suppress(Exception):  # whoever cannot ask tries without
+            if (table := self.open()) is not None and time.monotonic() >= self._waits_until:
+                seconds = min(max(3 * took_s, _TURN_S[0]), _TURN_S[1])
+                with table.transaction() as change:
+                    change.set_properties({_TURN: f"{processor} {seconds:.1f} {time.time() + seconds:.1f}"})
+
+    def win(self, processor: str, table: Any) -> None:
+        """Note a commit, and the turn for which another sink asked in the meantime."""
+        self._lost.pop(processor, None)
+        self.see(table)
 
     @override
     def connect(self) -> Connection:
@@ -266,6 +314,7 @@ class Connection(LakeConnection):
         super().__init__(target)
         self.processor = ""
         """The processor of :attr:`row`."""
+        self._began = time.monotonic()
 
     @override
     def check(self, part: Any) -> None:
@@ -286,19 +335,29 @@ class Connection(LakeConnection):
             target.make(self.schema)
             self.raw = target.open()
         table, summary = self.raw, {"cues.processor": self.processor, "cues.delivery": row.hash}
-        with target.failures():
-            transaction = table.transaction()
-            names = {field.name for field in table.schema().fields}
-            if new := [field for field in self.schema if field.name not in names]:
-                with transaction.update_schema() as change:
-                    change.union_by_name(places.arrow().schema(new))
-            if target.key and len(rows):
-                transaction.delete(_filter(rows, target.key), snapshot_properties=summary)
-            added = self.schema.empty_table() if target.mode == "delete" else rows
-            transaction.append(added, snapshot_properties=summary)
-            value = json.dumps(row.columns())
-            transaction.set_properties({f"{_PROPERTY}{self.processor}": value})
-            transaction.commit_transaction()
+        try:
+            with target.failures():
+                self._add(table.transaction(), rows, summary, row)
+        except CheckpointError as error:
+            if error.again:
+                target.lose(self.processor, time.monotonic() - self._began)
+            raise
+
+    def _add(self, transaction: Any, rows: Any, summary: dict[str, str], row: Row) -> None:
+        target, table = self.target, self.raw
+        names = {field.name for field in table.schema().fields}
+        if new := [field for field in self.schema if field.name not in names]:
+            with transaction.update_schema() as change:
+                change.union_by_name(places.arrow().schema(new))
+        if target.key and len(rows):
+            transaction.delete(_filter(rows, target.key), snapshot_properties=summary)
+        added = self.schema.empty_table() if target.mode == "delete" else rows
+        transaction.append(added, snapshot_properties=summary)
+        value = json.dumps(row.columns())
+        transaction.set_properties({f"{_PROPERTY}{self.processor}": value})
+        if table.properties.get(_TURN, "").startswith(f"{self.processor} "):
+            transaction.remove_properties(_TURN)
+        target.win(self.processor, transaction.commit_transaction())
 
 
 class _Positions(LakePositions):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -237,6 +238,49 @@ def test_an_owner_that_was_overtaken_between_read_and_commit_adds_nothing(tmp_pa
         with pytest.raises(CheckpointError) as error:
             deliver(target, 5, 7, epoch=3, inside=emptied)
         assert error.value.again and numbers(target) == [1, 2, 3]
+
+
+def test_a_sink_that_loses_its_commits_gets_a_turn(tmp_path: Path) -> None:
+    """Another graph with faster steps would overtake a large step again and again."""
+    large, fast = target_at(tmp_path, schema=N, mode="upsert", key="n"), target_at(tmp_path)
+    large.__cues_prepare__()
+    numbers_of = iter(range(100, 200))
+
+    def overtaken(connection: Any, fresh: Any) -> None:
+        n = next(numbers_of)
+        deliver(fast, n, n + 1, id="g.fast")
+        connection.write(fresh)
+
+    for _ in range(2):
+        assert "cues.turn" not in large.open().properties
+        with pytest.raises(CheckpointError) as error:
+            deliver(large, 1, 4, inside=overtaken)
+        assert error.value.again
+    assert large.open().properties["cues.turn"].startswith("g.save ")
+    with large.open().transaction() as change:
+        change.set_properties({"cues.turn": "g.save 60 9999999999"})  # however slow this machine is
+    fast.open()  # as the next commit of the other graph does
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(deliver, fast, 200, 201, id="g.fast")
+        deliver(large, 1, 4)
+        waits.result()
+    assert numbers(large) == [1, 2, 3, 100, 101, 200] and "cues.turn" not in large.open().properties
+    writers = [each.summary.additional_properties["cues.processor"] for each in large.open().snapshots()]
+    assert writers[-1] == "g.fast" and writers[-2] == "g.save"
+
+
+@pytest.mark.parametrize("turn", ["g.dead 0.5 9999999999", "g.dead 60 1", "by hand", "g.save 60 9999999999"])
+def test_a_turn_ends_by_itself(tmp_path: Path, turn: str) -> None:
+    """Its sink has died, is the reader, or has a clock of another time."""
+    target = target_at(tmp_path, schema=N)
+    target.__cues_prepare__()
+    with target.open().transaction() as change:
+        change.set_properties({"cues.turn": turn})
+    started = monotonic()
+    for n in range(2):
+        deliver(target, n, n + 1)
+    assert numbers(target) == [0, 1] and monotonic() - started < 55
+    assert (turn.split()[0] == "g.save") == ("cues.turn" not in target.open().properties)
 
 
 def test_two_owners_that_make_the_table_make_one(tmp_path: Path) -> None:
