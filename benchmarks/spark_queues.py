@@ -1,6 +1,6 @@
 """Queues in a shared directory (``--queues DIR``): large steps, small steps, keyed state, history.
 
-    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--only steps,state,history,tables] [--json]
+    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--only steps,state,history,tables,rows] [--json]
 
     steps      a light function over a queue that is there: messages a second of the largest steps, and of the whole
                run; then ten messages at a time: seconds from ``send`` to the output
@@ -8,6 +8,8 @@
     history    ten messages at a time, with a thousand, 100,000 and a million files in the log of the output
     tables     functions of tables over rows that came as a table, with queues in a store and in a directory: CPU of
                all processes, Java too, for a row
+    rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
+               with Structured Streaming, both over the same values in Parquet files and into Parquet files
 
 Each part also tells the most memory of the driver, of Java, and of a Python worker.
 
@@ -30,6 +32,7 @@ from typing import Any
 
 import cues
 import cues.spark
+from cues import codec
 from cues.spark.cluster import maintenance
 from cues.spark.cluster.directory import DataFile, QueueDirectory, _add
 from cues.spark.cluster.files import open_files
@@ -37,6 +40,8 @@ from cues.spark.cluster.step import Stage
 
 SMALL = 10
 SMALL_STEPS = 25
+FILE_ROWS = 50_000
+"""Messages of a file that Spark's own contenders read, as in a file of the feeder."""
 HISTORY = (1_000, 100_000, 1_000_000)
 
 
@@ -123,19 +128,22 @@ def flagged(table: Any) -> Any:
 class Usage:
     """Samples CPU time and memory of this process and of all that it started: Java, and Python workers.
 
-    A worker that ends between two samples lacks its last moments. Memory is that of a process's own, without files that
-    it maps: the most of the largest process of a kind.
+    The time of the samples themselves is not counted. A worker that ends between two samples lacks its last moments.
+    Memory is that of a process's own, without files that it maps: the most of the largest process of a kind.
     """
 
     def __init__(self) -> None:
         self.peak_mb = {"Python, the driver": 0.0, "Java": 0.0, "Python, a worker": 0.0}
+        self.seconds_of = dict.fromkeys(self.peak_mb, 0.0)
+        self._kinds: dict[tuple[int, str], str] = {}
+        self._sampling_s = 0.0
         self._spent: dict[tuple[int, str], float] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample_often, daemon=True)
 
     def __enter__(self) -> Usage:
         self._sample()
-        self._before = sum(self._spent.values())
+        self._before = dict(self._spent)
         self._thread.start()
         return self
 
@@ -143,11 +151,20 @@ class Usage:
         self._ended.set()
         self._thread.join()
         self._sample()
-        self.seconds = sum(self._spent.values()) - self._before
+        for process, spent in self._spent.items():
+            self.seconds_of[self._kinds[process]] += spent - self._before.get(process, 0.0)
+        self.seconds_of["Python, the driver"] -= self._sampling_s
+        self.seconds = sum(self.seconds_of.values())
+
+    def by_kind(self, count: int) -> dict[str, float]:
+        """CPU µs a message: all, and the share of each kind of process."""
+        kinds = {kind: spent * 1e6 / count for kind, spent in self.seconds_of.items()}
+        return {"CPU µs": round(sum(kinds.values()), 2)} | {kind: round(spent, 2) for kind, spent in kinds.items()}
 
     def _sample_often(self) -> None:
         while not self._ended.wait(0.05):
             self._sample()
+        self._sampling_s = time.thread_time()
 
     def _sample(self) -> None:
         spent: dict[int, tuple[str, float]] = {}
@@ -161,11 +178,13 @@ class Usage:
         while new := {pid for pid, parent in parents.items() if parent in new} - family:
             family |= new
         self._spent |= {(pid, spent[pid][0]): spent[pid][1] for pid in family & spent.keys()}
-        for pid in family:
+        for pid in family & spent.keys():
+            self._kinds.setdefault((pid, spent[pid][0]), "Python, a worker")
             with contextlib.suppress(OSError, KeyError):
                 status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
                 kind = "Java" if status["Name"].strip() == "java" else "Python, a worker"
                 kind = "Python, the driver" if pid == os.getpid() else kind
+                self._kinds[pid, spent[pid][0]] = kind
                 self.peak_mb[kind] = max(self.peak_mb[kind], int(status["RssAnon"].split()[0]) / 1024)
 
     def memory(self) -> dict[str, Any]:
@@ -202,6 +221,62 @@ def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
                 yield usage.memory()
 
 
+def mapped(batches: Iterator[Any]) -> Iterator[Any]:
+    """Call :func:`priced` over packed messages, as a user's function of mapInArrow does."""
+    import pyarrow as pa
+
+    for rows in batches:
+        values = [codec.pack(priced(codec.unpack(value))) for value in rows.column("value").to_pylist()]
+        yield pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
+
+
+def rows(spark: Any, place: Path, count: int, turns: int) -> Iterator[dict[str, Any]]:
+    """The first turn is not counted: Java compiles, and Python workers start."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (place / "values").mkdir(parents=True)
+    for low in range(0, count, FILE_ROWS):
+        values = [codec.pack(message) for message in messages(low, min(count, low + FILE_ROWS))]
+        pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), place / "values" / f"{low:012}.parquet")
+
+    def queues(own: Path) -> Usage:
+        with cues.open(own / "store", durability="process") as store:
+            appender = store.queue("in").appender()
+            for low in range(0, count, 50_000):
+                appender.write_many(messages(low, min(count, low + 50_000)))
+        graph = cues.Graph("g", [cues.Stream(priced, "in", "out")], durability="process")
+        how: dict[str, Any] = {"store": own / "store", "queues": own / "queues"}
+        with Usage() as usage, graph.start(engine="spark", spark=spark, **how) as running:
+            assert running.wait_idle(600)
+            engine: Any = running.engine  # type: ignore[attr-defined]
+            assert engine.driver.queues["out"].log(0).next == count + 1
+        return usage
+
+    def plain(own: Path) -> Usage:
+        with Usage() as usage:
+            table = spark.read.parquet(str(place / "values")).mapInArrow(mapped, "value binary")
+            table.write.parquet(str(own / "out"))
+        assert spark.read.parquet(str(own / "out")).count() == count
+        return usage
+
+    def streaming(own: Path) -> Usage:
+        with Usage() as usage:
+            source = spark.readStream.schema("value binary").option("maxFilesPerTrigger", 4)
+            table = source.parquet(str(place / "values")).mapInArrow(mapped, "value binary")
+            sink = table.writeStream.format("parquet").option("checkpointLocation", str(own / "checkpoint"))
+            sink.trigger(availableNow=True).start(str(own / "out")).awaitTermination()
+        assert spark.read.parquet(str(own / "out")).count() == count
+        return usage
+
+    contenders = {"--queues": queues, "mapInArrow": plain, "Structured Streaming, Parquet": streaming}
+    for turn in range(turns + 1):
+        for name, contender in contenders.items():
+            usage = contender(place / f"{name.split()[0].strip('-')}-{turn}")
+            if turn:
+                yield {"what": f"{name}, turn {turn}", **usage.by_kind(count)}
+
+
 def flagged_again(table: Any) -> Any:
     return table.drop_columns("note")
 
@@ -230,23 +305,26 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--only", default="steps,state,history")
+    parser.add_argument("--turns", type=int, default=3, help="of the part rows")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    rows = chosen.only.split(",")
+    parts = chosen.only.split(",")
     with (
         cues.spark.session(f"local[{chosen.cores}]") as spark,
         tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as room,
     ):
         work: dict[str, Iterator[dict[str, Any]]] = {}
-        if "steps" in rows:
+        if "steps" in parts:
             work["steps"] = run(spark, Path(room) / "steps", cues.Stream(priced, "in", "out"), chosen.count)
-        if "state" in rows:
+        if "state" in parts:
             stream = cues.Stream(counted, "in", "out", key="key")
             work["state"] = run(spark, Path(room) / "state", stream, chosen.count)
-        if "history" in rows:
+        if "history" in parts:
             for files in HISTORY:
                 work[f"history {files}"] = history(spark, Path(room) / f"history-{files}", files)
-        if "tables" in rows:
+        if "rows" in parts:
+            work["rows"] = rows(spark, Path(room) / "rows", chosen.count, chosen.turns)
+        if "tables" in parts:
             work["tables"] = tables(spark, Path(room) / "tables", chosen.count)
         for name, lines in work.items():
             for line in lines:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 _FORMATS: Final = dict(
@@ -65,6 +65,17 @@ def texts_of_times(times: Any) -> Any:
     if zone is None:
         return texts
     return pc.binary_join_element_wise(texts, *(array_of([part], pa.string())[0] for part in (b"+00:00", b"")))
+
+
+def repeated(values: Any, counts: Iterable[int]) -> Any:
+    """Return an array that has each value of an array as many times as its count says; no count is 0."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    edges = array("i", itertools.accumulate(counts))
+    ends = pa.Array.from_buffers(pa.int32(), len(edges), [None, pa.py_buffer(edges)])
+    kind = pa.run_end_encoded(pa.int32(), values.type)
+    return pc.run_end_decode(pa.Array.from_buffers(kind, edges[-1], [None], children=[ends, values]))
 
 
 def array_of(raws: Sequence[bytes], kind: Any) -> Any:

@@ -8,11 +8,11 @@ before and after them from one packed value of the same length. Each value of an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from cues import codec
-from cues.buffers import array_of, texts_of_times
+from cues.buffers import array_of, repeated, texts_of_times
 from cues.records import columns
 
 _ROWS: Final = 16_384
@@ -25,12 +25,31 @@ _SIZES: Final = (8, 4, 2, 1)
 def packed_rows(table: Any) -> list[bytes]:
     """Return the rows of a table as packed messages."""
     found: list[bytes] = []
-    for batch in table.to_batches(max_chunksize=_ROWS):
-        found += _packed(batch)
+    for array in packed_arrays(table):
+        found += array.to_pylist()
     return found
 
 
-def _packed(batch: Any) -> list[bytes]:
+def packed_arrays(table: Any) -> list[Any]:
+    """Return the rows of a table as packed messages, in arrays of bytes."""
+    return [_packed(batch) for batch in table.to_batches(max_chunksize=_ROWS) if batch.num_rows]
+
+
+def unpacked(packed: Any, unpack: Callable[[bytes], Any] = codec.unpack) -> list[Any]:
+    """Return the messages of an array of packed ones, which may have chunks. Many are decoded in one call."""
+    found: list[Any] = []
+    for chunk in getattr(packed, "chunks", [packed]):
+        for low in range(0, len(chunk), _ROWS):
+            some = chunk[low : low + _ROWS]
+            _, ends, data = some.buffers()
+            edges = memoryview(ends).cast("i")[some.offset : some.offset + len(some) + 1]
+            head = b"\xdd" + len(some).to_bytes(4, "big")  # an array of msgpack, with a length of 32 bits
+            found += unpack(head + memoryview(data or b"")[edges[0] : edges[-1]])
+    return found
+
+
+def _packed(batch: Any) -> Any:
+    """The rows of a batch, as an array of packed messages."""
     names = batch.schema.names
     keys = [codec.pack(name) for name in names]
     whole = codec.pack(dict.fromkeys(names))
@@ -40,9 +59,8 @@ def _packed(batch: Any) -> list[bytes]:
         parts += [_scalar(before + key), _column(values, name)]
         before = b""
     if not parts:
-        return [whole] * batch.num_rows
-    joined = columns.arrow().compute.binary_join_element_wise(*parts, _scalar(b""))
-    return joined.to_pylist()  # type: ignore[no-any-return]
+        return repeated(_bytes([whole]), [batch.num_rows])
+    return columns.arrow().compute.binary_join_element_wise(*parts, _scalar(b""))
 
 
 def _column(values: Any, name: str) -> Any:

@@ -24,16 +24,19 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cues import codec
 from cues.base import names
+from cues.buffers import array_of, repeated
 from cues.errors import Diverged, Unsupported
 from cues.queues.base import PartitionShare, shares_of
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, UNKEYED, Router
 from cues.records import columns
-from cues.records.packed import packed_rows
+from cues.records.columns import integers
+from cues.records.packed import packed_arrays, unpacked
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name, placed
 from cues.spark.cluster.files import ID, folder_of
@@ -200,6 +203,10 @@ class Rows:
     def __len__(self) -> int:
         return self.table.num_rows  # type: ignore[no-any-return]
 
+    def messages(self) -> list[Any]:
+        """Decode the messages into new dicts."""
+        return unpacked(self.table.column("value"))
+
     @functools.cached_property
     def values(self) -> list[bytes]:
         return self.table.column("value").to_pylist()  # type: ignore[no-any-return]
@@ -337,6 +344,12 @@ def with_place(provenance: Provenance, queue: str, kept: frozenset[str], rows: R
     return Provenance(provenance.count, columns, provenance.extra)
 
 
+def hashes_of(hashes: Sequence[str | None]) -> pa.Array:
+    """An array of delivery hashes, null where there is none. ``pa.array`` would import pandas, in each worker."""
+    texts = array_of([(hash or "").encode() for hash in hashes], pa.string())
+    return pc.if_else(pc.equal(texts, array_of([b""], pa.string())[0]), pa.nulls(1, pa.string())[0], texts)
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -373,19 +386,27 @@ class Writer:
 
     def add(
         self,
-        values: Sequence[bytes],
-        hashes: Sequence[str | None],
+        values: Sequence[bytes] | pa.Array,
+        hashes: Sequence[str | None] | pa.Array,
         provenance: Provenance | None,
-        times_us: Sequence[int] | None = None,
+        times_us: Sequence[int] | pa.Array | None = None,
         rows: pa.Table | None = None,
     ) -> None:
-        """Add messages, with the provenance of each. ``rows``: the messages as a table, if they were one."""
+        """Add messages, with the provenance of each. ``rows``: the messages as a table, if they were one.
+
+        Arrays of Arrow are stored as they are; a list is read value by value.
+        """
         self._note(None if rows is None else self._typed.whole(rows.schema))
         for low in range(0, len(values), GROUP_ROWS):
             high = min(low + GROUP_ROWS, len(values))
-            times = None if times_us is None else times_us[low:high]
             some = None if rows is None else rows.slice(low, high - low)
-            self._add(values[low:high], hashes[low:high], provenance and provenance.slice(low, high), times, some)
+            if times_us is None:
+                times = repeated(integers([self._time_us]), [high - low])
+            else:
+                times = times_us[low:high] if isinstance(times_us, pa.Array) else integers(times_us[low:high])
+            stored = values[low:high] if isinstance(values, pa.Array) else array_of(values[low:high], pa.binary())
+            known = hashes[low:high] if isinstance(hashes, pa.Array) else hashes_of(hashes[low:high])
+            self._add(stored, known, provenance and provenance.slice(low, high), times, some)
 
     def _note(self, whole: list[str] | None) -> None:
         """Note the fields of the next rows, if the typed columns have all of them."""
@@ -393,22 +414,20 @@ class Writer:
 
     def _add(
         self,
-        values: Sequence[bytes],
-        hashes: Sequence[str | None],
+        values: pa.Array,
+        hashes: pa.Array,
         provenance: Provenance | None,
-        times_us: Sequence[int] | None,
+        times_us: pa.Array,
         rows: pa.Table | None,
     ) -> None:
         count = len(values)
-        stored = pa.array(values, pa.binary())
-        times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
-        offsets = pa.array(range(self.count, self.count + count), pa.int64())
-        columns = [offsets, times, pa.array(hashes, pa.string()), stored, *_columns(provenance, count)]
+        offsets = integers(range(self.count, self.count + count))
+        columns = [offsets, times_us.cast(_TIME), hashes, values, *_columns(provenance, count)]
         arrays = None if rows is None else self._typed.arrays_of(rows)
         columns += self._typed.arrays(values) if arrays is None else arrays
         self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self.count += count
-        self._bytes += stored.nbytes
+        self._bytes += values.nbytes
         if self._bytes >= _FLUSH_BYTES:
             self.flush()
 
@@ -416,10 +435,10 @@ class Writer:
         """Add rows of another data file as they are. Typed columns are made again if it does not have them all."""
         whole = (rows.schema.metadata or {}).get(ROWS)
         self._note(None if whole is None else json.loads(whole))
-        offsets = pa.array(range(self.count, self.count + rows.num_rows), pa.int64())
+        offsets = integers(range(self.count, self.count + rows.num_rows))
         if set(self._schema.names) - set(rows.column_names):
             rows = rows.select(COLUMNS.names)
-            for name, array in zip(self._typed.schema.names, self._typed.arrays(rows.column("value").to_pylist())):
+            for name, array in zip(self._typed.schema.names, self._typed.arrays(rows.column("value"))):
                 rows = rows.append_column(name, array)
         table = rows.set_column(0, "offset", offsets).select(self._schema.names).cast(self._schema)
         self.batches += table.to_batches()
@@ -483,7 +502,7 @@ class QueueWriter:
         self._turns = Router(options.partitions, None, way, turn)
         self._writers: dict[int, Writer] = {}
 
-    def add(self, values: Sequence[bytes], hashes: Sequence[str | None], provenance: Provenance | None) -> None:
+    def add(self, values: Sequence[bytes], hashes: pa.Array, provenance: Provenance | None) -> None:
         """Add messages. A watermark is on every partition."""
         if self._turns.partitions == 1:
             self._writer(0).add(values, hashes, provenance)
@@ -496,7 +515,7 @@ class QueueWriter:
                 shares.setdefault(each, []).append(offset)
         for partition, offsets in shares.items():
             own = provenance and provenance.select(offsets)
-            self._writer(partition).add([values[at] for at in offsets], [hashes[at] for at in offsets], own)
+            self._writer(partition).add([values[at] for at in offsets], hashes.take(integers(offsets)), own)
 
     def add_table(
         self, rows: pa.Table, shares: Sequence[PartitionShare] | None, hash: str, provenance: Provenance | None
@@ -511,8 +530,12 @@ class QueueWriter:
             self._add_rows(partition, columns.taken(rows, offsets), hash, provenance and provenance.select(offsets))
 
     def _add_rows(self, partition: int, rows: pa.Table, hash: str, provenance: Provenance | None) -> None:
-        values = packed_rows(rows)
-        self._writer(partition).add(values, [hash] * len(values), provenance, None, rows)
+        at = 0
+        for values in packed_arrays(rows):
+            own = provenance and provenance.slice(at, at + len(values))
+            some = rows.slice(at, len(values))
+            self._writer(partition).add(values, repeated(hashes_of([hash]), [len(values)]), own, None, some)
+            at += len(values)
 
     def _writer(self, partition: int) -> Writer:
         if partition not in self._writers:

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -36,16 +37,18 @@ from cues import codec
 from cues.base import clock, events, names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId
+from cues.buffers import repeated
 from cues.errors import Diverged, Unsupported
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, boot, has_state, key_of, read_row
 from cues.queues.base import views_of
 from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
 from cues.records.batch import Batch
-from cues.records.packed import packed_rows
+from cues.records.columns import integers
+from cues.records.packed import packed_arrays, unpacked
 from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
-from cues.spark.cluster.data import Writer
+from cues.spark.cluster.data import Writer, hashes_of
 from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
@@ -345,7 +348,7 @@ class Feeder:
                 text = f"{first - next:,} messages of {id} were purged before they were copied"
                 self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
             if not same:
-                runs = [run for run in map(_of_sources, runs) if run.values]
+                runs = [run for run in map(_of_sources, runs) if len(run.values)]
             where = directory, runs, partition % len(directory.logs), first if same else 0
             file = self.write_runs(*where) if runs else None
             if file is not None:
@@ -418,11 +421,12 @@ class Feeder:
         writer = Writer(*where, directory.columns, partition, first)
         for is_table, group in groupby(runs, lambda run: run.rows is not None):
             for some in ([run] for run in group) if is_table else (list(group),):
+                counts = [len(run.values) for run in some]
                 writer.add(
-                    [value for run in some for value in run.values],
-                    [run.hash for run in some for _ in run.values],
+                    pa.concat_arrays([run.values for run in some]),
+                    repeated(hashes_of([run.hash for run in some]), counts),
                     concat([run.provenance for run in some]),
-                    [run.time_us for run in some for _ in run.values],
+                    repeated(integers(run.time_us for run in some), counts),
                     some[0].rows,
                 )
         return writer.close()
@@ -431,7 +435,8 @@ class Feeder:
 class _Run(NamedTuple):
     """The messages of one record batch."""
 
-    values: list[bytes]
+    values: pa.Array
+    """The packed messages."""
     hash: str | None
     time_us: int
     provenance: Provenance
@@ -443,10 +448,12 @@ def _run(batch: Batch, start: int, stop: int) -> _Run:
     head, rows = batch.head, None
     if batch.schema is not None:
         rows = pa.Table.from_batches([batch.table().slice(start, stop - start)])
-        values = packed_rows(rows)
+        values = pa.concat_arrays(packed_arrays(rows))
     else:
-        body, cuts = batch.body(), batch.cuts()
-        values = [bytes(body[low:high]) for low, high in pairwise(cuts[start : stop + 1])]
+        edges = array("i", batch.cuts()[start : stop + 1])
+        values = pa.Array.from_buffers(
+            pa.binary(), stop - start, [None, pa.py_buffer(edges), pa.py_buffer(batch.body())]
+        )
     provenance = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
     hash = head.hash.hex() if head.hash else None
     return _Run(values, hash, head.time_ns // 1000, provenance.slice(start, stop), rows)
@@ -459,7 +466,7 @@ def _position_of(packed: str | None) -> bytes | None:
 
 def _of_sources(run: _Run) -> _Run:
     """The messages of an error queue without the failures of streams and sinks."""
-    kinds = [codec.unpack(value).get(names.ERR_CONFIG, {}).get("kind", "source") for value in run.values]
+    kinds = [message.get(names.ERR_CONFIG, {}).get("kind", "source") for message in unpacked(run.values)]
     chosen = [offset for offset, kind in enumerate(kinds) if kind == "source"]
-    values = [run.values[offset] for offset in chosen]
+    values = run.values.take(integers(chosen))
     return run._replace(values=values, provenance=run.provenance.select(chosen), rows=None)

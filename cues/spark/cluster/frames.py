@@ -12,12 +12,13 @@ import pyarrow as pa
 from cues import codec
 from cues.base import clock
 from cues.base.data import dataclass
+from cues.buffers import repeated
 from cues.errors import TopologyChanged
 from cues.overrides import override
 from cues.queues.options import QueueOptions, changed
 from cues.records.packed import packed_rows
 from cues.records.provenance import Provenance
-from cues.spark.cluster.data import Piece, QueueWriter, Writer, read, read_rows
+from cues.spark.cluster.data import Piece, QueueWriter, Writer, hashes_of, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.ledger import LedgerRecord, StepRange
@@ -92,7 +93,9 @@ class Encoding:
         provenance = None if self.options.strips else self.provenance
         for rows in given:
             packed = self._packed(rows, encoder, packer)
-            writer.add(packed, [self.hash] * len(packed), provenance and provenance.spread(len(packed)))
+            if packed:
+                hashes = repeated(hashes_of([self.hash]), [len(packed)])
+                writer.add(packed, hashes, provenance and provenance.spread(len(packed)))
         files = writer.close()
         if files:
             written = pickle.dumps((number, files))

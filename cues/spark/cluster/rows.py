@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
-from cues import codec
 from cues.overrides import override
 from cues.queues import tables
 from cues.queues.cursor import Piece
@@ -57,7 +56,7 @@ class _FileRows:
         return self._columns.combine_chunks().to_batches()[0]
 
     def messages(self) -> list[dict[str, Any]]:
-        return [codec.unpack(value) for value in self._rows.values]
+        return self._rows.messages()
 
 
 def _tables(rows: Rows, stored: Sequence[tuple[int, pa.Table | None]]) -> tables.Rows:
@@ -79,7 +78,7 @@ class RowSlice(Slice):
         if messages is None and rows.pieces is not None:
             messages = _tables(rows, rows.pieces)
         elif messages is None:
-            messages = [codec.unpack(value) for value in rows.values]
+            messages = rows.messages()
         start = rows.indices[0]
         super().__init__(entrance, start, start + len(messages), messages, cast(list[Batch], []))
         self.entrance = entrance
@@ -99,7 +98,7 @@ class RowSlice(Slice):
 
     @override
     def pristine_between(self, start: int, stop: int) -> list[dict[str, Any]]:
-        return [codec.unpack(value) for value in self.rows.values[start:stop]]
+        return self.rows.slice(start, stop).messages()
 
     @property
     def traced(self) -> bool:

@@ -4,13 +4,13 @@
     Task, stretches of files       ──▶  run_task        read, call, write
     TaskOutput                     ◀──                  new files, changed state, counts
 
-A batch function is called for one batch after another. Of other functions one call of the runner has all messages of
-the stretch: those of some keys if the state has keys, else an equal share of the step.
+A batch function is called for one batch after another. Of a function with state one call of the runner has all
+messages of the stretch: those of some keys if the state has keys. Of others it has some thousand, one after another.
 
 A message goes to the task of its key in two ways. A step with few messages is one task. For a larger one the
 messages are moved between two halves of the job (:func:`scatter`, :func:`run_keys`); the state is not moved.
 
-An output message has the delivery hash of its source messages: those of its batch, or of its stretch between two
+An output message has the delivery hash of its source messages: those of its batch, or of its call between two
 failures, or, if a key decides the task, its own source message only.
 """
 
@@ -29,15 +29,18 @@ from cues import codec
 from cues.base import names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
+from cues.buffers import repeated
 from cues.errors import Diverged
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
+from cues.records.columns import integers
+from cues.records.packed import unpacked
 from cues.records.provenance import Provenance, concat
 from cues.records.schema import Schema
 from cues.spark.cluster import state_files
-from cues.spark.cluster.data import QueueWriter, Rows, read, read_rows
+from cues.spark.cluster.data import QueueWriter, Rows, hashes_of, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
@@ -54,6 +57,8 @@ from cues.steps.state import Changes, StateTable
 from cues.steps.state_keys import key_segment
 from cues.steps.taking import Slice, Taken
 
+CALL_MESSAGES: Final = 4_096
+"""Most messages of a call of the runner, if no state has to be loaded: so few stay in the processor's cache."""
 Sees = str
 """The part of the state that a task may read: "nothing", "keys" (those of its messages) or "all"."""
 
@@ -230,9 +235,9 @@ def scatter(packed: bytes, tasks: int, stretch: Stretch) -> Iterator[tuple[int, 
     ((number, pieces),) = stretch.inputs
     for piece in pieces:
         table = read(job.files, piece)
-        table = table.append_column("index", pa.array(range(piece.begin, piece.begin + table.num_rows), pa.int64()))
-        keys = (_key_of(job.node, codec.unpack(value)) for value in table.column("value").to_pylist())
-        places = pa.array([state_files.task_of(key, tasks) for key in keys], pa.int32())
+        table = table.append_column("index", integers(range(piece.begin, piece.begin + table.num_rows)))
+        keys = (_key_of(job.node, message) for message in unpacked(table.column("value")))
+        places = integers(state_files.task_of(key, tasks) for key in keys)
         for place in pc.unique(places).to_pylist():
             sink = pa.BufferOutputStream()
             chosen = table.filter(pc.equal(places, place))
@@ -275,7 +280,9 @@ class _FilesWork(StretchWork):
 
     def __init__(self, task: Task, number: int) -> None:
         super().__init__(unpack_job(task.packed), TaskOutput(number=number))
-        self.size = task.size
+        # The state is loaded once for all messages of a task.
+        calls = task.sees != "nothing" or self.job.node.options.batch
+        self.size = task.size if calls else min(task.size, CALL_MESSAGES)
         self.task = task
         self.files = self.job.files
         self._hasher = Hasher(self.job.node.key, 0)
@@ -357,16 +364,16 @@ class _FilesWork(StretchWork):
             result.first = result.first or travelling(cut.failure)
         if self.task.sees == "keys" and not node.options.batch:  # the messages are not consecutive
             cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
-        hashes: list[str] = []
-        for cut in cuts:
-            hashes += [self._hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
+        runs = [self._hasher.digest(taken.ranges(cut.start, cut.stop)).hex() for cut in cuts]
+        hashes = repeated(hashes_of(runs), (cut.stop - cut.start for cut in cuts))
         for target, some in chunks.items():
             origins, values, provenance = _in_order(some)
             result.written += len(values)
-            self._writer(target).add(values, [hashes[origin] for origin in origins], provenance)
+            own = hashes if origins == range(len(hashes)) else hashes.take(integers(origins))
+            self._writer(target).add(values, own, provenance)
         for binding, output in results.outputs.items():
             if isinstance(output, TableOutput) and output.table.num_rows:
-                self._write_table(self.job.outputs[binding], output, taken, hashes[count - 1])
+                self._write_table(self.job.outputs[binding], output, taken, runs[-1])
         self._state.committed()
 
     def _write_table(self, target: int, output: TableOutput, taken: Taken, hash: str) -> None:
@@ -394,7 +401,7 @@ class _FilesWork(StretchWork):
             origins: Sequence[int] = range(count) if output.origins is None else output.origins
             if batch:
                 origins = [count - 1] * len(values)
-            marked = any(type(packed) is Packed and packed.marked for packed in values)
+            marked = Packed in set(map(type, values)) and any(type(p) is Packed and p.marked for p in values)
             provenance: Provenance | None = None
             if not self.job.targets[target][1].strips and (marked or taken.traced):
                 provenance = taken.provenance()

@@ -27,6 +27,7 @@ from cues.base.data import dataclass
 from cues.errors import QueueOptionsError
 from cues.overrides import override
 from cues.records import columns
+from cues.records.packed import unpacked
 from cues.records.schema import of_table, parse, shown
 
 OWN: Final = frozenset(
@@ -119,11 +120,11 @@ class TypedColumns:
         types = [{"name": n, "type": parse(kind), "nullable": True, "metadata": {}} for n, kind in self.fields]
         return [Column(T.StructField.fromJson(field), strict=False) for field in types]
 
-    def arrays(self, values: Sequence[bytes]) -> list[pa.Array]:
+    def arrays(self, values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
         """The columns of packed messages."""
         if not self.fields:
             return []
-        messages = [codec.unpack_known(value) for value in values]
+        messages = unpacked(values, codec.unpack_known)
         return [column.array(messages, lambda offset: offset) for column in self.columns]
 
     def arrays_of(self, rows: pa.Table) -> list[pa.Array] | None:
