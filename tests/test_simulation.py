@@ -19,9 +19,14 @@ FOUND = {
 """Mutants, each with a number of seeds within which a run must fail."""
 
 
-def simulate(*options: str, where: Path = mutants.ROOT, environment: dict[str, str] | None = None) -> tuple[int, str]:
+def simulate(
+    *options: str,
+    where: Path = mutants.ROOT,
+    environment: dict[str, str] | None = None,
+    module: str = "tests.simulation",
+) -> tuple[int, str]:
     """Run the simulation in a process of its own, which replaces the clocks; return its exit status and output."""
-    command = [sys.executable, "-m", "tests.simulation", *options]
+    command = [sys.executable, "-m", module, *options]
     done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

@@ -10,6 +10,10 @@
     graphs.py     a random graph, and a naive model of it, which works on whole lists
     run.py        one run: the world, the processes, and the judgement
 
+    steered.py        processes that run from point to point, moved by a caller instead of by chance
+    interleavings.py  all interleavings of two processes, by such moves
+    protections.py    protections of the code, each with a way to remove it
+
 The code that runs is that of the project: starts, workers, steps, leases, groups, transactions, timers, delayed
 messages, forwarding, low-water marks, all on real stores. Four things are simulated. Each process has locks of its own,
 and one runs at a time: at the crash points (cues/faults.py) and before each commit it may hand over to another one.

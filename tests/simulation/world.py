@@ -62,12 +62,12 @@ class Clock:
             (clocks, "now_ns", lambda: self.wall_ns),
             (clocks, "monotonic_ns", lambda: self.monotonic_ns),
         ]
-        with _replaced(wanted):
+        with replaced(wanted):
             yield
 
 
 @contextlib.contextmanager
-def _replaced(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def replaced(wanted: list[tuple[Any, str, Any]]) -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
     try:
         for owner, name, value in wanted:
@@ -231,8 +231,11 @@ class Process:
 class World:
     """Everything that one seed decides."""
 
+    processes: type[Process] = Process
+
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
+        self.bytes_of = random.Random(0)
         self.clock = Clock()
         self.back = threading.Semaphore(0)
         self.started: list[Process] = []
@@ -273,7 +276,7 @@ class World:
     # --- processes ---
 
     def start(self, name: str, program: Callable[[Process], None], atomic: bool = False) -> Process:
-        process = Process(self, f"{name}-{len(self.started) + 1}", program, atomic)
+        process = self.processes(self, f"{name}-{len(self.started) + 1}", program, atomic)
         self.started.append(process)
         self.counts["processes"] += 1
         return process
@@ -353,11 +356,17 @@ class World:
 
     # --- seams ---
 
+    def looked(self, process: Process | None) -> None:
+        """Note that a process looks at what all processes share: a store, its locks, its words."""
+
+    def random_bytes(self, count: int) -> bytes:
+        return self.bytes_of.randbytes(count)
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Replace clocks, random bytes, and the handles on stores that are opened in the block."""
         world = self
-        bytes_of = random.Random(self.chance.random())
+        self.bytes_of = random.Random(self.chance.random())
 
         class SimulatedCore(StoreCore):
             def __init__(self, environment: Any, path: str, readonly: bool, **options: Any) -> None:
@@ -367,8 +376,17 @@ class World:
                 if process is not None and not readonly:
                     self.transact = lambda pages, work, *rest: process.transact(real, pages, work, *rest)
 
+            def view(self) -> Any:
+                world.looked(self.process)
+                return super().view()
+
+            def word(self, index: int) -> int:
+                world.looked(self.process)
+                return super().word(index)
+
             @property
             def locks(self) -> Any:
+                world.looked(self.process)
                 if self.process is None:
                     return super().locks
                 return Locks(world._locks.setdefault(id(self.environment), {}), self.process.pid)
@@ -389,9 +407,9 @@ class World:
         wanted = [
             (base_store, "StoreCore", SimulatedCore),
             (BaseStore, "sync", sync),
-            (os, "urandom", bytes_of.randbytes),
+            (os, "urandom", self.random_bytes),
         ]
-        with self.clock.installed(), _replaced(wanted):
+        with self.clock.installed(), replaced(wanted):
             random.seed(self.chance.random())
             faults.watch(reached)
             try:
