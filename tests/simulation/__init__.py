@@ -12,6 +12,7 @@
 
     steered.py        processes that run from point to point, moved by a caller instead of by chance
     interleavings.py  all interleavings of two processes, by such moves
+    replays.py        counter-examples of the models in tests/models, replayed by such moves
     protections.py    protections of the code, each with a way to remove it
 
 The code that runs is that of the project: starts, workers, steps, leases, groups, transactions, timers, delayed

@@ -101,7 +101,7 @@ class World(SteeredWorld):
             try:
                 host.plan = assembly.plan
                 workers = [SimulatedWorker(host, stepper) for stepper in assembly.steppers]
-                turns = [functools.partial(_turned, process, worker) for worker in workers]
+                turns = [functools.partial(turned, process, worker) for worker in workers]
                 turns += [forwarder.step for forwarder in assembly.forwarders]
                 while sum(turn() for turn in turns):
                     pass
@@ -145,7 +145,7 @@ class World(SteeredWorld):
         return [*found, *(each for store in stores.values() for each in store.check()), *testing.check_attempts(home)]
 
 
-def _turned(process: Process, worker: SimulatedWorker) -> bool:
+def turned(process: Process, worker: SimulatedWorker) -> bool:
     moved = worker.turn()
     process.check()
     if worker.stopped is not None:

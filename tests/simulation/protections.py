@@ -38,14 +38,14 @@ def _decide_again(self: Recovery, *given: Any) -> Decision:
 
 
 _decide = Recovery.decide
-_commit_at_home, _compare, _check_step = Committer._commit_at_home, Fence.compare, Fence.check_step
+_commit_at_home, _compare = Committer._commit_at_home, Fence.compare
 
 
 def _check_before(self: Committer, *given: Any) -> None:
     """The commit of a step, whose fence is compared in a transaction before it."""
     with self.store.core.view() as txn:
         self.fence.compare(txn)
-    with replaced([(Fence, "check_step", lambda self, txn: None)]):
+    with replaced([(self.fence, "check_step", lambda txn: None)]):  # of this process alone
         _commit_at_home(self, *given)
 
 
@@ -102,25 +102,19 @@ def _directory(name: str) -> Callable[[], list[Place]]:
         from cues.spark.cluster.files import LocalFiles
         from cues.spark.cluster.ledger import Ledger
 
-        put, put_record = LocalFiles.put, Ledger._put
+        put, put_record = LocalFiles.put, vars(Ledger)["_put"]
 
-        def put_over(part: str) -> Callable[[LocalFiles, str, bytes], bool]:
-            def put_anyhow(self: LocalFiles, name: str, data: bytes) -> bool:
-                if part in name:
-                    self.delete(name)
-                return put(self, name, data)
-
-            return put_anyhow
+        def put_over(self: LocalFiles, name: str, data: bytes) -> bool:
+            if name.startswith("_cues/steps/"):
+                self.delete(name)
+            return put(self, name, data)
 
         def put_blindly(self: Ledger, record: Any) -> bool:
-            with replaced([(Ledger, "_newest", lambda self: record.number)]):
+            with replaced([(self, "_newest", lambda: record.number)]):
                 return put_record(self, record)
 
         return {
-            "PUT_OVERWRITES": [
-                (LocalFiles, "put", lambda self, name, data: put_over(self, name, data, "_cues/steps/"))
-            ],
-            "LOG_OVERWRITES": [(LocalFiles, "put", put_over("_delta_log/"))],
+            "PUT_OVERWRITES": [(LocalFiles, "put", put_over)],
             "CLAIM_FORWARDS_NOTHING": [(Driver, "_forward", lambda self, processor, last: None)],
             "NO_LATER_LOOK": [(Ledger, "_put", put_blindly)],
         }[name]
@@ -140,10 +134,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Place]]]] = {
     "NO_FENCE of a group": lambda: [(GroupTable, "moved", _moved_if(lambda now, was: True))],
     "ONLY_OWNER of a group": lambda: [(GroupTable, "moved", _moved_if(lambda now, was: now.owner == was.owner))],
     "NO_ROW": lambda: [(Forwarder, "append_steps", _append_anyhow)],
-    **{
-        name: _directory(name)
-        for name in ("PUT_OVERWRITES", "LOG_OVERWRITES", "CLAIM_FORWARDS_NOTHING", "NO_LATER_LOOK")
-    },
+    **{name: _directory(name) for name in ("PUT_OVERWRITES", "CLAIM_FORWARDS_NOTHING", "NO_LATER_LOOK")},
 }
 
 
