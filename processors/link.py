@@ -594,7 +594,12 @@ def _tls(cert: Any, key: Any, client_ca: Any) -> dict[str, Any]:
         if client_ca is not None:
             raise InvalidArgument("client_ca= is given without cert=.", "give the server a certificate too.")
         return {}
-    options: dict[str, Any] = {"ssl_certfile": pair[0], "ssl_keyfile": pair[1]}
+    # TLS 1.2 and newer, by Python's default; of 1.2 only suites that keep old traffic secret when a key gets known.
+    options: dict[str, Any] = {
+        "ssl_certfile": pair[0],
+        "ssl_keyfile": pair[1],
+        "ssl_ciphers": "ECDHE+AESGCM:ECDHE+CHACHA20",
+    }
     if client_ca is not None:
         options |= {"ssl_ca_certs": _file("client_ca", client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return options

@@ -1,8 +1,10 @@
-"""Guards of servers that strangers reach: the webhook, and the page of ``cues ui``.
+"""Guards of servers that strangers reach: the webhook, the receiver of a link, and the page of ``cues ui``.
 
     protocol      uvicorn's protocol with a limit of time for the head of a request, which uvicorn does not have
     body          the body of a request, whole, or refused: too large, too slow, broken off
     decoded       the body without its compression, or refused: a small one may become a large one
+    guarded       an application whose answers have headers, and that refuses a request with two lengths
+    from_browser  whether a page in a browser sends a request
 
 A length that a client announces is a hint: it may lie, and a chunked body has none. So the bytes are counted.
 """
@@ -22,6 +24,10 @@ HEAD_S: Final = 5.0
 
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """The argument of zlib for each content encoding."""
+
+
+HEADERS: Final = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+"""Headers of every answer of a server of a source."""
 
 
 class Refused(Exception):
@@ -76,6 +82,36 @@ def decoded(body: bytes, headers: Mapping[str, str], bytes_max: int) -> bytes:
     return plain
 
 
+def guarded(application: Any, headers: Mapping[str, str]) -> Any:
+    """Return an ASGI application all of whose answers have these headers, and that answers 400 to two lengths.
+
+    A request with ``Content-Length`` and ``Transfer-Encoding`` is read to the end of the second one here. A proxy that
+    believes the first one would take the rest for a request of its own (request smuggling).
+    """
+    from starlette.responses import PlainTextResponse
+
+    raw = {name.encode(): value.encode() for name, value in headers.items()}
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [pair for pair in message["headers"] if pair[0] not in raw] + [*raw.items()]
+            await send(message)
+
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            text = "The request has Content-Length and Transfer-Encoding."
+            await PlainTextResponse(text, 400, {"Connection": "close"})(scope, receive, send_with_headers)
+        else:
+            await application(scope, receive, send_with_headers)
+
+    return answer
+
+
+def from_browser(headers: Mapping[str, str]) -> bool:
+    """Return whether a page in a browser sends the request: it says so itself, and no page can prevent it."""
+    return "origin" in headers or headers.get("sec-fetch-site", "none") != "none"
+
+
 def protocol(limit_s: float) -> Any:
     """Return a class for ``uvicorn.Config(http=…)`` that closes a connection whose next head takes longer."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -86,6 +122,7 @@ def protocol(limit_s: float) -> Any:
         @override
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.access_log = False  # whatever a program does to uvicorn's loggers: a query may have a token
             self._watch()
 
         @override

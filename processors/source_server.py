@@ -99,7 +99,7 @@ class SourceServer(ABC):
 
         route = Route(self._address.path, self.answer, methods=list(self._address.methods))
         config = uvicorn.Config(
-            Router([route], redirect_slashes=False),
+            guards.guarded(Router([route], redirect_slashes=False), guards.HEADERS),
             http=guards.protocol(body_s),
             ws="none",
             lifespan="off",

@@ -5,7 +5,8 @@
 
 The source runs its own server, in a thread, while the graph runs: ``cues run graph.py``. A request goes this way:
 
-    1. refuse    404 another path, 405 another method, 503 busy or ending, 413 a large body, 408 a slow one
+    1. refuse    403 a page in a browser, without ``verify=``: any site could send events to this machine;
+                 404 another path, 405 another method, 503 busy or ending, 413 a large body, 408 a slow one
     2. verify    a reply of one's own (``reply=``); 401 a wrong signature; 400 a body that is not what it should be, or
                  that the queue cannot take
     3. yield     the message, with a position that has its number and the ids of the last events
@@ -120,7 +121,8 @@ class Webhook(checks.Owned):
                      which a sender asks for the address
     ``reserved``     ``"q/type"`` or ``"q/topics"``, which messages may set then (:mod:`cues.processors.foreign`)
     ``verify``       a :class:`cues.processors.http.Signature`, or several of which one must be right; or a function of
-                     the :class:`Hook` that returns whether to accept it
+                     the :class:`Hook` that returns whether to accept it. Without it, requests of pages in a browser
+                     (``Origin``, ``Sec-Fetch-Site``) are refused with 403
     ``methods``      the methods that are served
     ``remember``     ids of events in the position, 8 bytes each
     ``pending_max``  events that wait for their commit
@@ -242,6 +244,8 @@ class Serving(SourceServer):
                 headers["Connection"] = "close"
             return JSONResponse(facts, status, headers)
 
+        if self._hook.verify is None and guards.from_browser(request.headers):
+            return answered(403, error="a page in a browser sent this request, and the webhook has no verify=")
         if self.ending or self._busy:
             return answered(503, error="ending" if self.ending else "busy")
         try:

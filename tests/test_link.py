@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -420,6 +421,36 @@ def test_over_tls_both_sides_know_each_other(tmp_path: Path) -> None:
     receiver = link.Receiver(0, **{**tls, "cert": stranger})
     with pytest.raises(CuesError, match="cannot use its certificates"):
         testing.run_until_idle(cues.Graph("center", [cues.Source("readings", receiver)]), tmp_path / "c2")
+
+
+@pytest.mark.parametrize(
+    ("version", "suites", "accepted"),
+    [
+        (ssl.TLSVersion.TLSv1_3, "", True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE+AESGCM", True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-SHA256:AES128-GCM-SHA256:@SECLEVEL=0", False),
+        (ssl.TLSVersion.TLSv1_1, "ALL:@SECLEVEL=0", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated")
+def test_a_receiver_takes_tls_12_and_newer_with_suites_of_today(
+    tmp_path: Path, version: ssl.TLSVersion, suites: str, accepted: bool
+) -> None:
+    pytest.importorskip("cryptography")
+    certificates(tmp_path)
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    context.minimum_version = context.maximum_version = version
+    if suites:
+        context.set_ciphers(suites)
+    with center(tmp_path / "c", cert=str(tmp_path / "server.pem"), key=str(tmp_path / "server.key")) as (_, url):
+        address = "127.0.0.1", int(url.split(":")[2].partition("/")[0])
+        with socket.create_connection(address, timeout=60) as plain:
+            if accepted:
+                with context.wrap_socket(plain, server_hostname="127.0.0.1") as spoken:
+                    assert spoken.version() == version.name.replace("v1_", "v1.")
+                return
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
 # --- kills --------------------------------------------------------------------------------------

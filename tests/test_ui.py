@@ -527,7 +527,7 @@ def test_consumers_and_pending_transactions_are_on_the_page_and_in_metrics(tmp_p
 
 
 @pytest.mark.parametrize("path", ["/login", "/api/redrive"])
-def test_a_body_without_end_is_refused_at_its_limit_whatever_length_it_announces(store: Path, path: str) -> None:
+def test_a_body_without_end_is_refused_at_its_limit(store: Path, path: str) -> None:
     piece = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
     with (
         page_of(store, target=str(store), token="a-token-of-24-characters") as page,
@@ -536,7 +536,7 @@ def test_a_body_without_end_is_refused_at_its_limit_whatever_length_it_announces
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nAuthorization: Bearer a-token-of-24-characters\r\n"
         )
-        head += "X-Cues: 1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head += "X-Cues: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
         client.sendall(head.encode() + piece + piece)
         assert client.recv(1 << 10).startswith(b"HTTP/1.1 413")
         received = b"more"

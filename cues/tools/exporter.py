@@ -15,18 +15,23 @@ with the graph. Prometheus knows that counters do so.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Final
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Final, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from cues.base import names
 from cues.base.closing import Closing
 from cues.base.data import dataclass
 from cues.base.events import Counters
 from cues.base.histogram import Histogram
+from cues.base.hosts import is_loopback, is_ours
 from cues.engine.status import processor_of
 from cues.errors import CuesError, InvalidArgument, NotInstalled
 from cues.graphs.running import Running
@@ -42,6 +47,12 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 """The address of a server that is given a port only: other machines do not reach it."""
+HEAD_S: Final = 5.0
+"""Seconds in which the head of a request must arrive."""
+_ANSWER_S: Final = 60.0
+"""Seconds for the measurement and the answer; a store with 10,000 queues needs sixteen."""
+CONNECTIONS_MAX: Final = 32
+"""Connections at once, of which each has a thread; more are closed."""
 
 _PROCESSOR: Final = ("graph", "processor")
 _WORKER: Final = ("graph", "worker")
@@ -321,13 +332,16 @@ class MetricsServer(Closing):
 
     def __init__(self, address: str | int) -> None:
         _require()
-        from prometheus_client import start_http_server
+        from prometheus_client import make_wsgi_app
 
         host, port = parse(address)
+        self._is_local = is_loopback(host)
         self.source: Store | Running | None = None
         self._scraping = threading.Lock()
         try:
-            self._server, self._thread = start_http_server(port, host, _Collector(self._measured))
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            kind = type("_Server", (_Server,), {"address_family": family})
+            self._server: WSGIServer = make_server(host, port, self._answer, kind, _Request)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             what = "the port is in use" if taken else os.strerror(error.errno or 0) or str(error)
@@ -335,9 +349,10 @@ class MetricsServer(Closing):
                 f"The metrics cannot be served at {host}:{port}: {what}.",
                 "give another port, or 0 for a free one." if taken else "give an address of this machine.",
             ) from error
-        self._answer_metrics = self._server.get_app()
-        self._server.set_app(self._answer)
-        bound = self._server.server_port
+        self._answer_metrics = make_wsgi_app(_Collector(self._measured))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="cues metrics", daemon=True)
+        self._thread.start()
+        bound: int = self._server.server_port
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics"
 
     @property
@@ -351,11 +366,21 @@ class MetricsServer(Closing):
         )
 
     def _answer(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        """Answer ``/ready`` without a measurement: 200 or 503, for probes of containers. Other paths have metrics."""
-        if environ["PATH_INFO"] != "/ready":
-            return self._answer_metrics(environ, start)  # type: ignore[misc]
-        status, text = ("200 OK", b"ready\n") if self.ready else ("503 Service Unavailable", b"not ready\n")
-        start(status, [("Content-Type", "text/plain; charset=utf-8")])
+        """Answer ``/ready`` without a measurement: 200 or 503, for probes of containers. Other paths have metrics.
+
+        On a loopback address another ``Host`` than an address or localhost is refused, as that of the page is.
+        """
+
+        def started(status: str, headers: list[tuple[str, str]]) -> Any:
+            return start(status, [*headers, ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store")])
+
+        if self._is_local and not is_ours(environ.get("HTTP_HOST", "")):
+            status, text = "403 Forbidden", b"Ask for the metrics by the address of this machine, or as localhost.\n"
+        elif environ["PATH_INFO"] != "/ready":
+            return cast(Iterable[bytes], self._answer_metrics(environ, started))
+        else:
+            status, text = ("200 OK", b"ready\n") if self.ready else ("503 Service Unavailable", b"not ready\n")
+        started(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [text]
 
     def _measured(self) -> Measured | None:
@@ -375,6 +400,73 @@ class MetricsServer(Closing):
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Request(WSGIRequestHandler):
+    """A request, with limits of time. Nothing of it is logged."""
+
+    @override
+    def handle(self) -> None:
+        self._limit = self._cut_in(HEAD_S)
+        try:
+            super().handle()
+        finally:
+            self._limit.cancel()
+
+    @override
+    def get_environ(self) -> dict[str, Any]:
+        """Called when the head is there."""
+        self._limit.cancel()
+        self._limit = self._cut_in(_ANSWER_S)
+        return super().get_environ()
+
+    def _cut_in(self, seconds: float) -> threading.Timer:
+        """End the connection after this time, whatever the client has sent or read until then."""
+
+        def cut() -> None:
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, cut)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, with a bound on their number."""
+
+    daemon_threads = True
+
+    @override
+    def server_activate(self) -> None:
+        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().server_activate()
+
+    @override
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread
+            self._room.release()
+            raise
+
+    @override
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that left, or was too slow. Errors of a measurement do not get here."""
 
 
 class _Collector:

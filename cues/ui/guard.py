@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import socket
 from dataclasses import field
@@ -27,6 +26,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from cues.base.data import dataclass
+from cues.base.hosts import is_loopback, is_ours
 from cues.errors import InvalidArgument
 
 TOKEN_CHARACTERS_MIN: Final = 16
@@ -66,16 +66,6 @@ class Refusal(Exception):
         self.status = status
         self.text = text
         self.hint = hint
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if an address to listen on can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def new_token() -> str:
@@ -128,7 +118,7 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path, method = scope["path"], scope["method"]
         host = headers.get("host", "")
-        if not self._is_ours(host):
+        if not is_ours(host, self.names):
             raise Refusal(403, "The page was asked for under a name that is not this machine's.")
         opens_page = (
             method == "GET"
@@ -148,19 +138,6 @@ class Guard:
                 raise Refusal(403, "A request that changes something needs the header X-Cues.")
         if self.token is not None and not path.startswith(_OPEN) and not self._known(headers, scope):
             raise Refusal(401, "A token is needed: the command that serves the page has printed it.")
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name.lower() in self.names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True  # an address cannot be rebound
 
     def _known(self, headers: dict[str, str], scope: dict[str, Any]) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -121,7 +121,7 @@ class Hub:
 
 
 class Application:
-    """The ASGI application: the guard, then the routes; every answer has the guard's headers."""
+    """The ASGI application: the guard, then the routes. The server adds the guard's headers to every answer."""
 
     def __init__(self, look: Look, guard: Guard, changes: Changes | None = None) -> None:
         self._guard = guard
@@ -152,26 +152,15 @@ class Application:
         self._app = Starlette(routes=routes)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                headers = [(name, value) for name, value in message["headers"] if name.decode() not in HEADERS]
-                message["headers"] = headers + [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-            await send(message)
-
         try:
             self._guard.check(scope)
         except Refusal as refusal:
             response: Response = answer_error(refusal.status, refusal.text)
             if refusal.status == 401 and scope["path"] == "/":
                 response = _file("login.html", 401)
-            await response(scope, receive, send_with_headers)
+            await response(scope, receive, send)
             return
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, send)
 
     async def _page(self, request: Request) -> Response:
         if self._guard.token is not None and any(map(self._guard.accepts, token_of(dict(request.scope)))):
@@ -335,7 +324,7 @@ class Server:
         self._listener = listener
         self._application = Application(look, guard, changes)
         config = uvicorn.Config(
-            self._application,
+            guards.guarded(self._application, HEADERS),
             http=guards.protocol(guards.HEAD_S),
             log_config=None,
             access_log=False,
