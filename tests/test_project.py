@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import io
+import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +64,14 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     kept = {name for name in named if not name.startswith(".venv/") and "NAME" not in name}
     for name in kept:
         assert (ROOT / name).exists(), name
+
+
+def test_each_test_that_the_page_about_security_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    there = {
+        name for path in (ROOT / "tests").glob("*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())
+    }
+    assert len(named) > 20 and named <= there, named - there
 
 
 # --- the lock of CI -----------------------------------------------------------------------------------
@@ -128,13 +142,18 @@ def test_ci_installs_the_lock_before_the_test_line_which_then_asks_no_index() ->
 # --- the release script -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+def script(name: str) -> ModuleType:
+    """A script of .ci as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def release() -> ModuleType:
+    return script("release")
 
 
 @pytest.fixture
@@ -145,6 +164,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "somebody@localhost")
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0 (unreleased)\n")
+    (tmp_path / ".gitignore").write_text("build/\n")
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "requirements.txt").write_text(f"setuptools=={metadata.version('setuptools')} \\\n")
     for line in ("init -q -b main", "add .", "commit -q -m begin"):
         subprocess.run(["git", *line.split()], cwd=tmp_path, check=True)
     return tmp_path
@@ -156,7 +178,9 @@ def test_a_dry_run_prints_the_commands_and_changes_nothing(
     before = release.git(tree, "rev-parse", "HEAD")
     assert release.main(["0.1.0", "--dry-run"], tree) == 0
     printed = capsys.readouterr()
-    assert printed.err == "" and "git tag -a v0.1.0" in printed.out and "-m build" in printed.out
+    assert printed.err == "" and "git tag -a v0.1.0" in printed.out
+    order = [printed.out.index(each) for each in ("pip_audit --strict", "git commit", "build.py", "sbom.py", "git tag")]
+    assert order == sorted(order)
     assert release.git(tree, "rev-parse", "HEAD") == before
     assert release.git(tree, "status", "--porcelain") == "" and release.git(tree, "tag") == ""
 
@@ -167,6 +191,7 @@ def test_a_release_dates_the_changelog_and_tags_after_the_build(
     """Only the commands of git are run here: the build needs an index."""
     every = release.commands("0.1.0")
     monkeypatch.setattr(release, "commands", lambda version: [line for line in every if line[0] == "git"])
+    monkeypatch.setattr(release, "AUDIT", ["git", "--version"])
     assert [line[:2] for line in every if line[0] == "git"] == [["git", "commit"], ["git", "tag"]]
     assert every[-1][1] == "tag"
     assert release.main(["0.1.0"], tree) == 0
@@ -175,13 +200,100 @@ def test_a_release_dates_the_changelog_and_tags_after_the_build(
     assert release.git(tree, "log", "-1", "--format=%s") == "Release 0.1.0"
 
 
+def test_an_audit_that_finds_something_or_reaches_no_database_ends_the_release(
+    release: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release, "AUDIT", ["git", "no-such-command"])
+    before = release.git(tree, "rev-parse", "HEAD")
+    assert release.main(["0.1.0"], tree) == 1
+    assert "The audit did not pass" in capsys.readouterr().err
+    assert release.git(tree, "rev-parse", "HEAD") == before and release.git(tree, "status", "--porcelain") == ""
+
+
 def test_each_reason_against_a_release_is_named_and_nothing_is_done(
-    release: ModuleType, tree: Path, capsys: pytest.CaptureFixture[str]
+    release: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subprocess.run(["git", "tag", "v0.2"], cwd=tree, check=True)
     subprocess.run(["git", "switch", "-q", "-c", "other"], cwd=tree, check=True)
     (tree / "new").touch()
+    monkeypatch.setattr(metadata, "version", lambda name: "1.0")
     assert release.main(["0.2"], tree) == 1
     reasons = capsys.readouterr().err.splitlines()
-    assert len(reasons) == 6 and all(". Try: " in reason for reason in reasons)
+    assert len(reasons) == 7 and all(". Try: " in reason for reason in reasons)
     assert release.git(tree, "tag") == "v0.2"
+
+
+# --- the same files for everybody -----------------------------------------------------------------------
+
+
+def built(folder: Path, umask: int, zone: str, monkeypatch: pytest.MonkeyPatch, *kinds: str) -> dict[str, bytes]:
+    """The files that the last commit is built into, from a clone in this folder."""
+    monkeypatch.setenv("TZ", zone)
+    before = os.umask(umask)
+    try:
+        subprocess.run(["git", "clone", "-q", ROOT, folder / "clone"], check=True)
+        (folder / "clone" / "new.py").touch()  # in no commit, so in no wheel
+        return {
+            path.name: path.read_bytes() for path in script("build").build(folder / "clone", folder / "out", *kinds)
+        }
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.slow
+def test_a_wheel_and_a_source_archive_are_built_twice_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In other directories, some seconds apart, with another umask and in another zone."""
+    first = built(tmp_path / "a", 0o022, "UTC", monkeypatch)
+    second = built(tmp_path / "another", 0o077, "Asia/Tokyo", monkeypatch)
+    assert len(first) == 2 and first == second
+    for name, data in first.items():
+        if name.endswith(".whl"):
+            with zipfile.ZipFile(io.BytesIO(data)) as wheel:
+                assert len({info.date_time for info in wheel.infolist()}) == 1
+                assert {info.external_attr >> 16 & 0o777 for info in wheel.infolist()} <= {0o644, 0o755, 0o664}
+                assert "cues/processors/link.py" in wheel.namelist() and "new.py" not in wheel.namelist()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_compiled_wheel_is_built_twice_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.setenv("CUES_COMPILE", "1")
+    monkeypatch.setenv("CUES_COMPILE_OPT", "0")
+    first = built(tmp_path / "a", 0o022, "UTC", monkeypatch, "wheel")
+    second = built(tmp_path / "another", 0o077, "Asia/Tokyo", monkeypatch, "wheel")
+    assert first.keys() == second.keys()
+    parts = [zipfile.ZipFile(io.BytesIO(next(iter(each.values())))) for each in (first, second)]
+    assert [name for name in parts[0].namelist() if parts[0].read(name) != parts[1].read(name)] == []
+    assert first == second
+
+
+@pytest.mark.slow
+def test_the_list_of_parts_is_valid_and_names_what_the_wheel_needs_twice_with_the_same_bytes(tmp_path: Path) -> None:
+    """The environment has the metadata of the real packages; a list of parts reads nothing else."""
+    validation = pytest.importorskip("cyclonedx.validation.json")
+    schema = pytest.importorskip("cyclonedx.schema")
+    needed = {Requirement(line).name for line in PROJECT["project"]["dependencies"]}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    for name in (*needed, PROJECT["project"]["name"]):
+        packages = Path(str(metadata.distribution(name).locate_file("")))
+        (found,) = packages.glob(f"{name.replace('-', '_')}-*.dist-info")
+        shutil.copytree(found, site / found.name)
+    texts = []
+    for folder in ("a", "another"):
+        wheel = tmp_path / folder / "cues_streams-0.1.0-py3-none-any.whl"
+        wheel.parent.mkdir()
+        wheel.write_bytes(b"a wheel")
+        texts.append(script("sbom").sbom(wheel, tmp_path / "venv" / "bin" / "python").read_text())
+    assert texts[0] == texts[1] and str(tmp_path) not in texts[0]
+    checked = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
+    assert checked.validate_str(texts[0]) is None
+    listed = json.loads(texts[0])
+    assert {part["name"]: part["version"] for part in listed["components"]} == {n: metadata.version(n) for n in needed}
+    root = listed["metadata"]["component"]
+    assert root["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"a wheel").hexdigest()}]
+    assert checked.validate_str(texts[0].replace('"SHA-256"', '"SHA-257"')) is not None
