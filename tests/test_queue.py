@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -698,3 +699,18 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
 
                 with pytest.raises(Undone):
                     store.core.commit(delete)
+
+
+def test_the_memory_of_a_message_that_is_refused_is_given_back(fast_store: cues.Store) -> None:
+    """The encoder had grown to the largest message that it ever had, and a thread keeps its encoder."""
+    appender = fast_store.queue("small", max_message_bytes=1_000).appender()
+    appender.write({"n": 1})
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageTooLarge):
+            appender.write({"x": b"x" * (32 << 20)})
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most > 64 << 20  # the message, and its encoded form
+    assert kept < 4 << 20

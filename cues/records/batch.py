@@ -446,6 +446,7 @@ def split_meta(message: Any, provenance: Provenance) -> tuple[dict[str, Any], Pr
 
 def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
+        codec.thread_packer(renew=True)  # the buffer of the old one has room for this message, and would keep it
         raise _at(
             offset,
             MessageTooLarge(
