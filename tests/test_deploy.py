@@ -277,6 +277,21 @@ def test_the_line_of_a_crontab_runs_the_graph(tmp_path: Path) -> None:
         ran = subprocess.run(line, env=environment(**path_of), capture_output=True, text=True, timeout=60)
         assert (ran.returncode, ran.stdout) == (1, ""), (shell, ran.stderr)
         assert "ZeroDivisionError" in (tmp_path / "log").read_text()
+    (logger.parent / "cat").symlink_to(shutil.which("cat") or "")
+    for found in ("#!/bin/sh\necho no log >&2; exit 1\n", None):  # no /dev/log; no logger: the output is cron's
+        logger.unlink()
+        if found:
+            logger.write_text(found)
+            logger.chmod(0o755)
+        ran = subprocess.run(
+            ["/bin/sh", "-c", command.replace(r"\%", "%")],
+            env=environment(PATH=str(logger.parent)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (ran.returncode, ran.stdout) == (1, "") and "ZeroDivisionError" in ran.stderr
+        assert "no log" not in ran.stderr and "not found" not in ran.stderr, ran.stderr
 
 
 def test_a_crontab_for_a_graph_that_does_not_end_says_so(tmp_path: Path) -> None:

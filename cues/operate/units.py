@@ -79,13 +79,14 @@ def cron(facts: Deployment, schedule: str) -> str:
     lines = [
         f"# /etc/cron.d/{name}: a run each time; each takes what is new. Logs: journalctl -t {name}",
         "# The exit status of the line is that of the run: descriptor 3 carries it past the pipe to logger.",
+        "# Without logger, or a log for it, cron gets the output, and mails it.",
         "# A run that is still busy is not disturbed: the next one ends with exit code 7.",
         *_choice(facts, "a schedule", endless=False),
         *_network(facts),
         *_reads(facts),
         "SHELL=/bin/sh",
-        f"{schedule} {facts.user} {{ {{ ({_cron_percent(run)}) 2>&1 3>&-; echo $? >&3; }} | logger -t {name}; }} 3>&1"
-        " | (read -r status; exit $status)",
+        f"{schedule} {facts.user} {{ {{ ({_cron_percent(run)}) 2>&1 3>&-; echo $? >&3; }}"
+        f" | {{ logger -t {name} 2>/dev/null || cat >&2; }}; }} 3>&1 | (read -r status; exit $status)",
     ]
     return _text(lines)
 
