@@ -91,7 +91,8 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
             f"{processor} delivers from the store {delivery.store}, but the target was written from the store"
             f" {row.store}, so it is unknown which of these messages the target has.",
             "use a new target, or the store that it was written from. If the target has no rows of this processor any"
-            f" more: delete from {TABLE} where processor = '{processor}'.",
+            f" more: delete its position there, in a database with: delete from {TABLE} where processor ="
+            f" '{processor}'.",
             processor=processor,
         )
     if row is None or delivery.generation > row.generation:
