@@ -19,6 +19,7 @@ import lzma
 import os
 import re
 import stat
+import traceback
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -134,7 +135,12 @@ class Remote:
 
     def open(self, name: str) -> IO[bytes]:
         # The files of most stores have a readline() without a limit, and some read a byte at a time in it.
-        return cast(IO[bytes], io.BufferedReader(self.system.open(name, "rb"), BUFFER_BYTES))
+        try:
+            file = self.system.open(name, "rb")
+        except Exception as error:
+            _end_files_of(error)
+            raise
+        return cast(IO[bytes], io.BufferedReader(file, BUFFER_BYTES))
 
     def stat(self, name: str) -> Stat:
         self.system.invalidate_cache()
@@ -160,6 +166,14 @@ class Remote:
 
     def delete(self, name: str) -> None:
         self.system.rm_file(name)
+
+
+def _end_files_of(error: Exception) -> None:
+    """Mark files as closed whose constructor failed: that of obstore has no reader then, and its ``__del__`` fails."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(frame.f_locals.get("self"), io.IOBase):
+            with suppress(AttributeError):  # only files of fsspec let it be set
+                frame.f_locals["self"].closed = True
 
 
 def place_of(path: str) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import json
 import logging
@@ -608,3 +609,14 @@ def test_an_object_is_moved_within_its_bucket(directory: str) -> None:
         Files("s3://b/in/*.csv", after=f"move:{directory}")
     with pytest.raises(InvalidArgument, match="same bucket"):
         Files("in/*.csv", after="move:s3://b/done")
+
+
+def test_an_object_that_is_gone_when_it_is_opened_leaves_no_error_in_a_finalizer() -> None:
+    """The file of obstore whose constructor fails has no reader, and its ``__del__`` asks for it."""
+    files = pytest.importorskip("obstore.fsspec")
+    where = places.Remote("memory://bucket/x")
+    where.system = files.FsspecStore("memory")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            where.open("bucket/missing")
+        gc.collect()  # an error there fails the test
