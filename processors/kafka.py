@@ -5,11 +5,13 @@ The client is confluent-kafka (librdkafka), the extra ``kafka``. It is imported 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any, Final
 
 from cues import arguments, jsontext
@@ -20,6 +22,12 @@ LOG: Final = logging.getLogger("cues.processors.kafka")
 
 TOLD_S: Final = 60.0
 """Seconds for which a line of librdkafka is not repeated: without a broker it says the same forty times a second."""
+
+AWAY_S: Final = 2.0
+"""Seconds without any broker after which an unanswered request counts as failed: librdkafka itself waits for more."""
+
+POLL_S: Final = 0.05
+"""Seconds between two looks at the errors of a client that waits for an answer."""
 
 SHAPES: Final = ("record", "value")
 
@@ -61,14 +69,118 @@ def checked(servers: str, topic: str, config: Mapping[str, Any] | None, reserved
     return arguments.options_of("config", config, {"bootstrap.servers": "use the first argument.", **reserved})
 
 
-def client(kind: Callable[..., Any], servers: str, config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+class Brokers:
+    """The time since which a client has no broker, from the errors that the client tells when it is polled."""
+
+    def __init__(self) -> None:
+        self.away_since: float | None = None
+        self._reason = ""
+
+    def told(self, error: Any) -> None:
+        """Note an error of the client."""
+        LOG.warning("%s", error)
+        if error.code() == library().KafkaError._ALL_BROKERS_DOWN:
+            self.away_since = self.away_since or time.monotonic()
+        else:
+            self._reason = error.str()
+
+    @property
+    def are_away(self) -> bool:
+        """True if no broker was there for :data:`AWAY_S`. A request that is answered later says otherwise."""
+        return self.away_since is not None and time.monotonic() - self.away_since > AWAY_S
+
+    def raise_if_away(self) -> None:
+        """Raise ``KafkaException`` with the last reason that the client told."""
+        if self.are_away:
+            errors = library().KafkaError
+            raise library().KafkaException(errors(errors._ALL_BROKERS_DOWN, self._reason or "no broker is there"))
+
+
+class Admin:
+    """An AdminClient whose answer is looked for now and then; one request at a time. Close it in the thread that asks.
+
+    Two faults of the library end the process (SIGABRT), and this class avoids both (confluent-kafka 2.16):
+
+    - An AdminClient that the garbage collector destroys may be destroyed in its own thread, where an answer runs Python
+      code; librdkafka forbids that. So each is closed.
+    - A request for the coordinator of a group (``list_consumer_group_offsets``) uses freed memory if the connection
+      ends (librdkafka, issue 4605). So none is made here: :func:`committed` asks with a consumer.
+    """
+
+    def __init__(self, servers: str, config: Mapping[str, Any]) -> None:
+        self._brokers = Brokers()
+        self._client = client(library().admin.AdminClient, servers, connections(config), {}, self._brokers)
+        self._future: Any = None
+
+    def close(self) -> None:
+        """Destroy the client; an open request is dropped."""
+        self._client.__exit__(None, None, None)
+
+    def ask(self, request: Callable[[Any], Any]) -> None:
+        """Make a request: a function of the client that returns a future."""
+        if self._brokers.away_since is not None:  # told once, and perhaps no longer true
+            self._brokers.away_since = time.monotonic()
+        self._future = request(self._client)
+
+    def is_answered(self, wait_s: float = 0) -> bool:
+        """Wait for so long at most. Raises ``KafkaException`` when no broker was there for :data:`AWAY_S`."""
+        end = time.monotonic() + wait_s
+        while not self._future.done():
+            self._client.poll(0)
+            self._brokers.raise_if_away()
+            if time.monotonic() >= end:
+                return False
+            futures.wait([self._future], POLL_S)
+        return True
+
+    def answer(self) -> Any:
+        """Return the answer. Raises its ``KafkaException``."""
+        while not self.is_answered(1):
+            pass
+        answer = self._future.result()
+        self._brokers.away_since = None
+        return answer
+
+
+def committed(servers: str, config: Mapping[str, Any], group: str, topic: str, timeout_s: float) -> Any:
+    """Return the offset that a group committed for the partition 0 of a topic, with its metadata.
+
+    Open transactions are not waited for. Raises ``KafkaException``, soon when no broker is there.
+    """
+    lib, brokers = library(), Brokers()
+    own = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_uncommitted"}
+    consumer = client(lib.Consumer, servers, connections(config), own, brokers)
+    end, wait_s = time.monotonic() + timeout_s, AWAY_S / 2
+    with contextlib.closing(consumer):
+        while True:
+            try:
+                (place,) = consumer.committed([lib.TopicPartition(topic, 0)], wait_s)
+                break
+            except lib.KafkaException as error:
+                if not is_away(error.args[0]) or time.monotonic() >= end:
+                    raise
+            consumer.poll(0)
+            brokers.raise_if_away()
+            wait_s = max(POLL_S, min(2 * wait_s, end - time.monotonic()))  # a slow broker has time for its answer
+    if place.error is not None:
+        raise lib.KafkaException(place.error)
+    return place
+
+
+def client(
+    kind: Callable[..., Any],
+    servers: str,
+    config: Mapping[str, Any],
+    own: Mapping[str, Any],
+    brokers: Brokers | None = None,
+) -> Any:
     """Return a Consumer, Producer or AdminClient. Raises :class:`InvalidArgument` for an option that is unknown."""
     options = {
         "client.id": f"cues-{os.getpid()}",
         **config,
         **own,
         "bootstrap.servers": servers,
-        "error_cb": lambda error: LOG.warning("%s", error),
+        "error_cb": (brokers or Brokers()).told,
     }
     try:
         return kind(options, logger=LOG)

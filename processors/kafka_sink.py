@@ -161,8 +161,9 @@ class Topic:
 
     def holds(self, processors: Iterable[str]) -> list[str]:
         """Return those of the processors that have a position in Kafka: the topic refuses them from another store."""
-        admin = _admin(self)  # must outlive the request
-        listed = admin.list_consumer_groups(request_timeout=self.timeout_s).result().valid
+        with contextlib.closing(kafka.Admin(self.servers, self.config)) as admin:
+            admin.ask(lambda client: client.list_consumer_groups(request_timeout=self.timeout_s))
+            listed = admin.answer().valid
         groups = {group.group_id.removeprefix(f"{self.prefix}.") for group in listed}
         known: dict[str, list[str]] = {}
         for id in groups:
@@ -260,7 +261,9 @@ class Writer:
                         raise
                     failures.append((refused.args[0], number))
                     break
-        if producer.flush(self._topic.timeout_s):
+        while producer.flush(kafka.POLL_S) and time.monotonic() < deadline:
+            self._unit.brokers.raise_if_away()
+        if len(producer):
             failures.append((self._lib.KafkaError(self._lib.KafkaError._TIMED_OUT), 0))
         for error, number in failures:
             if error.code() in self._refusals:
@@ -342,16 +345,21 @@ class Unit:
         self.group = f"{topic.prefix}.{id}"
         self.lock = threading.Lock()
         self.producer: Any = None
+        self.brokers = kafka.Brokers()
         self._consumer: Any = None
 
     def open(self, delivery: cues.Delivery) -> None:
         """Connect, and fence earlier processes, unless that is done."""
         if self.producer is not None:
+            self.producer.poll(0)
+            if self.brokers.away_since is not None:  # perhaps no longer: a look tells soon; a producer's calls wait
+                _glance(self.topic, self.group)
+                self.brokers.away_since = None
             return
         # A process that was replaced must not fence its successor, so it looks first. The look is only a courtesy:
         # the position that counts is read after the fence.
         admit(self.id, _glance(self.topic, self.group), delivery)
-        lib, topic = kafka.library(), self.topic
+        lib, topic, brokers = kafka.library(), self.topic, kafka.Brokers()
         producer = kafka.client(
             lib.Producer,
             topic.servers,
@@ -363,12 +371,13 @@ class Unit:
                 "transaction.timeout.ms": int(topic.transaction_timeout_s * 1000),
                 "partitioner": "murmur2_random",
             },
+            brokers,
         )
         own = {"group.id": self.group, "enable.auto.commit": False, "isolation.level": "read_committed"}
         self._consumer = kafka.client(lib.Consumer, topic.servers, kafka.connections(topic.config), own)
         deadline = time.monotonic() + topic.timeout_s
         kafka.patiently(lambda: producer.init_transactions(topic.timeout_s), deadline)
-        self.producer = producer
+        self.producer, self.brokers = producer, brokers
         faults.point("kafka.fenced")
 
     def read(self) -> Row | None:
@@ -478,20 +487,9 @@ class _Positions:
         )
 
 
-def _admin(topic: Topic) -> Any:
-    return kafka.client(kafka.library().admin.AdminClient, topic.servers, kafka.connections(topic.config), {})
-
-
 def _glance(topic: Topic, group: str) -> Row | None:
     """Return the last committed row of a group, at once, whatever transactions are open."""
-    lib = kafka.library()
-    asked = lib.ConsumerGroupTopicPartitions(group, [lib.TopicPartition(topic.topic, 0)])
-    admin = _admin(topic)  # must outlive the request
-    futures = admin.list_consumer_group_offsets([asked], request_timeout=topic.timeout_s, require_stable=False)
-    (place,) = futures[group].result().topic_partitions
-    if place.error is not None:
-        raise lib.KafkaException(place.error)
-    return _row_of(topic, group, place)
+    return _row_of(topic, group, kafka.committed(topic.servers, topic.config, group, topic.topic, topic.timeout_s))
 
 
 def _row_of(topic: Topic, group: str, place: Any) -> Row | None:

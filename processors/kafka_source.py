@@ -118,12 +118,12 @@ class Records:
         """Yield ``(position, message)`` after ``position``."""
         reading = Reading(self, position)
         try:
-            reading.begin()
-            yield from reading.records(process)
+            if reading.begin(process):
+                yield from reading.records(process)
         except kafka.library().KafkaException as error:
             raise _failed(self, error.args[0]) from error
         finally:
-            reading.consumer.close()
+            reading.close()
 
 
 class Reading:
@@ -134,7 +134,6 @@ class Reading:
         self._lib = kafka.library()
         self._id, self._marks = _fields(position)
         self._first = position is None
-        self._discovered = time.monotonic()
         self._asked_again: set[tuple[int, int]] = set()
         self._unvalidated: dict[int, float] = {}
         """Partitions that were assigned by a position whose leader epoch is not yet compared, each with a deadline."""
@@ -150,28 +149,36 @@ class Reading:
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
         }
-        self.consumer = kafka.client(self._lib.Consumer, source.servers, options, own)
-        self._admin: Any = None
+        self._brokers = kafka.Brokers()
+        self.consumer = kafka.client(self._lib.Consumer, source.servers, options, own, self._brokers)
+        self._admin = kafka.Admin(source.servers, source.config)
+        self._is_asked, self._asked_at = False, 0.0
 
     @property
     def position(self) -> Position:
         """The position after the last record."""
         return [_VERSION, self._id, [[partition, *mark] for partition, mark in sorted(self._marks.items())]]
 
-    def begin(self) -> None:
-        """Compare the topic with that of the position, and assign all partitions."""
+    def begin(self, process: Any) -> bool:
+        """Compare the topic with that of the position, and assign all partitions; False if the graph drains first."""
+        self._ask()
+        while not self._admin.is_answered(_LOOK_S):
+            if process is not None and process.stopping:
+                return False
         count = self._layout()
         for partition in range(count):
             if partition not in self._marks:
                 low, high = self._bounds(partition)
                 self._marks[partition] = [high if self._first and self._source.start == "latest" else low, -1]
         self.consumer.assign([self._to_validate(partition) for partition in range(count)])
+        return True
 
     def records(self, process: Any) -> Iterator[tuple[Position, Any]]:
         """Yield records until the end (``follow``: until the graph drains)."""
         ended: set[int] = set()
         while process is None or not process.stopping:
             self.validate()
+            self._look()
             for message in self._next():
                 error, partition = message.error(), message.partition()
                 if partition in self._unvalidated and (
@@ -179,6 +186,7 @@ class Reading:
                 ):
                     continue  # the seek has it read again
                 if error is None:
+                    self._brokers.away_since = None
                     ended.discard(partition)
                     self._marks[partition] = [message.offset() + 1, _epoch_of(message)]
                     yield self.position, self._message(message)
@@ -192,21 +200,40 @@ class Reading:
                 if not self._source.follow:
                     return
                 waits.answered(process)
-            if self._source.follow and time.monotonic() - self._discovered >= self._source.discover_s:
-                self._discover()
+
+    def close(self) -> None:
+        """Close both clients."""
+        self._admin.close()
+        self.consumer.close()
 
     def _next(self) -> list[Any]:
         """Wait for a record, and return it with all that are there already; consume() alone waits for more of them."""
         message = self.consumer.poll(_LOOK_S)
         return [] if message is None else [message, *self.consumer.consume(_AT_ONCE, 0)]
 
+    def _ask(self) -> None:
+        asked, source = self._lib.TopicCollection([self._source.topic]), self._source
+        self._is_asked, self._asked_at = True, time.monotonic()
+        self._admin.ask(lambda client: client.describe_topics(asked, request_timeout=source.timeout_s)[source.topic])
+
+    def _look(self) -> None:
+        """Ask about the topic when ``discover_s`` is over or no broker is there; use the answer.
+
+        librdkafka tells once that no broker is there, and then waits without a word; an answer tells that one is again.
+        Raises ``KafkaException`` if there is no answer.
+        """
+        is_due = time.monotonic() - self._asked_at >= self._source.discover_s
+        if not self._is_asked and (is_due or self._brokers.are_away):
+            self._ask()
+        if self._is_asked and self._admin.is_answered():
+            count = self._layout()
+            if self._source.follow:
+                self._add(count)
+
     def _layout(self) -> int:
-        """Return the number of partitions. Raises :class:`Diverged` if the topic is not that of the position."""
-        source, kind = self._source, self._lib.admin.AdminClient
-        self._admin = self._admin or kafka.client(kind, source.servers, kafka.connections(source.config), {})
-        asked = self._lib.TopicCollection([source.topic])
-        futures = self._admin.describe_topics(asked, request_timeout=source.timeout_s)
-        described = futures[source.topic].result()
+        """Return the number of partitions, as answered. Raises :class:`Diverged` if the topic is another one."""
+        described = self._admin.answer()
+        self._is_asked, self._brokers.away_since = False, None
         count, id = len(described.partitions), str(described.topic_id or "")
         id = "" if set(id) <= set("A=") else id  # a broker without ids answers zeros
         if self._id and id and id != self._id:
@@ -216,17 +243,17 @@ class Reading:
         self._id = self._id or id
         return count
 
-    def _discover(self) -> None:
-        self._discovered = time.monotonic()
+    def _add(self, count: int) -> None:
+        """Read the partitions that are new among so many, from their beginning."""
+        new = [partition for partition in range(count) if partition not in self._marks]
+        if not new:
+            return
         try:
-            new = [partition for partition in range(self._layout()) if partition not in self._marks]
-            if not new:
-                return
             self.consumer.list_topics(self._source.topic, self._source.timeout_s)  # so that the consumer knows them
             begin = {partition: [self._bounds(partition)[0], -1] for partition in new}
         except self._lib.KafkaException as error:
             if _passes(error.args[0], self._lib.KafkaError):
-                return kafka.LOG.warning("no look for new partitions of %s: %s", self._source.topic, error)
+                return kafka.LOG.warning("no new partitions of %s yet: %s", self._source.topic, error)
             raise
         self._marks.update(begin)
         self.consumer.incremental_assign([self._place(partition) for partition in new])

@@ -726,7 +726,9 @@ def running() -> Iterator[Broker]:
     ) as process:
         try:
             assert process.stdout is not None
-            yield Broker(f"127.0.0.1:{int(process.stdout.readline())}", process)
+            broker = Broker(f"127.0.0.1:{int(process.stdout.readline())}", process)
+            with broker.admin:  # the garbage collector may not destroy it (processors/kafka.py)
+                yield broker
         finally:
             process.kill()
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import kafka_broker
 import mirrors
 import pytest
 from children import Child
@@ -600,6 +601,56 @@ def test_a_broker_that_is_away_in_the_middle_is_waited_for(silent: bool, kafka: 
     assert whole(kafka, target) == whole(kafka, source) and kafka_count(kafka, target) == count
     away = [event.processor for event in told if isinstance(event, events.Away) and not event.over]
     assert silent or {"mirror.records", "mirror.save"} & set(away), told
+
+
+def test_a_broker_that_is_away_is_told_soon_and_not_when_a_request_times_out(kafka: Broker, tmp_path: Path) -> None:
+    """At the start of a source and of a sink, and in the middle of a source; requests may take ten minutes here."""
+    own(kafka)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nothing = f"127.0.0.1:{free.getsockname()[1]}"
+    graph = cues.Graph("far", store=tmp_path / "s", errors="errors")
+    told: list[events.Event] = []
+    with contextlib.ExitStack() as ended_here:
+        broker = ended_here.enter_context(kafka_broker.running())
+        topic = broker.topic()
+        broker.produce(topic, ["0"])
+        for id, servers in (("begins", nothing), ("follows", broker.servers)):
+            graph.add(cues.Source(id, Records(servers, topic, follow=True, timeout_s=600)))
+        graph.source("sent")
+        graph.add(Topic(nothing, topic, timeout_s=600).sink("sent"))
+        with contextlib.suppress(cues.errors.ProcessorStopped), graph.start(listeners=(told.append,)) as running:
+            running.send("sent", {"value": "0"})
+            until(lambda: running.messages("follows"))
+            ended_here.close()
+            until(lambda: len({event.processor for event in told if isinstance(event, events.Away)}) == 3)
+            texts = [str(event) for event in told]
+            assert all("_ALL_BROKERS_DOWN" in text for text in texts if "Away" in text), texts
+            started = time.monotonic()
+        assert time.monotonic() - started < 60  # a drain does not wait for requests
+
+
+def test_no_admin_client_is_left_to_the_garbage_collector(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run in the thread of an AdminClient, and librdkafka ends the process if that destroys the client."""
+    from confluent_kafka.admin import AdminClient
+
+    module, made = kafka_source.kafka, []
+    client = module.client
+    monkeypatch.setattr(module, "client", lambda *given: (made.append(client(*given)), made[-1])[1])
+    topic, target = kafka.topic(), Topic(kafka.servers, kafka.topic(), shape="value")
+    kafka.produce(topic, ["0", "1"])
+    dropped = Records(kafka.servers, topic, follow=True)(None)
+    next(dropped)
+    dropped.close()
+    assert len(read(Records(kafka.servers, topic))) == 2
+    with pytest.raises(cues.CuesError, match="missing"):
+        read(Records(kafka.servers, "missing"))
+    deliver(target, 0, 2)
+    assert target.holds(["g.save", "other"]) == ["g.save"]
+    admins = [each for each in made if isinstance(each, AdminClient)]
+    assert len(admins) == 4
+    for admin in admins:
+        with pytest.raises(RuntimeError, match="closed"):
+            admin.list_topics(timeout=1)
 
 
 def kafka_count(broker: Broker, topic: str) -> int:
