@@ -246,6 +246,14 @@ class IcebergTarget(LakeTarget):
         return kind if any(getattr(types, f"is_{each}")(kind) for each in known.split()) else None
 
     @override
+    def kept(self, fields: Iterable[Any]) -> Any:
+        schema = super().kept(fields)
+        for field in schema:
+            if "" in _names(field):  # pyiceberg finds it when it writes the manifest, after the data
+                raise ValueError(f"the column {field.name!r} has a name that is empty, and Iceberg takes no such name")
+        return schema
+
+    @override
     def schema_of(self, table: Any) -> Any:
         pa, fields = places.arrow(), []
         for field in table.schema().as_arrow():
@@ -404,6 +412,12 @@ def _transform(part: str) -> Any:
     from pyiceberg.transforms import parse_transform
 
     return parse_transform(name if number is None else f"{name}[{number}]")
+
+
+def _names(field: Any) -> list[str]:
+    """Return the name of a field, and those of the fields in it."""
+    kind = field.type
+    return [field.name, *(name for at in range(kind.num_fields) for name in _names(kind.field(at)))]
 
 
 def _plain(kind: Any) -> Any:

@@ -21,6 +21,8 @@ columns in files (:mod:`cues.processors.columns`).
 In MySQL and MariaDB a TIMESTAMP has a zone, a DATETIME has none. A time may also be a timedelta, a bit field an int or
 bytes. NaN and infinity, blanks at the end of a CHAR, and NULL in a column that is NOT NULL are refused.
 
+No text of PostgreSQL has the sign NUL.
+
 SQLite has no type for decimals, times, UUIDs and JSON: they are text there. It makes a number of text that looks like
 one in a column of numbers: a decimal of at most 15 digits is written so, and other text is refused. With columns= as a
 list of names, a column of SQLite takes each value as the type of the value.
@@ -38,7 +40,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from cues import jsontext
-from cues.processors import columns, databases, places
+from cues.processors import column_texts, columns, databases, places
 from cues.processors.columns import WRONG
 
 _SQLITE_DIGITS_MAX: Final = 15
@@ -84,7 +86,7 @@ def kept(value: Any, kind: Kind) -> Any:
     sent = value = columns.plain(value)
     if value is not None:
         value = _fitted(value, kind)
-    if value is WRONG or (kind.dialect == "sqlite" and value is not None and _converts(value, kind.type, sent)):
+    if value is WRONG or _has_nul(value, kind) or (kind.dialect == "sqlite" and value is not None and _converts(value, kind.type, sent)):
         raise ValueError(f"is {kind.type}, and does not hold {type(sent).__name__} {sent!r:.60} as it is")
     return value
 
@@ -160,6 +162,16 @@ def _text(value: Any, kind: Kind) -> Any:
     return WRONG if length and text is not WRONG and len(text) > length else text
 
 
+def _has_nul(value: Any, kind: Kind) -> bool:
+    """Return whether a text has the sign that no text of PostgreSQL has."""
+    return kind.dialect == "postgresql" and isinstance(value, str) and "\0" in value
+
+
+def _json(value: Any, kind: Kind) -> Any:
+    text = jsontext.encode(value)
+    return WRONG if kind.dialect == "postgresql" and re.search(r"(?<!\\)(\\\\)*\\u0000", text) else text
+
+
 def _length(kind: Kind) -> int:
     """The most characters of a column of PostgreSQL, which cuts blanks beyond them; 0: there is no limit."""
     found = re.search(r"char(?:acter varying|acter)?\((\d+)\)", kind.type) if kind.dialect == "postgresql" else None
@@ -192,7 +204,7 @@ _FITS: Final[dict[str, Fit]] = {
     "date": lambda value, kind: columns.day(value),
     "time": lambda value, kind: columns.clock(value, kind.has_zone, kind.microseconds),
     "uuid": _uuid,
-    "json": lambda value, kind: jsontext.encode(value),
+    "json": _json,
 }
 
 _STAYS: Final[dict[str, tuple[type, Callable[[list[Any], Kind], bool]]]] = {
@@ -206,7 +218,12 @@ _STAYS: Final[dict[str, tuple[type, Callable[[list[Any], Kind], bool]]]] = {
         ),
     ),
     "boolean": (bool, _all),
-    "text": (str, lambda values, kind: not _length(kind) and kind.dialect != "mysql"),
+    "text": (
+        str,
+        lambda values, kind: (
+            not _length(kind) and kind.dialect != "mysql" and not any(_has_nul(text, kind) for text in values)
+        ),
+    ),
     "bytes": (bytes, lambda values, kind: kind.dialect != "mysql"),
     "date": (date, lambda values, kind: kind.dialect != "sqlite"),
     "timestamp": (
@@ -248,6 +265,8 @@ def as_column(column: Any, kind: Kind) -> Any:
         or (types.is_binary(wanted) and found in (pa.large_binary(), pa.binary_view()))
         or (types.is_timestamp(wanted) and _is_same_time(column, wanted))
     )
+    if same and kind.dialect == "postgresql" and types.is_string(wanted):
+        same = not any(b"\0" in column_texts.joined(chunk.cast(wanted)) for chunk in column.chunks)
     return column.cast(wanted) if same else None
 
 

@@ -8,7 +8,8 @@ Each field is a column, in the order in which fields appear; lists and dicts are
 that is missing and one that is None are both null, and a null is None in a message that is made of a row. Without a
 schema the types are those of the messages of the step, so they may differ from step to step: a field that is null in
 all of them has the type null. With one, columns and types are always the same, and other fields are left out. Keys that
-begin with ``q/`` are no columns.
+begin with ``q/`` are no columns. A value that its column would change is refused: a time with an offset, a set, a
+datetime among dates.
 
 pandas gets its types with nulls (``Int64``, ``Float64``, ``boolean``), because those without would make floats of
 integers with a null. Other columns have Arrow types (``pandas.ArrowDtype``), for which pandas 2 has fewer operations:
@@ -22,6 +23,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -67,8 +69,10 @@ def _arrow_of(
             array = pa.array(values, None if schema is None else schema.field(name).type)
             if kind == "pandas" and "null" in str(array.type) and array.type != pa.null():
                 array = pa.array(values, _without_null(pa, array.type))
+            if _changes(pa, array.type, values, schema is not None):
+                raise _changed(pa, name, values, array.type, schema is not None)
             arrays.append(array)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise _misfit(pa, name, values, schema, error) from None
     table = pa.Table.from_arrays(arrays, schema=schema) if schema is not None else pa.table(arrays, names)
     for place, (name, values) in enumerate((facts or {}).items()):
@@ -489,6 +493,55 @@ def _misfit(pa: Any, name: str, values: Sequence[Any], schema: Any, error: Excep
     found = f"{path}: expected {expected}, found {values[place]!r:.60}."
     hint = "correct the writer of the message" + ("" if schema is not None else ", or name the column's type")
     return SchemaError(found, f"{hint}, with schema=.", path=path, expected=expected)
+
+
+def _changes(pa: Any, kind: Any, values: Iterable[Any], is_declared: bool) -> bool:
+    """Return whether Arrow puts other values than these into an array of a type, without an error.
+
+    It cuts datetimes to dates, drops the offsets of times and the second of two equal times, mixes times with and
+    without a zone, and makes lists of sets and bytes of text. A declared type with a zone takes times without as UTC.
+    """
+    types = pa.types
+    if types.is_dictionary(kind) or not (types.is_nested(kind) or types.is_temporal(kind) or types.is_binary(kind)):
+        return False
+    there = [value for value in values if value is not None]
+    if types.is_struct(kind):
+        rows = [value for value in there if isinstance(value, dict)]
+        return any(_changes(pa, each.type, [row.get(each.name) for row in rows], is_declared) for each in kind)
+    if types.is_map(kind):
+        items = [item for value in there for item in (value.items() if isinstance(value, dict) else value)]
+        return any(
+            _changes(pa, part, [item[at] for item in items], is_declared)
+            for at, part in enumerate((kind.key_type, kind.item_type))
+        )
+    if types.is_nested(kind):
+        if any(isinstance(value, (set, frozenset)) for value in there):
+            return True
+        return _changes(pa, kind.value_type, itertools.chain.from_iterable(there), is_declared)
+    if types.is_binary(kind):
+        return any(isinstance(value, str) for value in there)
+    if types.is_date(kind):
+        return any(isinstance(value, datetime) for value in there)
+    if types.is_time(kind):
+        return any(isinstance(value, time) and (value.tzinfo is not None or value.fold) for value in there)
+    if not types.is_timestamp(kind):
+        return False
+    times = [value for value in there if isinstance(value, datetime)]
+    if kind.tz is None:
+        return any(value.tzinfo is not None or value.fold for value in times)
+    return not is_declared and any(value.tzinfo is None for value in times)
+
+
+def _changed(pa: Any, name: str, values: Sequence[Any], kind: Any, is_declared: bool) -> SchemaError:
+    """The error for a column of which Arrow would change values, with the place of the first one."""
+    place = next(at for at, value in enumerate(values) if _changes(pa, kind, [value], is_declared))
+    path = f"$[{place}].{name}"
+    return SchemaError(
+        f"{path}: the column is {kind}, and does not hold {values[place]!r:.60} as it is.",
+        "send values of one type, times without an offset, and lists in the place of sets.",
+        path=path,
+        expected=str(kind),
+    )
 
 
 def _pandas_type(kind: Any) -> Any:
