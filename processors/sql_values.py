@@ -86,7 +86,9 @@ def kept(value: Any, kind: Kind) -> Any:
     sent = value = columns.plain(value)
     if value is not None:
         value = _fitted(value, kind)
-    if value is WRONG or _has_nul(value, kind) or (kind.dialect == "sqlite" and value is not None and _converts(value, kind.type, sent)):
+    if value is not None and value is not WRONG and kind.dialect == "sqlite" and _converts(value, kind.type, sent):
+        value = WRONG
+    if value is WRONG or _has_nul(value, kind):
         raise ValueError(f"is {kind.type}, and does not hold {type(sent).__name__} {sent!r:.60} as it is")
     return value
 
