@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from cues.errors import InvalidArgument
+
+NEWER: Final = "install a newer version of Cues (pip install -U cues-streams)."
+
+
+def version_hint(found: Any, known: int, otherwise: str) -> str:
+    """Return the hint of an error about stored bytes: a newer Cues for a version above ``known``.
+
+    ``found`` is the version, or a list that begins with it. Another name or place would lose what is stored.
+    """
+    version = found[0] if isinstance(found, list) and found else found
+    return NEWER if type(version) is int and version > known else otherwise
 
 
 def check_number(name: str, value: Any, least: float, most: float = 1 << 62, *, whole: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from cues.arguments import version_hint
 from cues.errors import Diverged, InvalidArgument
 from cues.overrides import override
 
@@ -86,4 +87,6 @@ def position_of(
     A position is None, or a list of so many items, of which the first one is the version 1.
     """
     if position is not None and (not isinstance(position, list) or len(position) != length or position[0] != 1):
-        raise Diverged(f"The position {str(position)[:80]} is not one of {module}, version 1.", hint)
+        raise Diverged(
+            f"The position {str(position)[:80]} is not one of {module}, version 1.", version_hint(position, 1, hint)
+        )

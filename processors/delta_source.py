@@ -47,7 +47,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from cues.arguments import check_number, options_of, path_of, texts_of
+from cues.arguments import check_number, options_of, path_of, texts_of, version_hint
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.processors import SOURCE, blocks, columns, delta, foreign, formats, opened_file, places, takes, waits
 from cues.processors.lake import says_away
@@ -244,7 +244,7 @@ class _Reader:
         if not isinstance(position, list) or len(position) != 6 or position[0] != _VERSION:
             raise Diverged(
                 f"The position {str(position)[:80]} is not one of cues.processors.delta_source, version {_VERSION}.",
-                "give the source another id, which begins at the start.",
+                version_hint(position, _VERSION, "give the source another id, which begins at the start."),
             )
         place = _Place(*position[1:])
         if place.id != id:

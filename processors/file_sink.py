@@ -68,7 +68,7 @@ from typing import IO, Any, Final, Literal, cast
 
 import cues
 from cues import faults
-from cues.arguments import check_number, path_of, texts_of
+from cues.arguments import check_number, path_of, texts_of, version_hint
 from cues.checkpoints import Row, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.errors import CheckpointError, Diverged, InvalidArgument
@@ -698,7 +698,7 @@ def _read_state(kept: dict[str, Any] | None, where: str, sink: FileSink) -> dict
     if kept.get("cues") not in (1, _VERSION):
         raise CheckpointError(
             f"{where} is not a row of file sinks of version {_VERSION}.",
-            "use another directory, or the version of Cues that wrote it.",
+            version_hint(kept.get("cues"), _VERSION, "use another directory, or the version of Cues that wrote it."),
             where=where,
         )
     if kept["cues"] == 1:

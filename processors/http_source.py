@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from cues import codec, jsontext
-from cues.arguments import check_number
+from cues.arguments import check_number, version_hint
 from cues.errors import CodecError, Diverged, InvalidArgument
 from cues.processors import SOURCE, foreign, http, takes, waits
 
@@ -326,7 +326,7 @@ class Poll:
             raise Diverged(
                 f"The position {str(position)[:80]} is not one of cues.processors.http_source, version {_VERSION}, for"
                 f" {kind}.",
-                "give the source another id, which begins at the start.",
+                version_hint(position, _VERSION, "give the source another id, which begins at the start."),
             )
         if form == "pages" and _origin(position[4]) != _origin(self.url):
             raise Diverged(

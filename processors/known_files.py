@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple
 
+from cues.arguments import version_hint
 from cues.errors import Diverged
 from cues.processors.places import Stat
 
@@ -86,7 +87,11 @@ def read_position(position: Any) -> tuple[Progress, Former | None]:
     except (TypeError, ValueError):
         raise Diverged(
             f"The position {str(position)[:80]} is not one of cues.processors.file_source, version {VERSION}.",
-            "give the source another id, which begins at the start; or declare the function that wrote it.",
+            version_hint(
+                position,
+                VERSION,
+                "give the source another id, which begins at the start; or declare the function that wrote it.",
+            ),
         ) from None
 
 

@@ -50,7 +50,7 @@ from urllib.parse import urlsplit
 
 import cues
 from cues import MessagesPurged, jsontext
-from cues.arguments import check_number, options_of, text_of
+from cues.arguments import check_number, options_of, text_of, version_hint
 from cues.checkpoints import Row, Transaction, held, write_once
 from cues.errors import Away, CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
 from cues.overrides import override
@@ -185,7 +185,7 @@ class Mark(NamedTuple):
         except (TypeError, ValueError, AttributeError) as error:
             raise Diverged(
                 f"The position {str(position)[:80]} is not one of cues.processors.redis_streams, version {_VERSION}.",
-                "give the source another id, which begins at the start.",
+                version_hint(position, _VERSION, "give the source another id, which begins at the start."),
             ) from error
 
     def gap(self, extent: Extent) -> tuple[str, Mark] | None:

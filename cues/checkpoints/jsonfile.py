@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cues import faults
-from cues.arguments import check_number, path_of
+from cues.arguments import check_number, path_of, version_hint
 from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
@@ -205,7 +205,7 @@ class JSONFileCheckpoint(Closing):
             what = "is not a checkpoint" if version is None else f"is a checkpoint of version {version!r}"
             raise CheckpointError(
                 f"The file {self.path} {what}; this version of Cues reads version {_VERSION}.",
-                "use another path, or the version of Cues that wrote the file.",
+                version_hint(version, _VERSION, "use another path, or the version of Cues that wrote the file."),
                 where=str(self.path),
             )
         return record  # type: ignore[no-any-return]

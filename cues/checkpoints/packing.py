@@ -15,6 +15,7 @@ import base64
 import json
 from typing import Any, Final
 
+from cues.arguments import version_hint
 from cues.errors import CheckpointError
 from cues.producers.sequencer import AckIntent, Checkpoint, ProducerState
 from cues.records.identity import ProducerID
@@ -50,7 +51,8 @@ def from_plain(plain: Any) -> Checkpoint:
     """Read the data of :func:`to_plain`. Raises :class:`CheckpointError` for any other data."""
     version = plain.get("cues") if isinstance(plain, dict) else None
     if version != VERSION:
-        raise _foreign(f"is of version {version!r}; this version of Cues reads version {VERSION}")
+        text = f"is of version {version!r}; this version of Cues reads version {VERSION}"
+        raise _foreign(text, version_hint(version, VERSION, _WRITER))
     if set(plain) != {"cues", "offsets", "producers", "ack_intents"}:
         raise _foreign(f"holds {', '.join(map(repr, plain))}")
     try:
@@ -68,5 +70,8 @@ def from_plain(plain: Any) -> Checkpoint:
         raise _foreign(f"does not have the form of one ({error})") from error
 
 
-def _foreign(what: str) -> CheckpointError:
-    return CheckpointError(f"The stored checkpoint {what}.", "use the version of Cues that wrote it.", where="")
+_WRITER: Final = "use the version of Cues that wrote it."
+
+
+def _foreign(what: str, hint: str = _WRITER) -> CheckpointError:
+    return CheckpointError(f"The stored checkpoint {what}.", hint, where="")

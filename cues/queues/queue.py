@@ -395,7 +395,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
         raw = store.core.commit(create_queue, store, id, QueueOptions(**options))
     record = read_record(store, id, raw)
     if record.get("format", 1) != 1 or record.get("schema") is not None:
-        newer = "install a newer version (pip install -U cues-streams)."
+        newer = "install a newer version of Cues (pip install -U cues-streams)."
         raise _refused(id, "schema", f"The queue {id!r} was written by a newer Cues.", newer)
     queue = Queue(QueueCore(store, id, QueueOptions.from_dict(record["options"]), record["version"]))
     if options:

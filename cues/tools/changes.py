@@ -37,6 +37,7 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from cues import codec
+from cues.arguments import NEWER
 from cues.base import names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorKey
@@ -243,7 +244,7 @@ def apply(writer: ReplicaWriter, change: Change) -> int:
                 "make a new copy; please report this.",
             )
     else:
-        raise StoreError(f"A change of the kind {kind!r} is not known.", "install a newer version of Cues.")
+        raise StoreError(f"A change of the kind {kind!r} is not known.", NEWER)
     return 0
 
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import codec
+from cues.arguments import NEWER
 from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.errors import Diverged, Fenced
@@ -115,7 +116,7 @@ class LedgerRecord:
                 f"A processor's record has format {format}; this version reads {OLDEST_FORMAT} to {FORMAT}.",
                 "start over with --fresh, or with another --queues DIR, which is fed from the store again."
                 if older
-                else "install a newer version of Cues.",
+                else NEWER,
             )
         try:
             return LedgerRecord._of(number, data)
