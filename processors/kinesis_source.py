@@ -134,6 +134,10 @@ class Kinesis:
                 raise InvalidArgument(f"{name}= is empty.", "leave it out.")
         if endpoint_url is not None and not endpoint_url.startswith(("http://", "https://")):
             raise InvalidArgument("endpoint_url= is not a URL of http or https.", "give 'http://localhost:5000'.")
+        if endpoint_url is not None and any(sign in endpoint_url for sign in "@?#"):  # errors of boto3 show the URL
+            raise InvalidArgument(
+                "endpoint_url= has a user, a password or a query.", "leave them out: boto3 finds the credentials."
+            )
         aws.check_library("kinesis", client)
         if region is None and stream.startswith("arn:"):
             region = stream.split(":")[3]
