@@ -61,7 +61,8 @@ def run(made: Graph, path: Path, **options: Any) -> None:
     except ProcessorStopped:
         # The source may be slower than the processor that stops: both engines are to leave all of its messages.
         if not options.get("backfill"):  # in which no source runs
-            until(lambda: all(worker.stepper.ended for worker in running.engine.workers if not worker.stepper.inputs))
+            sources = {node.id for node in running.engine.units if not node.inputs}
+            until(lambda: all(unit.state == "ended" for unit in running.engine.standings() if unit.id in sources))
         running.drain(60)
     finally:
         running.close()
