@@ -107,7 +107,9 @@ def test_the_lock_has_each_dependency_of_the_tests_with_hashes_and_in_its_range(
     assert len(named) > 60
     found = locked()
     for requirement in named:
-        version, hashes = found[canonicalize_name(requirement.name)]
+        name = canonicalize_name(requirement.name)
+        assert name in found, f"The lock has no {name}. Try: pip install uv, and the command in the head of the lock."
+        version, hashes = found[name]
         assert requirement.specifier.contains(version, prereleases=True), f"{requirement} and not {version}"
         assert hashes, requirement.name
 
