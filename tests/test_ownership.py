@@ -21,7 +21,7 @@ from forks import Forks
 from sets import slow_except
 
 import cues
-from cues import Graph, Sink, Source, Store, Stream, testing
+from cues import Graph, Sink, Source, Store, Stream, faults, testing
 from cues.base import names
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, ProcessorStopped
@@ -318,6 +318,24 @@ def test_a_seek_while_the_graph_runs_and_waits(store: Store) -> None:
         assert running.wait_idle(timeout=10)
         assert [m["n"] for m in running.messages("out")] == [*range(10), 7, 8, 9]
     assert not running.stopped
+
+
+def test_a_seek_between_the_claim_and_the_recovery_of_a_start(store: Store) -> None:
+    """Somebody moves a position while the graph starts: the start continues at the new place, and does not fail."""
+    feed(store)
+    testing.run_until_idle(graph(), store)
+    for start in range(2):
+        faults.arm("claim.after", 1, lambda point: ownership.seek(store, "g.same", {"g.same.a": 8}))
+        try:
+            if start:
+                testing.run_until_idle(graph(), store)
+            else:
+                with graph().start(store=store) as running:
+                    assert running.wait_idle(timeout=30)
+                assert not running.stopped
+        finally:
+            faults.disarm()
+        assert [m["n"] for m in testing.messages(store, "out")][10:] == [7, 8, 9] * (start + 1)
 
 
 def test_a_seek_in_the_middle_of_a_step_drops_the_step(store: Store) -> None:

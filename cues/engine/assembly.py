@@ -30,6 +30,7 @@ from cues.engine.growth import Emit, Growth, divide, tell_of_growth
 from cues.engine.identities import keyed
 from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
+from cues.engine.threads import recover
 from cues.errors import CuesError, GraphError, StoreError
 from cues.forwarding import marks, other_stores
 from cues.graphs import processor_rows
@@ -183,7 +184,7 @@ def assemble(
                     lanes=() if node.kind == "source" else LANES,
                     give_up=accept_topology,
                 )
-                stepper.recover()
+                recover(stepper)
                 steppers.append(stepper)
             forwarders = [
                 _forwarder(stores.home, other, steppers, left_over.get(other.id, set()), marks, abroad)

@@ -286,6 +286,16 @@ class Worker:
         return not (any if stepper.node.mode == "alts" else all)(n > 0 for n in left)
 
 
+def recover(stepper: Stepper) -> None:
+    """Recover a unit at its start. A seek may have moved its positions since it was claimed."""
+    try:
+        stepper.recover()
+    except Fenced as fence:
+        if fence.reason != "seek":
+            raise
+        adopt(stepper)
+
+
 def adopt(stepper: Stepper, tell: bool = True) -> None:
     """Let a unit continue from the row of its processor, after a seek or an outage. ``tell``: with an event."""
     while True:
