@@ -431,6 +431,8 @@ def test_a_changed_topology_stops_the_start_until_it_is_accepted(graph) -> None:
     ("text", "target", "words"),
     [
         ("import nothing_of_that_name\n", "graph.py", ["ModuleNotFoundError", "line 1", "cannot be imported"]),
+        ("import os\nos.environ['NO_SUCH_URL']\n", "graph.py", ["KeyError", "line 2", "set the variable NO_SUCH_URL"]),
+        ("{}['NO_SUCH_KEY']\n", "graph.py", ["KeyError", "Try: python graph.py"]),
         ("x = (\n", "graph.py", ["SyntaxError", "graph.py"]),
         ("x = 1\n", "graph.py", ["holds no graph"]),
         ("def make():\n    pass\n", "graph.py:make", ["is a function", "graph.py:make()"]),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -118,8 +119,17 @@ def _module(path: Path) -> ModuleType:
         raise FileFailed(f"{shown(path)} ended before its graph was there: {reason}", "", trace="") from None
     except Exception as error:
         del sys.modules[name]
-        raise _failed(error, f"{shown(path)} cannot be imported.", f"python {shown(path)}.") from None
+        raise _failed(error, f"{shown(path)} cannot be imported.", _hint_of(error, path)) from None
     return module
+
+
+def _hint_of(error: Exception, path: Path) -> str:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is not None and last.tb_frame.f_code is type(os.environ).__getitem__.__code__:
+        return f"set the variable {error.args[0]}. Commands that only read a store need no graph file: cues status DIR."
+    return f"python {shown(path)}."
 
 
 def _module_name(path: Path) -> str:
