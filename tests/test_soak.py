@@ -154,7 +154,7 @@ def soak(*options: str, timeout_s: float, **environment: str) -> tuple[int, str]
 def test_everything_at_once_for_a_short_time() -> None:
     status, output = soak("--seconds", "8", "--life", "8", "--pace", "1", "--rate", "100", timeout_s=590)
     assert status == 0, output[-8000:]
-    assert "1 lives" in output
+    assert re.search("[1-9] lives", output), output  # a short one leaves time for another
 
 
 @pytest.mark.long
