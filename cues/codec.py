@@ -37,6 +37,7 @@ from typing import Any, Final
 
 import msgpack
 
+from cues.base.lazy import loaded
 from cues.errors import CodecError, InvalidArgument
 from cues.native import ThreadPacker
 
@@ -78,19 +79,18 @@ def _default(value: Any) -> Any:
         return msgpack.ExtType(code, _inside(encode, value) if holds_others else encode(value))
     if type(value) is int:
         return _encode_int(value)
-    decimal = sys.modules.get("decimal")  # without it there is no such value
-    if decimal is not None and type(value) is decimal.Decimal:
+    if type(value) is loaded("decimal", "Decimal"):
         return msgpack.ExtType(104, str(value).encode())
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    generic = loaded("numpy", "generic")
+    if generic is not None:
         # Subclasses of arrays have data that is not in their bytes (a mask, a unit), so they are refused.
-        if type(value) in (numpy.ndarray, numpy.memmap) and value.dtype.itemsize:
+        if type(value) in (loaded("numpy", "ndarray"), loaded("numpy", "memmap")) and value.dtype.itemsize:
             description = _description(value.dtype)
             _check_texts(value)
             return msgpack.ExtType(111, _nested([description, list(value.shape), value.tobytes()]))
-        if isinstance(value, numpy.generic):
+        if isinstance(value, generic):
             description = _description(value.dtype)
-            _check_texts(numpy.asarray(value))
+            _check_texts(sys.modules["numpy"].asarray(value))
             return msgpack.ExtType(110, _nested([description, value.tobytes()]))
     for base, plain in _BASES:
         if isinstance(value, base):
@@ -342,8 +342,8 @@ def _register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
 
 def _zone(zone: tzinfo | None) -> str | None:
     """The name of a time zone of :mod:`zoneinfo`, which is loaded if there is one; None for another zone."""
-    zoneinfo = None if zone is None else sys.modules.get("zoneinfo")
-    return zone.key if zoneinfo is not None and isinstance(zone, zoneinfo.ZoneInfo) else None
+    kind = None if zone is None else loaded("zoneinfo", "ZoneInfo")
+    return zone.key if kind is not None and isinstance(zone, kind) else None
 
 
 def _named_zone(name: str) -> tzinfo:

@@ -22,11 +22,12 @@ from __future__ import annotations
 import base64
 import json
 import math
-import sys
 from collections.abc import Mapping
 from datetime import date, time, timedelta
 from typing import TYPE_CHECKING, Any, Never
 from uuid import UUID
+
+from cues.base.lazy import loaded
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -118,8 +119,8 @@ def text_of(value: date | time | Decimal | UUID) -> str:
 
 
 def _is_decimal(value: Any) -> bool:
-    decimal = sys.modules.get("decimal")  # without it there is no such value
-    return decimal is not None and isinstance(value, decimal.Decimal)
+    decimal = loaded("decimal", "Decimal")
+    return decimal is not None and isinstance(value, decimal)
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,6 @@ import functools
 import inspect
 import json
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -43,6 +42,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from uuid import UUID
 
+from cues.base.lazy import loaded
 from cues.errors import InvalidArgument, NotInstalled, SchemaError
 from cues.overrides import override
 
@@ -561,13 +561,13 @@ def _shown(value: Any) -> str:
 
 
 def _is_pydantic(kind: Any) -> bool:
-    module = sys.modules.get("pydantic")
-    return module is not None and isinstance(kind, type) and issubclass(kind, module.BaseModel)
+    model = loaded("pydantic", "BaseModel")
+    return model is not None and isinstance(kind, type) and issubclass(kind, model)
 
 
 def _is_msgspec(kind: Any) -> bool:
-    module = sys.modules.get("msgspec")
-    return module is not None and isinstance(kind, type) and issubclass(kind, module.Struct)
+    struct = loaded("msgspec", "Struct")
+    return struct is not None and isinstance(kind, type) and issubclass(kind, struct)
 
 
 def _is_object(kind: Any) -> bool:

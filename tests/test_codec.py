@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import math
+import sys
+import types
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -21,8 +24,10 @@ from sets import slow_except
 from small import DECODERS, ENCODERS
 
 import cues
-from cues import codec
+from cues import codec, jsontext
 from cues.errors import CodecError, InvalidArgument
+from cues.schemas import schema_of
+from cues.steps import tracing
 
 
 def round_trip(value: Any) -> Any:
@@ -474,6 +479,27 @@ def test_more_levels_than_pack_writes_are_refused(registry: None, code: int) -> 
     with pytest.raises(CodecError, match="more than 64 extension types"):
         codec.unpack(data)
     assert round_trip((1, (2,))) == (1, (2,)), "the depth is counted anew"
+
+
+class Word(str):
+    """Looked up among the types of other modules before it is taken for its base."""
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize("module", ["zoneinfo", "decimal", "numpy", "pydantic", "msgspec", "opentelemetry.trace"])
+def test_a_module_that_another_thread_is_importing_is_none_yet(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is among the loaded modules, and has no names: whoever looks into it must not fail."""
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    message = {"at": datetime(2026, 11, 29, tzinfo=UTC), "word": Word("x"), "pair": (1, "x")}
+    assert round_trip(message) == message
+    assert jsontext.encode(message["at"]) == '"2026-11-29T00:00:00+00:00"'
+    assert schema_of(Point) is not None
+    assert tracing.tracer() is None
+    tracing.flush()
 
 
 def test_numpy_values_of_other_types_are_refused() -> None:

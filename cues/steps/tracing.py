@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cues.base import names
+from cues.base.lazy import loaded
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
@@ -32,17 +33,17 @@ Context = dict[str, str]
 
 def tracer() -> Tracer | None:
     """Return the tracer of steps; None if the process has no tracer provider."""
-    api = sys.modules.get("opentelemetry.trace")  # who has set a provider has imported it
-    if api is None:
+    provider_of = loaded("opentelemetry.trace", "get_tracer_provider")  # who has set a provider has imported it
+    if provider_of is None:
         return None
-    provider = api.get_tracer_provider()
+    api, provider = sys.modules["opentelemetry.trace"], provider_of()
     return None if isinstance(provider, (api.ProxyTracerProvider, api.NoOpTracerProvider)) else Tracer(provider)
 
 
 def flush(timeout_s: float = 5.0) -> None:
     """Export the spans that have ended, before a process ends without its exit handlers."""
-    api = sys.modules.get("opentelemetry.trace")
-    export = getattr(api.get_tracer_provider(), "force_flush", None) if api is not None else None
+    provider_of = loaded("opentelemetry.trace", "get_tracer_provider")
+    export = getattr(provider_of(), "force_flush", None) if provider_of is not None else None
     if export is not None:
         with contextlib.suppress(Exception):  # an exporter of the user must not keep the process
             export(round(timeout_s * 1000))
