@@ -37,8 +37,8 @@ from typing import Any, Final
 
 import msgpack
 
-from cues.base.lazy import loaded
 from cues.errors import CodecError, InvalidArgument
+from cues.imported import loaded
 from cues.native import ThreadPacker
 
 Encoder = Callable[[Any], bytes]

@@ -27,7 +27,7 @@ from datetime import date, time, timedelta
 from typing import TYPE_CHECKING, Any, Never
 from uuid import UUID
 
-from cues.base.lazy import loaded
+from cues.imported import loaded
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -42,8 +42,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from uuid import UUID
 
-from cues.base.lazy import loaded
 from cues.errors import InvalidArgument, NotInstalled, SchemaError
+from cues.imported import loaded
 from cues.overrides import override
 
 Load = Callable[[Any], Any]

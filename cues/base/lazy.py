@@ -1,4 +1,4 @@
-"""Names of a package (PEP 562), and modules, that load on first use; and classes of modules that may not be loaded."""
+"""Names of a package (PEP 562), and modules, that load on first use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ def module(name: str) -> Any:
     function is shorter. Not for compiled modules, in which the ``else`` is not there.
     """
     return _Module(name)
-
-
-def loaded(name: str, attribute: str) -> Any:
-    """Return an attribute of a module that somebody has loaded; None if nobody has.
-
-    Also None while another thread is importing the module and the attribute is not there yet: so it has no instances.
-    """
-    return getattr(sys.modules.get(name), attribute, None)
 
 
 def loader(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cues.base import names
-from cues.base.lazy import loaded
+from cues.imported import loaded
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node

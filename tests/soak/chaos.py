@@ -416,7 +416,9 @@ class Soak:
         elif code:
             raise Wrong(f"Spark ended with {code}:\n{said[-4000:]}")
         else:
-            self.counts["messages compared with Spark"] += int((self.place.logs / "spark.out").read_text())
+            self.counts["messages compared with Spark"] += sum(
+                map(int, (self.place.logs / "spark.out").read_text().split())
+            )
             self.counts["queries of Spark"] += 1
 
     def finish(self) -> None:
