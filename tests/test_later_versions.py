@@ -1,4 +1,4 @@
-"""What a later version of Cues wrote is refused with the advice to install it, before a byte changes.
+"""Data that a later version of Cues wrote is refused with the advice to install it, before a byte changes.
 
 The other advice, such as another name, would begin anew what a newer Cues continues. A table of everything that has a
 version of its own: positions of sources, which are found by their declarations, records, checkpoints, rows of targets,

@@ -126,7 +126,7 @@ def test_a_seek_back_is_seen_once_and_from_its_place() -> None:
     assert (done := partition([*all, *all[3:]], 4)).follow() is None and (done.next, done.seeks) == (11, [])
     assert (short := partition(all, 4)).follow() is None and short.seeks == [4], "it has not been repeated yet"
     for audited, seeks in (
-        ([*all[:6], *all[3:]], ()),  # nobody asked for it
+        ([*all[:6], *all[3:]], ()),  # without a seek
         ([*all[:6], *all[4:]], (4,)),  # from another place
         ([*all[:6], *all[3:8], *all[3:]], (4,)),  # twice
         ([*all[:4], *all[5:]], ()),  # one is left out

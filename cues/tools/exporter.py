@@ -453,7 +453,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # there is no thread
+        except BaseException:  # no thread was started, which would release it
             self._room.release()
             raise
 

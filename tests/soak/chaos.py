@@ -31,7 +31,7 @@ from .model import Place
 HERE: Final = Path(__file__).parent
 GOLDEN: Final = HERE.parent / "golden"
 BEGINNINGS: Final = ("process", "disk", "v1", "v1-seals", "v1-unread", "v1-columns")
-"""How the store begins: with a durability, or as a store of an earlier format."""
+"""Beginnings of the store: a durability, or a store of an earlier format."""
 MEMBERS: Final = 2
 SPARK_EVERY_S: Final = 600
 CALM_S: Final = 300
