@@ -353,6 +353,45 @@ def test_a_drain_ends_the_wait_at_once_and_the_next_start_goes_on(tmp_path: Path
         assert [message["n"] for message in running.messages("out")] == list(range(10))
 
 
+def test_a_drain_during_a_try_ends_as_one_during_a_wait(tmp_path: Path) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s")
+    calls, ending = [], threading.Event()
+
+    @graph.source("in")
+    def read(position: int | None) -> Iterator[tuple[int, dict[str, int]]]:
+        calls.append(position)
+        if len(calls) > 1:
+            assert ending.wait(60)
+        raise Away("off")
+        yield
+
+    heard = Heard()
+    with pytest.raises(ProcessorStopped, match="Away: off"), graph.start(listeners=(heard,)) as running:
+        until(lambda: len(calls) > 1)
+        assert not running.drain(60)
+        ending.set()
+    assert not running.counters()["g.in"].away
+    assert [event.text for event in heard.all if "ends while what it needs is away" in event.text]
+
+
+def test_a_source_that_ends_at_its_first_try_has_no_outage_left(tmp_path: Path) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s")
+    calls = []
+
+    @graph.source("in")
+    def read(position: int | None) -> Iterator[tuple[int, dict[str, int]]]:
+        calls.append(position)
+        if len(calls) == 1:
+            raise Away("off")
+        yield from ()
+
+    heard = Heard()
+    with graph.start(listeners=(heard,)) as running:
+        running.wait_done(60)
+    assert [event.text for event in heard.all if "there again" in event.text]
+    assert not running.counters()["g.in"].away
+
+
 def test_a_pause_ends_the_wait_and_so_does_a_resume(tmp_path: Path) -> None:
     graph, outside = waiting_graph(
         tmp_path, lambda: Away("off", retry_after_s=1000 if not outside.back.is_set() else 0)

@@ -45,7 +45,7 @@ class OutageWait:
         self._since_s = self._began_s = 0.0
         """The beginning of the outage, and of the tries in a row."""
         self._place = ""
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._next_at_s = 0.0
         """The time of the next try, and the error of the last one."""
 
@@ -55,8 +55,12 @@ class OutageWait:
         Raises ``stopped`` after the longest wait, and :class:`Interrupted` at the end of the run.
         """
         self.begin_wait(stopped)
-        while self.waits and not over():
-            self._host.sleep(self.sleep_s)
+        try:
+            while self.waits and not over():
+                self._host.sleep(self.sleep_s)
+        except Interrupted:
+            self.leave()
+            raise
 
     def begin_wait(self, stopped: BaseException) -> None:
         """Set the time of the next try. Raises ``stopped`` after the longest wait."""
@@ -77,19 +81,14 @@ class OutageWait:
                 self._counters.away = ""
                 raise stopped
             wait_s = min(wait_s, left_s)
-        self._error, self._next_at_s = error, time.monotonic() + wait_s
+        self.error, self._next_at_s = error, time.monotonic() + wait_s
 
     @property
     def waits(self) -> bool:
         """True until the time of the next try. Raises :class:`Interrupted` at the end of the run."""
-        if self._next_at_s <= time.monotonic():
-            return False
         if self._host.draining or self._host.halted:
-            self._counters.away = ""
-            text = f"ends while {self._place} is away; its messages stay for the next start"
-            self._host.emit(events.Event(self._id, text, logging.WARNING))
-            raise Interrupted from self._error
-        return True
+            raise Interrupted from self.error
+        return self._next_at_s > time.monotonic()
 
     @property
     def sleep_s(self) -> float:
@@ -107,6 +106,12 @@ class OutageWait:
         self._counters.away = text
         if self._outage.limit_s != 0:
             self._host.emit(events.Away(self._id, f"waiting for {text}", logging.WARNING, what=self._place))
+
+    def leave(self) -> None:
+        """Tell that the unit ends while the outage lasts."""
+        self._counters.away = ""
+        text = f"ends while {self._place} is away; its messages stay for the next start"
+        self._host.emit(events.Event(self._id, text, logging.WARNING))
 
     def end(self, tell: bool = True) -> None:
         """Note that the unit goes on. ``tell``: with an event, because what was away has answered."""

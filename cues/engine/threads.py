@@ -60,8 +60,6 @@ class Worker:
         """The position of a source at the begin of the outage."""
         self._was_paused = False
         """True if the unit was paused at the begin of the outage, which is one of a redrive then."""
-        self.left: BaseException | None = None
-        """The thing that was away when the run ended, if messages stay for the next start because of it."""
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
         """Seconds of one step before the next warning. Each warning doubles them."""
@@ -78,7 +76,7 @@ class Worker:
             return False
         try:
             if self._away is not None:
-                return self._wait_on(self._away)
+                return self._wait_on()
             if not (self.running.halted or self._exhausted):
                 return self._turn()
             self.finish()
@@ -92,6 +90,11 @@ class Worker:
         if error is not None and not interrupted:
             self.stopped = stopped_by(self.id, error)
             report_stop(self.running, self.id, self.stopped)
+            self._outage = None
+        elif self._outage is not None and self._exhausted:
+            self._end_outage(True)
+        elif self._outage is not None:
+            self._outage.leave()
         self._mark(False)
         self.finished = True
         self.running.changed()
@@ -155,15 +158,11 @@ class Worker:
         self._outage.begin_wait(error)
         self._away = error
 
-    def _wait_on(self, error: BaseException) -> bool:
+    def _wait_on(self) -> bool:
         """Return False while the wait lasts. After it, continue from the row of the processor."""
         assert self._outage is not None
-        try:
-            if self._outage.waits and not self._is_called_away():
-                return False
-        except Interrupted:
-            self.left = error
-            raise
+        if self._outage.waits and not self._is_called_away():
+            return False
         self._away = None
         try:
             self._adopt(tell=False)
@@ -200,8 +199,21 @@ class Worker:
             is_over = outcome == "committed" and stepper.counters.taken > taken
         is_paused = outcome == "paused" and not (self._was_paused and stepper.lanes_wait())  # redrives are made
         if is_over or is_paused:
-            self._outage.end(is_over)
-            self._outage = None
+            self._end_outage(is_over)
+
+    def _end_outage(self, tell: bool) -> None:
+        assert self._outage is not None
+        self._outage.end(tell)
+        self._outage = None
+
+    @property
+    def left(self) -> BaseException | None:
+        """The error of what was away at the end of the run, because of which messages stay; None if nothing was.
+
+        A try that had not ended counts as one that failed.
+        """
+        outage = self._outage  # the thread of the unit may end it now
+        return None if outage is None else outage.error
 
     def _is_called_away(self) -> bool:
         """Return whether somebody has paused the unit, moved its position, or taken it over."""
