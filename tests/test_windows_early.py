@@ -540,7 +540,7 @@ def last_of(results: list[Message]) -> dict[Any, Message]:
     return last
 
 
-@bounded("rounds", 8, 25)
+@bounded("rounds", 4, 25)
 @pytest.mark.parametrize("workers", [None, 2])
 def test_kills_lose_and_double_no_result(workers: int | None, rounds: int, tmp_path: Path) -> None:
     """``cues run`` killed in the middle: early results and withdrawals are there once, tables have the last ones."""
