@@ -304,11 +304,11 @@ def record_of_no_messages(store: cues.Store, txn: Any) -> None:
 
 DAMAGES = {
     delete_record: "of queue numbers are missing",
-    delete_last_record: "Queue counted ends before",
+    delete_last_record: "of queue counted are missing",
     delete_all_records: "Queue errors has no records",
     delete_piece: "its message",
     swap_records: "of queue numbers is damaged: its checksum fails",
-    next_too_far: "Queue numbers ends before 306, but its last record ends before 301",
+    next_too_far: "The messages 301 to 305 of queue numbers are missing.",
     row_flipped: "The row of queue counted is damaged",
     row_gone: "Queue counted has no row",
     other_identity: "Queue purged has identity",

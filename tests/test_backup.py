@@ -10,23 +10,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import damage
 import pytest
 from children import Child
 from forks import Forks
 from sets import slow_except
+from terminal import cues as command
 
 import cues
 from cues import Graph, QueueOptions, Source, Stream, testing
+from cues.base import names
 from cues.errors import StoreDamaged, StoreError, StoreNotFound
 from cues.storage import replica
-from cues.tools import backup, check, follower
+from cues.tools import backup, check, follower, salvage
 from cues.tools.check import check_others
 
 
 @pytest.fixture(autouse=True)
 def checks_are_forked(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a restore check each store in a forked process, not in a new interpreter (test_check.py has that)."""
-    monkeypatch.setattr(check, "walk", lambda path: forks.run("conftest:problems_of", path).value)
+    monkeypatch.setattr(check, "walk", lambda path, progress=None: forks.run("conftest:problems_of", path).value)
 
 
 def counted(message: Any, process: Any) -> Any:
@@ -224,7 +227,7 @@ def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Pa
 CHILD = """
 import sys, cues
 from pathlib import Path
-from cues.tools import backup, check, follower
+from cues.tools import backup, check, follower, salvage
 verb, root, dest = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 if verb == "restore":
     backup.restore(root, dest / "s")
@@ -238,6 +241,89 @@ else:
             with follower.Follower(store, dest) as copy:
                 copy.step()
 """
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sound") / "s"
+    damage.make(path)
+    return path
+
+
+def restored_only_by_option(spoil: Any) -> bool:
+    """Rows that contradict each other, with the right checksums: no earlier step can have written them."""
+    return "beyond" in spoil.__name__ or spoil in (
+        damage.delete_piece, damage.other_identity, damage.position_on_another_queue,
+        damage.position_behind_another_batch, damage.topology_gone, damage.topology_alone, damage.reader_unknown,
+        damage.wrong_hash, damage.state_piece_gone, damage.record_of_no_messages,
+    )  # fmt: skip
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize(
+    "spoil",
+    slow_except([damage.delete_record, damage.processor_flipped, damage.wrong_hash], damage.DAMAGES),
+    ids=lambda spoil: spoil.__name__,
+)
+def test_a_backup_of_a_damaged_store_is_refused_or_can_be_restored(sound: Path, tmp_path: Path, spoil: Any) -> None:
+    """A gap is restored, and a promoted copy has it too; a checksum that fails is told when the backup is made."""
+    store, dest, new = tmp_path / "s", tmp_path / "b", tmp_path / "new"
+    store.mkdir()
+    shutil.copy(sound / "data.mdb", store)
+    with cues.open(store) as opened:
+        for name, _ in opened.core.entries():
+            opened.core.database(name)
+        opened.core.commit(lambda txn: spoil(opened, txn))
+    try:
+        with cues.open(store) as opened:
+            opened.backup(dest)
+    except StoreDamaged:
+        assert not [*dest.glob("0*")]
+        return
+    found = check.walk(str(store))
+    assert any(damage.DAMAGES[spoil] in problem for problem in found)
+    by_option = restored_only_by_option(spoil)
+    if by_option:
+        with pytest.raises(StoreDamaged, match="--damaged"):
+            backup.restore(dest, new)
+        assert not new.exists()
+    done = backup.restore(dest, new, damaged=by_option)
+    assert check.walk(str(new)) == done.problems == found
+    if not by_option:
+        with cues.open(store) as opened, follower.Follower(opened, tmp_path / "f") as copy:
+            copy.step()
+        follower.promote(tmp_path / "f", abandon=True)
+        assert check.walk(str(tmp_path / "f")) == found
+
+
+@pytest.mark.damages_stores
+def test_a_salvaged_store_is_backed_up_and_restored_with_its_gap(tmp_path: Path) -> None:
+    """Also by an increment: the messages that are missing were in the backup before."""
+    store, dest, new = tmp_path / "s", tmp_path / "b", tmp_path / "new"
+    with cues.open(store) as opened:
+        for n in range(9):
+            opened.queue("in").appender().write({"n": n})
+        opened.backup(dest)
+        log = opened.core.database(names.log_database("in", 0))
+        opened.core.commit(lambda txn: txn.put((4).to_bytes(8, "big"), b"no record at all", db=log))
+        opened.queue("other")  # a commit, so that the damage is in both states
+    with cues.open(store) as opened, pytest.raises(StoreDamaged, match="cues salvage"):
+        opened.backup(tmp_path / "refused")
+    salvage.salvage(store, tmp_path / "salvaged")
+    shutil.rmtree(store)
+    (tmp_path / "salvaged").rename(store)
+    with cues.open(store) as opened:
+        opened.backup(dest, since="auto")
+        opened.queue("in").appender().write({"n": 9})
+        opened.backup(dest, since="auto")
+    result = command("restore", dest, new)
+    assert result.code == 0
+    assert "The messages 4 to 4 of queue in are missing. It was so when the backup was made." in result.err
+    with cues.open(new) as opened:
+        tailer = opened.queue("in").tailer()
+        tailer.to_index(5)
+        assert [m["n"] for m in tailer] == [4, 5, 6, 7, 8, 9]
+        assert opened.check() == ["The messages 4 to 4 of queue in are missing."]
 
 
 def child(verb: str, root: Path, dest: Path, fault: str = "") -> None:

@@ -8,7 +8,7 @@ import click
 
 from cues.base.texts import quoted, size
 from cues.cli.live import slowly
-from cues.cli.options import WrongUsage, command, local, option, store_option
+from cues.cli.options import WrongUsage, command, local, note, option, store_option
 from cues.cli.output import CommandOutput, output_options
 from cues.errors import CuesError
 from cues.jsontext import iso
@@ -25,6 +25,7 @@ from cues.tools import backup as backups
     multiple=True,
     help="The directory of another store of the backup, if not where it was relative to the first; can be repeated.",
 )
+@option("--damaged", is_flag=True, help="Restore a store in which the check finds more than gaps, too.")
 @option("--list", "listed", is_flag=True, help="Only print the backups in DEST.")
 @store_option
 @output_options
@@ -33,6 +34,7 @@ def restore(
     place: str | None,
     at: int | None,
     other: tuple[str, ...],
+    damaged: bool,
     listed: bool,
     store: str | None,
     output: CommandOutput,
@@ -40,7 +42,8 @@ def restore(
     """Restore a backup from the directory DEST to STORE, where there is no store.
 
     All stores of the backup are restored together, the others to the same places relative to STORE that they had.
-    Everything is checked before a store gets its name. After kill -9 call it again.
+    Everything is checked before a store gets its name. A gap in a queue, which the store had when the backup was made,
+    is restored and named. After kill -9 call it again.
 
     Positions and state are those of the moment of the backup, and the graph continues from there. A target outside
     that has later messages is refused when the graph starts (Diverged), and the error says how to continue.
@@ -83,7 +86,10 @@ def restore(
             at,
             others,
             lambda name, done: say(f"{name}: restored {size(done)}", store=name, restored=done),
+            damaged,
         )
+    for problem in done.problems:
+        note(f"{problem} It was so when the backup was made.")
     when = iso(done.backup.time)
     output.say(
         f"{', '.join(str(path) for path in done.places.values())}: restored from backup {done.backup.number};"
@@ -92,4 +98,5 @@ def restore(
         time=done.backup.time.isoformat(),
         chain=done.chain,
         stores={name: str(path) for name, path in done.places.items()},
+        problems=done.problems,
     )

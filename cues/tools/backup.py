@@ -20,7 +20,8 @@ A restore, into places without a store:
 1. The chain: the backup, the one that it was made since, and so on to a whole one. Each manifest names the checksum of
    the manifest before it.
 2. In ``.restoring`` in each place, a data file is filled with the changes of the chain, in order.
-3. A timeline begins on every log (storage/timeline.py). The store is checked as ``cues check`` does.
+3. A timeline begins on every log (storage/timeline.py). The store is checked as ``cues check`` does. A gap that the
+   store had, such as one that was salvaged, is restored too.
 4. Every ``.restoring`` gets the file ``complete``, with the checksum of the manifest.
 5. The data files get their names, the home store last. Then every ``.restoring`` is deleted.
 
@@ -188,7 +189,7 @@ def backup(
 
     After an error, or a death, there is no new backup, and earlier ones are as they were. Raises
     :class:`StoreFull`, :class:`AlreadyRunning` if another process makes a backup in ``dest``, :class:`StoreNotFound`
-    for an unknown ``since``, :class:`StoreDamaged` if a record of the store is damaged.
+    for an unknown ``since``, :class:`StoreDamaged` if a record or a row of the store is damaged.
     """
     place = Path(dest)
     told = progress or (lambda name, done: None)
@@ -369,6 +370,8 @@ class Restored:
     """The numbers of the backups that were applied, in order."""
     places: dict[str, Path] = field(default_factory=dict)
     """The directory of each store, by its name in the backup."""
+    problems: list[str] = field(default_factory=list)
+    """What ``cues check`` finds in the stores: gaps, which they had when the backup was made; others if ``damaged``."""
 
 
 def chain_of(dest: Path, at: int | None = None) -> list[Backup]:
@@ -412,12 +415,13 @@ def restore(
     at: int | None = None,
     others: Mapping[str, str | os.PathLike[str]] | None = None,
     progress: Progress | None = None,
+    damaged: bool = False,
 ) -> Restored:
     """Restore a backup from the directory ``dest``: the first store to ``store``, where there must be none.
 
     Other stores of the backup are restored to the same place relative to the first one that they had, or to
     ``others`` by their names. ``at`` is the number of a backup; the last one is the default. Every store is checked
-    before it gets its name.
+    before it gets its name. Gaps in queues do not hinder it; with ``damaged`` no other problem of the check does.
 
     After an error, or a death, there is no store at any of the places, or, after a death at the very end, at some of
     them; call it again to continue. Raises :class:`StoreError` if there is a store, :class:`StoreNotFound`,
@@ -446,7 +450,7 @@ def restore(
                 _fill(source, chain, stored, done.places[stored.name], told)
             _find_each_other(done, last)
             for stored in last.stores:
-                _check(done.places[stored.name], stored)
+                done.problems += _check(done.places[stored.name], stored, damaged)
             for place in done.places.values():
                 _write_synced(place / RESTORING / COMPLETE, last.checksum)
                 faults.point("restore.complete")
@@ -547,16 +551,23 @@ def _find_each_other(done: Restored, backup: Backup) -> None:
             replica.commit(lambda writer, place=place: other_stores.move(writer.txn, place, at))  # type: ignore[misc]
 
 
-def _check(place: Path, stored: StoredStore) -> None:
-    problems = check.walk(str(place / RESTORING))
-    if problems:
+def _check(place: Path, stored: StoredStore, damaged: bool) -> list[str]:
+    """Check a restored store; return its problems. Raises :class:`StoreDamaged` for any that is more than a gap.
+
+    A gap is the store's own, not a fault of the backup: each frame has its checksum, and each database as many rows as
+    it had then. A user who has only this backup needs the rest of the messages.
+    """
+    found = check.walk(str(place / RESTORING))
+    problems = [problem for problem in found if not check.is_gap(problem)]
+    if problems and not damaged:
         raise StoreDamaged(
             f"The backup of {stored.name} is not whole: {problems[0]}"
             + (f" ({len(problems) - 1} more)" if len(problems) > 1 else "")
             + " Nothing was restored.",
-            "restore an earlier backup (--at).",
+            "restore an earlier backup (--at); or restore it as it is (--damaged), and cues salvage what is whole.",
             path=str(place),
         )
+    return found
 
 
 def _write_synced(file: Path, text: str) -> None:

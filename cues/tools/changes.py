@@ -49,6 +49,7 @@ from cues.records import batch
 from cues.records.log_row import LogRow, unpack_row
 from cues.storage import timeline
 from cues.storage.replica import UNNAMED, Moment, ReplicaWriter
+from cues.tools import check
 
 _ROWS_MASK: Final = 15
 """A range has 16 rows on average. Longer ranges copy more rows for each changed one; shorter ones make a larger cut."""
@@ -161,13 +162,16 @@ class Changes:
             # A piece has its number as the seed, and a record its index.
             number = KEY.unpack(key)[0] if len(key) == 8 else int.from_bytes(key[8:], "big")
             if not batch.intact(value, number):
-                raise StoreDamaged(
-                    f"The record {key.hex()} of {name.decode()} in {self._path} is damaged (its checksum fails), so the"
-                    " store was not copied.",
-                    f"run cues check {quoted(self._path)}, which names everything that is damaged.",
-                    path=self._path,
-                )
+                raise self._damaged(f"record {key.hex()} of {name.decode()}")
             yield key, value
+
+    def _damaged(self, what: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"The {what} in {self._path} is damaged (its checksum fails), so the store was not copied.",
+            f"run cues check {quoted(self._path)}, which names everything that is damaged; cues salvage copies the rest"
+            " into a new store.",
+            path=self._path,
+        )
 
     def _rows(self, name: bytes, before: RowsCut | None) -> Iterator[Change]:
         moment = self._moment
@@ -183,6 +187,9 @@ class Changes:
             ranges.append([start, checksum])
             if known.get(start) == (checksum, end):
                 continue
+            for key, value in rows:
+                if not check.is_sound(name, key, value):
+                    raise self._damaged(f"row {key!r}" + (f" of {name.decode()}" if name else ""))
             yield [b"range", name, start, last if end is None else end]
             yield from self._put(name, rows)
         self.cut.rows[name] = RowsCut(guard, ranges)
@@ -260,8 +267,8 @@ def _follows(cursor: Any, before: LogCut, row: LogRow, lines: timeline.Line) -> 
     """Return whether a log begins with the messages of the cut, except for those that were removed from its front."""
     if before.identity != row.identity or before.next > row.next:
         return False
-    if any(first < before.next and id not in before.lines for first, id in lines):
-        return False  # it was put back, and has other messages from ``first`` on
+    if any(id not in before.lines for _, id in lines):
+        return False  # it was put back or salvaged since: it has other messages, or lacks some
     seal = _last_seal(cursor, KEY.pack(before.next))
     return not seal or seal == before.seal
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import signal
 import struct
 import subprocess
@@ -38,7 +39,7 @@ from typing import Any, Final
 from cues import codec
 from cues.base import names
 from cues.base.names import ProcessorId
-from cues.errors import BatchDamaged, CodecError, CuesError, NotInstalled, StoreDamaged, StoreError
+from cues.errors import BatchDamaged, CodecError, CuesError, NotInstalled, StoreDamaged, StoreError, StoreVersion
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.graphs import processor_rows
@@ -57,7 +58,7 @@ from cues.records.log_row import LogRow, unpack_row
 from cues.records.positions import NO_SEAL, unpack_reader
 from cues.steps import state
 from cues.storage import door, transaction
-from cues.storage.datafile import ALWAYS
+from cues.storage.datafile import ALWAYS, check_format
 from cues.storage.pages import META_PAGES, Census, DataFile, Meta
 from cues.storage.transaction import StoreTransaction
 
@@ -660,7 +661,9 @@ class _LogWalk:
         if row.first > row.next:
             yield f"{name} begins at {row.first} and ends before {row.next}."
         elif self._next is not None and self._next != row.next:
-            yield f"{name} ends before {row.next}, but its last record ends before {self._next}."
+            missing = f"The messages {self._next} to {row.next - 1} of queue {self.queue} are missing."
+            contradiction = f"{name} ends before {row.next}, but its last record ends before {self._next}."
+            yield missing if self._next < row.next else contradiction
         elif not self._after and row.first != row.next:
             yield f"{name} has no records, but should hold the messages {row.first} to {row.next - 1}."
         elif row.time_ns < self._time_ns:
@@ -686,6 +689,39 @@ def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: in
 
 
 # --- single values ----------------------------------------------------------------------------------
+
+
+def is_gap(problem: str) -> bool:
+    """Return whether a problem is that messages are missing, and nothing else: the rest of the store can be used."""
+    return bool(re.match(r"The messages .* are missing\.|Queue \S+ (begins at \S+, but|has no records)", problem))
+
+
+def is_sound(database: bytes, key: bytes, value: bytes) -> bool:
+    """Return whether a row is as it was written, as far as its form can tell. Records of logs are not such rows."""
+    if database.startswith(b"state:"):
+        return state.piece_intact(key, value)
+    if database:
+        return database != names.ERRORS_DATABASE or key[:1] != b"e" or sealed.intact(value)
+    kind = key.split(b"\0")[1] if key.startswith(b"\0") else b""
+    try:
+        if key == names.FORMAT_KEY:
+            check_format(Path(), value)
+        elif kind == b"sub":
+            return not value
+        elif kind == b"checkpoint":
+            return len(value) == 8
+        elif kind == b"reader":
+            unpack_reader(value, "", "")
+        elif kind in (b"queue", b"topo", b"store"):
+            record = sealed.unseal_map(value, "row")  # of an earlier version without a seal
+            return kind != b"queue" or {"identity", "options", "partitions", "version"} <= set(record)
+        else:
+            return sealed.intact(value)
+    except StoreVersion:
+        raise
+    except CuesError:
+        return False
+    return True
 
 
 def whole_record(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[str, Batch | None]:

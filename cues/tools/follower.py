@@ -601,7 +601,7 @@ def _finish(dest: Path, state: Following) -> list[Path]:
             copy.commit(lambda writer: writer.txn.delete(_COPIED))
             copy.commit(lambda writer, place=place: other_stores.move(writer.txn, place, places))  # type: ignore[misc]
             copy.begin_timeline()
-        problems = check.walk(str(place / COPY))
+        problems = [problem for problem in check.walk(str(place / COPY)) if not check.is_gap(problem)]
         if problems:
             raise StoreDamaged(
                 f"The copy in {place} is damaged: {problems[0]}", "restore a backup (cues restore).", path=str(place)

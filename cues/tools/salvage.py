@@ -22,7 +22,6 @@ record says which queue its pages are of.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import field
@@ -33,7 +32,7 @@ from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.base.texts import count, quoted
-from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreVersion
+from cues.errors import AlreadyRunning, StoreDamaged, StoreError, StoreFull, StoreNotFound
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow
 from cues.queues.base import unpack_record
 from cues.queues.log import KEY
@@ -184,30 +183,6 @@ def _refuse(source: Path, place: Path) -> None:
         )
 
 
-def _is_sound(key: bytes, value: bytes) -> bool:
-    """Return whether a row of the unnamed database is as it was written, as far as its form can tell."""
-    kind = key.split(b"\0")[1] if key.startswith(b"\0") else b""
-    try:
-        if key == names.FORMAT_KEY:
-            datafile.check_format(Path(), value)
-        elif kind == b"sub":
-            return not value
-        elif kind == b"checkpoint":
-            return len(value) == 8
-        elif kind == b"reader":
-            unpack_reader(value, "", "")
-        elif kind in (b"queue", b"topo", b"store"):
-            record = sealed.unseal_map(value, "row")  # of an earlier version without a seal
-            return kind != b"queue" or {"identity", "options", "partitions", "version"} <= set(record)
-        else:
-            return sealed.intact(value)
-    except StoreVersion:
-        raise
-    except CuesError:
-        return False
-    return True
-
-
 _ROW_NAMES: Final = {
     b"queue": "the record of queue {} (its identity and its options)",
     b"row": "the row of queue {} (its first and next index)",
@@ -284,7 +259,7 @@ class _Salvage:
                 lost.append(entry)
             elif entry.root is not None:
                 roots[entry.key] = entry.root
-            elif _is_sound(entry.key, entry.value):
+            elif check.is_sound(UNNAMED, entry.key, entry.value):
                 rows[entry.key] = entry.value
             else:
                 lost.append(Lost(entry.key, entry.key + b"\0", "its checksum fails"))
@@ -294,7 +269,7 @@ class _Salvage:
             for entry in self._file.walk(main, "the rows of the store", self._before.claim):
                 if isinstance(entry, Entry) and entry.root is not None:
                     old_roots[entry.key] = entry.root
-                elif isinstance(entry, Entry) and _is_sound(entry.key, entry.value):
+                elif isinstance(entry, Entry) and check.is_sound(UNNAMED, entry.key, entry.value):
                     old_rows[entry.key] = entry.value
         for low, high, why in lost:
             self._replace_row(low, high, why, rows, roots)
@@ -619,7 +594,7 @@ class _Salvage:
     def check(self, work: Path) -> None:
         """Check the new store; what contradicts itself in it is listed, except the gaps."""
         for problem in check.walk(str(work), self._told):
-            if not re.match(r"The messages .* are missing\.|Queue \S+ (begins at|ends before|has no records)", problem):
+            if not check.is_gap(problem):
                 self._lose("structure", "", problem)
         if not self.done.losses:
             return
