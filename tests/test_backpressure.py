@@ -290,6 +290,7 @@ def test_a_join_without_messages_on_one_input_does_not_stop_the_other(store: cue
     assert [message["n"] for message in testing.messages(store, "pairs")] == [2 * n for n in range(50)]
 
 
+@pytest.mark.slow
 def test_a_source_waits_for_a_reader_that_is_dead_until_it_is_given_up(
     store: cues.Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
+@pytest.mark.slow
 def test_a_chain_of_increments_restores_the_same_stores_which_continue(root: Path, tmp_path: Path) -> None:
     dest, moments = tmp_path / "b", []
     make_backup(root, dest)
@@ -172,6 +173,7 @@ def test_refusals_name_what_to_do_and_leave_nothing(root: Path, tmp_path: Path) 
     assert not (tmp_path / "r").exists() and not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("wrong", slow_except(["gone"], ["", "{}", "gone"]))
 def test_a_damaged_manifest_hinders_only_the_backups_that_need_it(root: Path, tmp_path: Path, wrong: str) -> None:
@@ -410,6 +412,7 @@ def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Pat
         assert not store.check() and not other.check() and not check_others(store)
 
 
+@pytest.mark.slow
 def test_no_store_is_begun_in_a_directory_of_copies_or_backups(root: Path, tmp_path: Path) -> None:
     """Such a store would be taken for a promotion that had begun, and the last commits would be lost."""
     dest = tmp_path / "f"

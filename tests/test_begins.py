@@ -131,6 +131,7 @@ graph.add(cues.Source("rows", Files("app.log", begins=r"\\d+ ", follow=True, idl
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", slow_except([1], [1, 25]))
 def test_killed_at_any_time_while_a_log_grows_and_is_rotated(kills: int, tmp_path: Path) -> None:
     dice = random.Random(seeds.new())

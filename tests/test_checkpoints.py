@@ -303,6 +303,7 @@ def test_a_zombie_is_refused(kind: str, tmp_path: Path, request: pytest.FixtureR
     kept.close()
 
 
+@pytest.mark.slow
 def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, postgres: Any) -> None:
     """SIGSTOP after the check of the fence, with the row locked: the server ends the transaction; takeover works."""
     kept = Kept("postgresql", postgres.database())

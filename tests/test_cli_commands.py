@@ -106,6 +106,7 @@ def test_on_windows_one_sentence_and_2() -> None:
     assert (found.returncode, len(found.stderr.splitlines()), found.stdout) == (2, 1, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_the_pipe_early_is_not_an_error(shop: Path) -> None:
     command = subprocess.Popen(
         [*CUES, "tail", f"{shop}#orders", "-f", "-n", "all"],
@@ -539,6 +540,7 @@ def see(order, process):
 """
 
 
+@pytest.mark.slow
 def test_seek_moves_a_processor_that_runs_and_is_idle(tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text(SEEKABLE)

@@ -231,6 +231,7 @@ def test_the_end_gives_what_the_end_of_time_gives(kind: str, days: int) -> None:
     assert sorted(results(True), key=repr) == sorted(results(False), key=repr) != []
 
 
+@pytest.mark.slow
 def test_death_at_each_point_closes_once() -> None:
     def played(site: tuple[str, int] | None = None) -> list[Any]:
         with testing.temporary_store() as store:

@@ -395,6 +395,7 @@ graph.add(cues.Source("rows", Files("in/*", after=AFTER)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "ending"),
     [

@@ -106,6 +106,7 @@ def outside(command: list[str], data: Path) -> list[str]:
     return [sys.executable, "-m", "cues", *(word.replace("/data/", f"{data}/") for word in command[1:])]
 
 
+@pytest.mark.slow
 def test_a_unit_fits_its_graph_and_systemd_accepts_it(tmp_path: Path) -> None:
     pytest.importorskip("starlette")
     for path, options in ((FLIGHTS, ()), (graph(tmp_path / "a b%n$HOME", HOOK), FLAGS)):
@@ -169,6 +170,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [True, False], ids=["ready", "connect"])
 def test_an_entry_point_is_healthy_while_it_runs_and_ends_in_time(tmp_path: Path, metrics: bool) -> None:
     pytest.importorskip("prometheus_client")

@@ -126,6 +126,7 @@ def test_messages_are_the_same_in_fewer_files(files: FaultyFiles) -> None:
     assert again.messages("out") == [add_ten(message) for message in numbers(80)]
 
 
+@pytest.mark.slow
 def test_a_merged_file_has_at_most_an_eighth_of_its_queue(files: FaultyFiles) -> None:
     """Retention removes whole files; and a second call finds little to do."""
     fed(files, 320, 1)
@@ -307,6 +308,7 @@ def test_retention_frees_the_bytes_25_hours_after_the_files_left_the_log(policy:
 # --- both, beside a graph -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds.among(range(30), fast=1))
 def test_a_graph_that_runs_and_dies_beside_them_is_the_naive_model(seed: int, files: FaultyFiles) -> None:
     """Steps, merges of the driver, merges and vacuums of an operator, deaths of both, and hours in any order."""
@@ -372,6 +374,7 @@ def told(*arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_commands_print_a_plan_and_ask(files: FaultyFiles) -> None:
     fed(files)
     before = stored(opened(files, "in")), len(files.names("in/_delta_log"))

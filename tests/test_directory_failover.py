@@ -260,6 +260,7 @@ def test_copies_stay_short_while_sources_are_faster(
     a.close()
 
 
+@pytest.mark.slow
 def test_a_driver_that_died_before_it_copied_anything(files: FaultyFiles, tmp_path: Path) -> None:
     """Its queues are in the directory, with their identities, and no record."""
     for access in range(100):
@@ -487,6 +488,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder_module, "FEED_MESSAGES", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*seeds.among(range(12), fast=3), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 300))]
 )
@@ -517,6 +519,7 @@ CONTROLS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", CONTROLS)
 def test_hosts_find_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_files: None, control: str

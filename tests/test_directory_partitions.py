@@ -134,6 +134,7 @@ def judge(driver: DriverRun, given: list[Message]) -> None:
     assert Counter(m["i"] for m in driver.messages("end")) == Counter(m["i"] for m in given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", slow_except([2], [1, 2]))
 def test_units_keep_order_and_state_of_each_key_through_stages(files: FaultyFiles, cores: int) -> None:
     given = orders(300)
@@ -185,6 +186,7 @@ class DeadlyPartitions(RandomDeaths):
         assert inspection.problems_of(self.files.url) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*seeds.among(range(10), fast=2), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 300))]
 )
@@ -210,6 +212,7 @@ def test_random_deaths_find_a_unit_that_begins_with_the_records_of_another(
 # --- growth and options ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_queue_grows_while_a_driver_runs_and_new_units_take_over_their_part(files: FaultyFiles) -> None:
     driver = DriverRun(files, parted(), 1).feed("src", orders(100)).claim().run()
     QueueDirectory(files, "loose", QueueOptions()).grow(6)
@@ -353,6 +356,7 @@ def _range(log: PartitionLog, low: int, high: int) -> list[Message]:
     return messages_of_log(log)[low - 1 : high - 1]
 
 
+@pytest.mark.slow
 def test_files_of_one_partition_are_merged_and_retention_acts_on_each(files: FaultyFiles) -> None:
     given = orders(400)
     driver = DriverRun(files, Graph("g", [Stream(same, "src", "out", id="s")],
@@ -378,6 +382,7 @@ def cues_grow(*arguments: str) -> terminal.Result:
     return terminal.cues("grow", *arguments, "--json")
 
 
+@pytest.mark.slow
 def test_grow_asks_refuses_and_tells_what_it_did(files: FaultyFiles, tmp_path: Path) -> None:
     filled(files, orders(20), partitions=2)
     place = str(files.place)

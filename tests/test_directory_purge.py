@@ -91,6 +91,7 @@ def test_a_time_is_the_first_message_at_it_or_after(files: FaultyFiles) -> None:
     assert gone["messages"] == 19 and gone["first_index"] == 20 and left(files) == [20]
 
 
+@pytest.mark.slow
 def test_processors_that_have_not_read_are_named(files: FaultyFiles) -> None:
     """One with a step under way is at its start. With --force it takes the messages that are left."""
     run = DriverRun(files, graph_of(Sink(save, "in", id="s"))).claim().feed("in", numbers(20), lambda: 6)
@@ -174,6 +175,7 @@ def test_a_death_at_any_access_leaves_all_messages_or_the_rest(files: FaultyFile
     assert ran(files, 25).messages("out") == [add_ten(message) for message in numbers(25)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds.among(range(10), fast=3))
 def test_purges_between_steps_and_merges(files: FaultyFiles, seed: int) -> None:
     """Another driver takes the graph over during a purge: its merges and steps go on, and nothing is twice or lost."""

@@ -105,6 +105,7 @@ def test_a_rate_is_that_of_the_last_ten_seconds(files: FaultyFiles) -> None:
         assert rate == expected or (age_s == 9 and rate == 0.0)
 
 
+@pytest.mark.slow
 def test_one_queue_with_its_processors(files: FaultyFiles) -> None:
     DriverRun(files, graph()).claim().feed("in", numbers(4)).run()
     for name, expected in [("in", {"g.p", "g.q", "g.sources.feed"}), ("other", {"g.q"}), ("errors", {"g.p"})]:
@@ -114,6 +115,7 @@ def test_one_queue_with_its_processors(files: FaultyFiles) -> None:
     assert refused.code == 1 and f"cues status {files.url}#other" in refused.err
 
 
+@pytest.mark.slow
 def test_the_driver_that_runs_and_since_when(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     DriverRun(files, graph()).claim()
     held = DriverLease(files, "g", "somebody")

@@ -641,6 +641,7 @@ def written(files: LocalFiles, given: list[Provenance], flush: Callable[[], bool
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", slow_except([30], [30, 120]))
 def test_provenance_in_files_is_that_of_the_engine(tmp_path: Path, examples: int) -> None:
     """The metadata of messages is the same after a data file, a part of it, a merge, and the way to another task."""
@@ -1113,6 +1114,7 @@ class DeadlyRun(RandomDeaths):
         assert sorted(failed) == sorted(bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*seeds.among(range(15), fast=3), *(pytest.param(n, marks=pytest.mark.long) for n in range(15, 400))]
 )
@@ -1133,6 +1135,7 @@ CONTROLS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", CONTROLS)
 def test_deaths_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str) -> None:
     """Without one of the protections, some run of a few ends with other messages, or cannot go on."""

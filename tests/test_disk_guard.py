@@ -78,6 +78,7 @@ def test_a_program_sets_the_limit(tmp_path: Path, disk: Disk, given: int) -> Non
         cues.open(tmp_path / "s", min_free=-1)
 
 
+@pytest.mark.slow
 def test_a_run_waits_with_everything_committed_and_goes_on(tmp_path: Path, disk: Disk) -> None:
     """The disk becomes low in the middle of a step, whose commit uses the reserve. A run does not start there."""
     graph = cues.Graph("g", store=tmp_path / "s")

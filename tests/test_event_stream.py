@@ -150,6 +150,7 @@ def test_a_server_that_is_away_or_silent_is_waited_for(server: Server, tmp_path:
         next(iter(EventStream("http://127.0.0.1:9/")(None)))
 
 
+@pytest.mark.slow
 def test_an_event_without_an_end_is_bounded(server: Server, tmp_path: Path) -> None:
     server.add(1)
     server.events.append(b"id: 2\n" + b"data: " + b"x" * 50_000 + b"\n\n")
@@ -180,6 +181,7 @@ with graph.start(store=sys.argv[1]) as running:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow)])
 def test_killed_at_any_time_each_event_is_there_once(server: Server, tmp_path: Path, kills: int) -> None:
     chance = random.Random(seeds.new())

@@ -111,6 +111,7 @@ def test_the_dashboard_uses_only_metrics_and_labels_that_exist() -> None:
 # --- values -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_values_of_a_running_graph(tmp_path: Path) -> None:
     options = {"orders": cues.QueueOptions(partitions=2, retention=cues.Retention(count=1000, age="10d"))}
     graph = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors", queues=options)

@@ -710,6 +710,7 @@ graph.add(cues.Source("lines", Files("*.log", follow="each", idle_exit_s=0, grac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", slow_except([1], [1, 25]))
 def test_killed_at_any_time_while_logs_grow_and_are_rotated(kills: int, tmp_path: Path) -> None:
     chance = random.Random(seeds.new())

@@ -312,6 +312,7 @@ def test_types_are_inferred_once_and_kept(tmp_path: Path, store: cues.Store) -> 
     assert "seven" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"schema": {"n": "int64"}}, {"schema": "infer"}, {"columns": ["q/type", "n"]}])
 def test_a_file_does_not_make_messages_of_a_kind_of_cues(options: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("n,q/type\n" + "1,mine\n" * 600 + "2,q.type.error\n" + "3,mine\n")
@@ -474,6 +475,7 @@ def test_lines_of_any_type_are_those_of_rows(seed: int, format: str) -> None:
     assert written > 5
 
 
+@pytest.mark.slow
 def test_lines_of_floats_are_those_of_python() -> None:
     dice = random.Random(seeds.new())
     edges = [0.0, 1e-7, 1e-5, 1e-4, 1.0, 1e9, 1e10, 1e15, 1e16, 1e17, 1e22, 2.0**53, 5e-324, 1.7976931348623157e308]

@@ -260,6 +260,7 @@ def save(priced, process):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [TARGET, ALCHEMY], ids=["sqlite3", "sqlalchemy"])
 def test_fresh_names_a_target_that_would_refuse_before_it_deletes_anything(
     shop: Path, capsys: pytest.CaptureFixture[str], target: str

@@ -205,6 +205,7 @@ def put_back(files: FaultyFiles, place: Path) -> None:
     shutil.copytree(place / "older", checkpoint(files))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", slow_except([put_back], [kept, deleted, put_back]))
 def test_a_driver_that_dies_anywhere_and_loses_its_checkpoint_is_exact(tmp_path: Path, damage: Any) -> None:
     """It dies before and after every change of the directory: offsets, state, files, record, log, end of the batch."""
@@ -236,6 +237,7 @@ def test_a_driver_that_dies_anywhere_and_loses_its_checkpoint_is_exact(tmp_path:
         shutil.rmtree(place)
 
 
+@pytest.mark.slow
 def test_a_driver_that_another_one_overtakes_anywhere_commits_nothing_more(tmp_path: Path) -> None:
     """Both use one checkpoint for a moment. The second runs to its end at each change that the first one makes."""
     template = FaultyFiles(str(tmp_path / "template"))

@@ -1412,6 +1412,7 @@ store.close()
 # --- at random ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [pytest.param(40, id="bounded"), pytest.param(2000, marks=pytest.mark.long)])
 def test_members_that_come_and_go_at_random(rounds: int, tmp_path: Path) -> None:
     """Members of one process join, close, leave, fall silent (as a stopped process does), are buried, wake up, take

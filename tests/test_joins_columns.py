@@ -197,6 +197,7 @@ def test_tables_are_joined_as_messages_are(seed: int, mixed: bool, calls: list[i
     assert calls or mixed or few > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds.among(range(100), fast=2))
 def test_a_join_whose_options_change_continues_both_forms(seed: int, calls: list[int]) -> None:
     """A message waits as long as the options said when it came; the others are those of the moment."""
@@ -255,6 +256,7 @@ def test_values_of_each_type_are_joined_as_messages_have_them(join: str, name: s
     assert bool(calls) == columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("join", slow_except(["as-of"], ["as-of", "interval"]))
 def test_many_rows_are_blocks_and_tables_of_results(join: str, calls: list[int], monkeypatch: Any) -> None:
     """With the sizes of a real run: blocks of which a part is complete, and partners that an earlier step has kept."""
@@ -350,6 +352,7 @@ def test_the_end_of_the_sources_closes_what_waits_in_blocks(join: str, monkeypat
     assert sides[0] == sides[1] and len(sides[0][0]) > 40 and len(sides[0][1]) > 10 and len(read) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("join", ["as-of", "interval"])
 def test_a_crash_anywhere_changes_no_result_of_blocks(join: str, calls: list[int]) -> None:
     def filled(store: cues.Store) -> cues.Store:

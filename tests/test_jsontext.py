@@ -89,6 +89,7 @@ def test_every_value_is_shown_and_read_back() -> None:
         assert found == {"a": b"x", "n": float("-inf"), "s": [1, 2], "t": 1.0, "5": [1, "1.0"], "o": str(object)}
 
 
+@pytest.mark.slow
 def test_nesting_that_is_too_deep_is_a_value_error() -> None:
     deep: Any = []
     for _ in range(100_000):

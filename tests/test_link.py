@@ -325,6 +325,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
             make()
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_is_written_and_sends_all_again_when_it_is_asked(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "how-to" / "link.md").read_text()
     fixed = port()
@@ -490,6 +491,7 @@ with graph.start(store=path) as running:
 """
 
 
+@pytest.mark.slow
 def test_both_sides_are_killed_at_every_point_of_a_delivery(tmp_path: Path) -> None:
     fixed, last = port(), 0
     url = f"http://127.0.0.1:{fixed}/in"

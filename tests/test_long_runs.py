@@ -78,6 +78,7 @@ with cues.open(path, durability="process") as store:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what memory is a process's own")
 @pytest.mark.parametrize("count", sizes(200_000))
 def test_memory_and_file_stay_flat_while_messages_pass(tmp_path: Path, count: int, checked: Any) -> None:
@@ -115,6 +116,7 @@ POLICIES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", sizes(150_000))
 @pytest.mark.parametrize("policy", slow_except(["bytes beside a slow one", "read"], POLICIES))
 def test_the_file_is_bounded_while_many_times_its_size_passes(tmp_path: Path, policy: str, count: int) -> None:
@@ -226,6 +228,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", slow_except(["status", "tail from the middle", "tries"], LOOKS))
 def test_a_look_at_a_store_does_not_walk_it(
     look: str,
@@ -247,6 +250,7 @@ def test_a_look_at_a_store_does_not_walk_it(
     assert made["many"] < made["few"] * 1.1 + 500, made
 
 
+@pytest.mark.slow
 def test_a_start_reads_a_constant_number_of_records(stores: dict[str, tuple[Path, int]], tmp_path: Path) -> None:
     """Behind ``kill -9``, however long the queues are, a start makes as many calls until its processors run."""
     made = {}

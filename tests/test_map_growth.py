@@ -252,6 +252,7 @@ def test_a_read_under_way_is_waited_for_and_one_of_the_same_thread_is_an_error(t
         assert numbers(queue) == list(range(2000))
 
 
+@pytest.mark.slow
 def test_where_the_address_space_has_no_room_the_store_stays_usable(tmp_path: Path) -> None:
     code = """
 import sys, resource, cues

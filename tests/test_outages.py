@@ -451,6 +451,7 @@ def test_a_source_without_positions_does_not_repeat_its_messages_at_each_try(tmp
         running.close()
 
 
+@pytest.mark.slow
 def test_while_something_is_away_no_other_message_is_tried(tmp_path: Path) -> None:
     graph, back = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors"), threading.Event()
     calls: dict[int, int] = {}
@@ -500,6 +501,7 @@ def test_other_units_of_the_same_thread_go_on(tmp_path: Path) -> None:
     assert [[p for m, p in done if m == n] for n in range(40)] == [list(range(5))] * 40, "in their order"
 
 
+@pytest.mark.slow
 def test_a_redrive_of_a_paused_processor_waits_too(tmp_path: Path) -> None:
     graph = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors")
     away, calls = threading.Event(), [0]
@@ -525,6 +527,7 @@ def test_a_redrive_of_a_paused_processor_waits_too(tmp_path: Path) -> None:
     running.close()
 
 
+@pytest.mark.slow
 def test_an_outage_is_shown_by_every_display(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

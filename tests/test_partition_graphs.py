@@ -127,6 +127,7 @@ def test_messages_without_a_key_go_through_queues_that_ask_for_it(tmp_path: Path
         assert any(not message.get("user") for message in messages)
 
 
+@pytest.mark.slow
 def test_any_interleaving_of_units_and_restarts_gives_the_same(tmp_path: Path) -> None:
     """Many seeds: units take turns at random, the run ends after some steps, and another one continues."""
     seed = seeds.new()
@@ -608,6 +609,7 @@ def test_a_batch_function_writes_more_than_it_took_to_any_partition(tmp_path: Pa
         )
 
 
+@pytest.mark.slow
 def test_the_commands_understand_partitions(tmp_path: Path) -> None:
     (tmp_path / "graph.py").write_text(GRAPH)
 

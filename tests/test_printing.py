@@ -188,6 +188,7 @@ def test_what_is_escaped_is_json_of_the_same_value(text: str) -> None:
     line.encode()
 
 
+@pytest.mark.interpreted
 def test_every_control_and_every_sign_of_format_is_escaped() -> None:
     kept = {c for c in map(chr, range(sys.maxunicode + 1)) if printing.escaped(c) == c}
     obeyed = {c for c in kept if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}

@@ -64,6 +64,7 @@ def test_messages_are_added_as_rows(tmp_path: Path, store: cues.Store, tables: b
     assert sorted(rows(target), key=lambda row: row["n"]) == given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [False, True], ids=["dicts", "tables"])
 @pytest.mark.parametrize("batch_size", [1, 3, 1000])
 def test_upserts_and_deletes_leave_what_a_dict_has(
@@ -295,6 +296,7 @@ def test_the_numbers_outlive_checkpoints_and_compaction(tmp_path: Path, store: c
     assert numbers(target) == list(range(40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_another_writer_that_commits_in_the_middle_of_a_step_is_no_loss(
     tmp_path: Path, store: cues.Store, mode: str
@@ -419,6 +421,7 @@ def s3() -> Iterator[dict[str, str]]:
         yield options
 
 
+@pytest.mark.slow
 def test_a_table_in_an_object_store(s3: dict[str, str], store: cues.Store) -> None:
     target = DeltaTarget("s3://lake/t", schema=N, storage_options=s3)
     assert run(target, [{"n": n} for n in range(20)], store, batch_size=5) == []
@@ -459,6 +462,7 @@ def test_a_table_whose_writer_is_killed_at_any_time_has_each_row_once(rounds: in
     assert numbers(DeltaTarget(tmp_path / "t")) == list(range(600))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["checkpoint.inside", "checkpoint.after", "commit.inside", "commit.after"])
 def test_a_writer_that_is_killed_at_a_point_leaves_each_row_once(tmp_path: Path, point: str) -> None:
     mirrors.killed_at(point, CODE, tmp_path, "append", 60, hits=(1,))

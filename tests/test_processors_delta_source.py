@@ -282,6 +282,7 @@ def test_times_of_spark_outside_of_nanoseconds_are_read(tmp_path: Path, store: c
     assert [row["at"].year for row in read(DeltaSource(tmp_path / "t"), store)] == [1, 9999]
 
 
+@pytest.mark.slow
 def test_rows_come_as_columns_and_memory_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "t"
     text = "x" * 10_000
@@ -302,6 +303,7 @@ def test_rows_come_as_columns_and_memory_is_bounded(tmp_path: Path) -> None:
 # --- positions ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", ["skip", "feed"])
 def test_from_each_position_the_rest_follows(tmp_path: Path, changes: str) -> None:
     path = tmp_path / "t"
@@ -533,6 +535,7 @@ def s3() -> Iterator[dict[str, str]]:
         yield options
 
 
+@pytest.mark.slow
 def test_a_table_in_an_object_store(s3: dict[str, str], store: cues.Store) -> None:
     where = "s3://lake/t"
     add(where, [{"n": 1, "p": "a/b=c ü%41"}], partition_by=["p"], storage_options=s3, configuration=FEED)
@@ -605,6 +608,7 @@ def model_of_changes(path: Path) -> None:
             deltalake.DeltaTable(path).update(predicate=f"n % 5 = {dice.randrange(5)}", updates={"v": str(version)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["commit.inside", "commit.after"])
 def test_a_source_that_is_killed_at_a_point_has_each_row_once(tmp_path: Path, point: str) -> None:
     model(tmp_path / "t", 6, random.Random(3))

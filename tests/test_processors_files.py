@@ -105,6 +105,7 @@ def test_a_file_that_does_not_fit_its_position_is_refused(now: bytes, says: str,
     assert error.value.position == position and "Try:" in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "gzipped"])
 def test_a_source_that_dies_anywhere_continues_with_the_next_row(how: str, tmp_path: Path) -> None:
     """Every crash point × every hit: the queue holds every line once, in order, the malformed ones too."""

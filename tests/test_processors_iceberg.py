@@ -76,6 +76,7 @@ def test_messages_are_added_as_rows(tmp_path: Path, store: cues.Store, tables: b
     assert summary["cues.processor"] == "g.save" and len(summary["cues.delivery"]) == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [False, True], ids=["dicts", "tables"])
 @pytest.mark.parametrize("batch_size", [3, 1000])
 def test_upserts_and_deletes_leave_what_a_dict_has(
@@ -418,6 +419,7 @@ def test_a_table_that_is_removed_stops_the_sink(tmp_path: Path) -> None:
 # --- readers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_duckdb_and_polars_read_the_table(tmp_path: Path, store: cues.Store) -> None:
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     target = target_at(tmp_path, schema=N)
@@ -449,6 +451,7 @@ def s3() -> Iterator[dict[str, str]]:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_table_in_an_object_store(s3: dict[str, str], tmp_path: Path, store: cues.Store) -> None:
     target = IcebergTarget("lake.t", catalog={**catalog(tmp_path), **s3}, schema=N)
     assert run(target, [{"n": n} for n in range(20)], store, batch_size=5) == []

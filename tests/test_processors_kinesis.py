@@ -87,6 +87,7 @@ def aggregated(*records: tuple[str, bytes]) -> bytes:
 # --- the source -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_records_are_read_once_and_a_later_run_continues(tmp_path: Path, kinesis: KinesisServer) -> None:
     stream = kinesis.stream()
     kinesis.put(stream, *numbers(20), ("k0", b"no JSON"))
@@ -311,6 +312,7 @@ def test_a_shard_whose_last_record_is_gone_goes_on_at_the_time_up_to_which_it_wa
     assert told(source([1, created_ms, [["a", "0", 0, 0]], []])) == [MessagesPurged, 1, 2]
 
 
+@pytest.mark.slow
 def test_answers_of_many_shards_are_bounded_and_positions_are_whole(modelled: Any) -> None:
     model, source = modelled({f"s{n:03}": [60.0] * 4 for n in range(100)})
     items = source(None)
@@ -557,6 +559,7 @@ def process_of(count: int) -> Any:
     return SimpleNamespace(id="g.put", delivery=delivery, indices=list(range(count)))
 
 
+@pytest.mark.slow
 def test_records_that_are_not_taken_are_put_again_in_order(
     kinesis: KinesisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def drained(db: Database, store: cues.Store, *tables: str, **options: Any) -> li
 # --- messages -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_snapshot_then_each_operation(db: Database, store: cues.Store) -> None:
     db.run("create table t (id int primary key, x text)", "insert into t values (1, 'a'), (2, null)")
     first, second = drained(db, store)
@@ -161,6 +162,7 @@ IN_FRONT = [
 """Types that the log counts, or does not count, among those with a sign or with a character set."""
 
 
+@pytest.mark.slow
 def test_the_type_of_a_column_does_not_change_the_values_of_the_next_ones(db: Database) -> None:
     """Signs and character sets are told by the number of the column among those that have them."""
     for n, type in enumerate(IN_FRONT):
@@ -183,6 +185,7 @@ def test_the_type_of_a_column_does_not_change_the_values_of_the_next_ones(db: Da
         assert found["before"] == row and found["row"] == row | {"a": -5} and found["key"] == {"id": 1}, type
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_of_its_character_set_is_an_error_with_its_column(db: Database) -> None:
     db.run("create table t (id int primary key, x varchar(9) character set utf8mb3)")
     process = a_process()
@@ -194,6 +197,7 @@ def test_a_text_that_is_not_of_its_character_set_is_an_error_with_its_column(db:
         read(Changes(db.url, "t"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["uuid", "inet6", "year(2)", "varchar(9) character set sjis", "text compressed"])
 def test_a_type_that_the_log_does_not_tell_surely_is_refused_by_name(type: str, db: Database) -> None:
     """Before the first message; and when a column is added in the middle."""
@@ -208,6 +212,7 @@ def test_a_type_that_the_log_does_not_tell_surely_is_refused_by_name(type: str, 
             read(Changes(db.url, "t"))
 
 
+@pytest.mark.slow
 def test_a_table_that_changes_its_columns_in_the_middle(db: Database, store: cues.Store) -> None:
     """A new column, a removed one, a new type, a new name: each message has the columns of its time."""
     db.run("create table t (id int primary key, x text, y text)", "insert into t values (1, '1', 'b')")
@@ -235,6 +240,7 @@ def test_a_table_that_changes_its_columns_in_the_middle(db: Database, store: cue
     assert [m["key"] for m in found][-2:] == [{"id": 5}, {"id": 5, "n": 2}]
 
 
+@pytest.mark.slow
 def test_several_tables_by_a_pattern(db: Database, store: cues.Store) -> None:
     """Also one that is made later."""
     for table in ("a_1", "a_2", "b_1"):
@@ -259,6 +265,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", slow_except(list(KEYS)[:1], KEYS))
 def test_a_snapshot_that_stops_after_any_row_is_continued(type: str, db: Database) -> None:
     """Between the parts a row before and a row after the place are changed, deleted, added and moved over it."""
@@ -322,6 +329,7 @@ def test_a_source_that_is_interrupted_anywhere_while_others_write(db: Database) 
     assert replayed(found) == rows_of(db, "t", "u")
 
 
+@pytest.mark.slow
 def test_the_control_without_the_places_in_the_state_doubles(db: Database) -> None:
     db.run("create table t (id int primary key)", "insert into t values (1), (2)")
     process = a_process()
@@ -339,6 +347,7 @@ def test_the_control_without_the_places_in_the_state_doubles(db: Database) -> No
         replayed([first, *rest, *read(Changes(db.url, "t"), [1, file, place, 0, gtids], process)])
 
 
+@pytest.mark.slow
 def test_positions_and_states_of_earlier_releases_are_continued(db: Database) -> None:
     """Stores keep both. These are the literal forms of version 1, in a snapshot, after it, and in a transaction."""
     db.run("create table t (id int, k varchar(9), primary key (id, k))", "insert into t values (1, 'a'), (2, 'é')")
@@ -503,6 +512,7 @@ def test_settings_of_the_server_are_checked_at_the_start(setting: str, value: st
         db.run(f"set global {setting} = '{old}'")
 
 
+@pytest.mark.slow
 def test_changes_that_cannot_be_read_surely_stop_the_source(db: Database) -> None:
     """A session with another image, without names, or with statements in the place of rows."""
     for setting, words in (
@@ -535,6 +545,7 @@ def after_snapshot(db: Database, *tables: str, **options: Any) -> tuple[Any, Any
     return process, position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_bytes", [mysql_binlog.HELD_BYTES, 0])
 def test_what_was_rolled_back_is_no_message(held_bytes: int, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction is logged with its ROLLBACK if it made a temporary table; held, and read ahead."""
@@ -633,6 +644,7 @@ def test_the_position_moves_while_the_tables_are_quiet(db: Database, store: cues
     assert replayed(drained(db, store)) == rows_of(db)
 
 
+@pytest.mark.slow
 def test_a_position_in_another_transaction_is_refused(db: Database) -> None:
     db.run("create table t (id int primary key)")
     process, position = after_snapshot(db)
@@ -643,6 +655,7 @@ def test_a_position_in_another_transaction_is_refused(db: Database) -> None:
         read(Changes(db.url, "t"), [*inside[:-1], "0-1-999"], process)
 
 
+@pytest.mark.slow
 def test_two_readers_with_one_number(db: Database) -> None:
     db.run("create table t (id int primary key)", "insert into t values (1)")
     source = Changes(db.url, "t", follow=True, server_id=4711, timeout_s=10)
@@ -665,6 +678,7 @@ def test_two_readers_with_one_number(db: Database) -> None:
     assert "Another reader of the log came" in str(found) and "server_id=4711" in str(found)
 
 
+@pytest.mark.slow
 def test_a_frozen_server_counts_as_away_after_timeout_s(db: Database) -> None:
     db.run("create table t (id int primary key)", "insert into t select seq from seq_1_to_50000")
     id = int((db.server.directory / "pid").read_text())
@@ -682,6 +696,7 @@ def test_a_frozen_server_counts_as_away_after_timeout_s(db: Database) -> None:
             os.kill(id, signal.SIGCONT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["closed", "lost"])
 def test_a_snapshot_that_ends_in_the_middle_leaves_nothing_that_reads_the_rest(
     way: str, db: Database, monkeypatch: pytest.MonkeyPatch
@@ -755,6 +770,7 @@ def test_a_server_that_is_killed_in_a_commit(held_bytes: int, monkeypatch: pytes
             read(Changes(db.url, "t"), position, process)
 
 
+@pytest.mark.slow
 def test_transactions_that_are_only_prepared_are_refused_if_they_have_rows_of_the_source(db: Database) -> None:
     db.run("create table t (id int primary key)", "create table u (id int primary key)")
     process = a_process()
@@ -780,6 +796,7 @@ def test_tables_without_transactions_and_those_of_other_databases(db: Database, 
     assert found == rows_of(db)
 
 
+@pytest.mark.slow
 def test_tables_whose_rows_or_changes_would_be_missing_are_refused(db: Database) -> None:
     """Also if they match a pattern: rows with a history, sequences, changes by a foreign key, no right to read."""
     db.run(
@@ -811,6 +828,7 @@ def test_tables_whose_rows_or_changes_would_be_missing_are_refused(db: Database)
         read(Changes(reader, "t"))
 
 
+@pytest.mark.slow
 def test_a_column_that_may_have_been_a_uuid_is_refused(db: Database) -> None:
     """The log has it as BINARY, and the table has it no more, or it was no UUID at the start."""
     for first, change, later in (
@@ -833,6 +851,7 @@ def test_a_column_that_may_have_been_a_uuid_is_refused(db: Database) -> None:
     assert [m["row"].get("y") for m in read(Changes(db.url, "t"), position, process)] == [None, 5]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_made_while_the_snapshot_begins_has_all_its_rows(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -868,6 +887,7 @@ def test_a_session_outlives_a_quiet_day_and_has_no_limit_of_rows(db: Database) -
         db.run("set global wait_timeout = default", "set global sql_select_limit = default")
 
 
+@pytest.mark.slow
 def test_a_pattern_that_is_removed_cannot_come_back(db: Database, store: cues.Store) -> None:
     db.run("create table t (id int primary key)", "create table u (id int primary key)")
     drained(db, store, "t", "u")
@@ -877,6 +897,7 @@ def test_a_pattern_that_is_removed_cannot_come_back(db: Database, store: cues.St
         drained(db, store, "t", "u")
 
 
+@pytest.mark.slow
 def test_another_key_after_an_interrupted_snapshot_stops_the_source(db: Database) -> None:
     for key in ("drop primary key, add primary key (n)", "modify id varchar(9)"):
         db.run(
@@ -920,6 +941,7 @@ def test_servers_that_leave_tables_out_of_their_log_are_refused(tmp_path: Path) 
             read(Changes(db.url, "t"))
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_before_the_first_message(db: Database) -> None:
     db.run("create table t (x int)", "create table u (d date primary key)", "create view v as select * from t")
     with pytest.raises(CuesError, match="has no primary key, by which a snapshot is read"):
@@ -958,6 +980,7 @@ def test_100_000_messages(db: Database, store: cues.Store) -> None:
     assert replayed(found) == rows_of(db)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     db.run("create table orders (id bigint primary key, item text, total decimal(12, 2))")

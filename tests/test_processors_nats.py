@@ -471,6 +471,7 @@ def killed(server: NatsServer, path: Path, rounds: int, count: int) -> None:
     assert [json.loads(data)["n"] for data in server.messages(target)] == list(range(count))
 
 
+@pytest.mark.slow
 def test_a_mirror_that_is_killed_has_each_message_once(nats: NatsServer, tmp_path: Path) -> None:
     killed(nats, tmp_path, rounds=2, count=60)
 

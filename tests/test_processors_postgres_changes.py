@@ -343,6 +343,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", slow_except(list(KEYS)[:1], KEYS))
 def test_a_snapshot_that_stops_after_any_row_is_continued(type: str, db: Database) -> None:
     """Between the parts a row before and a row after the place are changed, deleted, added and moved over it."""
@@ -399,6 +400,7 @@ def two_tables(db: Database) -> None:
         db.run(f"insert into {table} select 2 * i, 'old' from generate_series(1, 150) i")
 
 
+@pytest.mark.slow
 def test_a_source_that_is_interrupted_anywhere_while_others_write(db: Database) -> None:
     two_tables(db)
     found = interrupted(lambda **options: db.source("t", "u", **options), Writers(db))
@@ -463,6 +465,7 @@ def test_a_snapshot_that_has_begun_is_read_to_its_end_also_with_snapshot_false(d
     assert sorted(found) == [2, 3]
 
 
+@pytest.mark.slow
 def test_positions_and_states_of_earlier_releases_are_continued(db: Database) -> None:
     """Stores keep both. These are the literal forms of version 1, in a snapshot, after it, and in a transaction."""
     db.run("create table t (id int, k text, primary key (id, k))", "insert into t values (1, 'a'), (2, 'é')")
@@ -518,6 +521,7 @@ def killed(db: Database, path: Path, rounds: int) -> None:
     print(len(found), "messages,", len({m["lsn"] for m in found if m["operation"] == "snapshot"}), "snapshots")
 
 
+@pytest.mark.slow
 def test_a_source_that_is_killed_has_each_message_once(db: Database, tmp_path: Path) -> None:
     killed(db, tmp_path, rounds=3)
 
@@ -856,6 +860,7 @@ def test_a_drain_ends_a_start_that_waits_for_transactions(
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_ended_again_and_again_loses_nothing(db: Database, tmp_path: Path) -> None:
     two_tables(db)
     graph = cues.Graph("g", [cues.Source("q", db.source("t", "u", follow=True), batch_size=7)])

@@ -100,6 +100,7 @@ def errors_of(store: Path) -> list[str]:
 # --- the source -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_messages_are_read_once_with_what_they_have(tmp_path: Path, broker: RabbitMQ) -> None:
     source = RabbitQueue(broker.url, "in", body="json", idle_exit_s=0.2)
     headers = {
@@ -157,6 +158,7 @@ def test_a_queue_is_made_with_its_bindings(tmp_path: Path, broker: RabbitMQ) -> 
     channel.connection.close()
 
 
+@pytest.mark.slow
 def test_a_stream_is_refused(tmp_path: Path, broker: RabbitMQ) -> None:
     broker.declare("stream", x_queue_type="stream")
     graph = graph_of(RabbitQueue(broker.url, "stream", exclusive=False))

@@ -459,6 +459,7 @@ def killed(server: RedisServer, path: Path, rounds: int, count: int) -> None:
         assert int(client.get(f"{target}.count")) == count
 
 
+@pytest.mark.slow
 def test_a_mirror_that_is_killed_has_each_entry_once(redis: RedisServer, tmp_path: Path) -> None:
     killed(redis, tmp_path, rounds=2, count=60)
 

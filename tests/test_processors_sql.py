@@ -335,6 +335,7 @@ def graph_over(db: sql.SQLite, batch: bool, after: Any = None, batch_size: int =
 WANTED = [n for n in range(1, 20) if n % 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", slow_except([True], [True, False]))
 def test_a_crash_anywhere_leaves_each_message_once(batch: bool, tmp_path: Path) -> None:
     """Die at every crash point × every hit, one of them between the target's commit and the store's."""

@@ -106,6 +106,7 @@ def read(store: Path, source: Sqs) -> list[Any]:
 # --- the source -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_messages_are_read_once_and_deleted_after_the_commit(tmp_path: Path, sqs: Server) -> None:
     url = sqs.queue()
     sqs.client.send_message(

@@ -114,6 +114,7 @@ def read_in_process(path: str, words: str, name: str | None, seed: int) -> tuple
         return read_all(store, Words(Path(words)), name, seed)
 
 
+@pytest.mark.slow
 def test_readers_in_threads_and_processes_while_another_purges(forks: Forks, tmp_path: Path) -> None:
     """Unnamed ones, and two pairs of one name, of which each gets what the other does not."""
     seed = seeds.new()
@@ -156,6 +157,7 @@ def test_readers_in_threads_and_processes_while_another_purges(forks: Forks, tmp
             assert left <= set(together), f"{name}: a message did not come"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side_effects", slow_except([True], [False, True]), ids=["plain", "snapshot first"])
 def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> None:
     """Each message is on the output at most once and in order. Only purged messages are missing; none fails.

@@ -243,6 +243,7 @@ def typed_graph(checked: str, **options: Any) -> Graph:
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checked", slow_except(["function"], ["source", "function"]))
 def test_a_crash_anywhere_leaves_each_message_on_one_queue_once(checked: str) -> None:
     priced = [{"id": o["id"], "total": o["items"][0]["price"]} for o in orders(25) if fit(o)]

@@ -119,6 +119,7 @@ def test_a_start_that_fails_is_never_ready_and_a_manager_that_is_gone_hurts_nobo
     assert command("run", path, NOTIFY_SOCKET=str(tmp_path / "nobody")).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("--workers", "1")], ids=["here", "workers"])
 def test_a_drain_ends_in_time_and_the_next_run_continues(tmp_path: Path, workers: tuple[str, ...]) -> None:
     path = graph(tmp_path, SLOW)
@@ -213,6 +214,7 @@ def ended(process: subprocess.Popen[str]) -> int:
 needs_namespaces = pytest.mark.skipif(not namespaces(), reason="this user may not make pid namespaces")
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "workers"])
 def test_the_first_process_of_a_container_drains_at_sigterm_and_reaps_its_workers(
@@ -257,6 +259,7 @@ def test_a_command_that_serves_ends_at_sigterm_as_the_first_process(tmp_path: Pa
         assert ended(serving) == INTERRUPTED
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "workers"])
 def test_a_container_that_was_killed_is_started_again_with_the_same_process_numbers(
@@ -280,6 +283,7 @@ def test_a_container_that_was_killed_is_started_again_with_the_same_process_numb
     assert taken == list(range(len(taken)))
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_a_second_container_with_the_same_volume_ends_with_code_7(tmp_path: Path) -> None:
     """Both processes have the number 1, which is what LMDB knows its readers by; the first one is not disturbed."""

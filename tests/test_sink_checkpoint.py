@@ -80,6 +80,7 @@ def fill(store: cues.Store) -> None:
 # --- crashes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", slow_except(["sqlite"], ["sqlite", "postgresql"]), indirect=True)
 @pytest.mark.parametrize("batch", slow_except([False], [True, False]))
 def test_a_crash_anywhere_leaves_each_message_once(batch: bool, database: Database) -> None:
@@ -347,6 +348,7 @@ def test_a_savepoint_is_the_functions_own(database: Database) -> None:
         assert database.numbers(checkpoint) == WANTED
 
 
+@pytest.mark.slow
 def test_a_target_held_by_another_process_is_waited_for_and_then_reported(database: Database) -> None:
     # PostgreSQL ends a transaction whose client is silent for half of this time.
     with database.make(timeout_s=2) as impatient:

@@ -178,6 +178,7 @@ with graph(store=sys.argv[1], durability="process").start() as running:
 """
 
 
+@pytest.mark.slow
 def test_the_state_survives_kills(tmp_path: Path) -> None:
     """The source itself compares its state with its position at each message, and stops if they differ."""
     chance = random.Random(seeds.new())

@@ -182,6 +182,7 @@ def _without_source(part: Graph) -> Graph:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.fast
 def test_files_hold_what_the_embedded_engine_leaves(spark: SparkSession, tmp_path: Path) -> None:
     """Every shape: messages, their order, hashes that functions saw, metadata, errors with attempts."""

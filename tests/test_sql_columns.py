@@ -183,6 +183,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds.among(range(6), fast=1))
 @pytest.mark.parametrize("mode", ["upsert", "delete"])
 def test_keys_of_all_types_are_found_and_the_last_of_a_step_wins(target: str, mode: str, seed: int) -> None:
@@ -470,6 +471,7 @@ KEY_VALUES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", slow_except(["text"], [*KEY_VALUES, "timestamptz", "bytea"]))
 def test_a_position_of_either_way_continues_in_the_other(target: str, type: str) -> None:
     text = {"timestamptz": "'2024-01-{n:02} 00:00:00.1+02'", "bytea": "'{n:02}'"}.get(type) or KEY_VALUES[type]

@@ -54,6 +54,7 @@ def rows(*arguments: object) -> list[dict[str, object]]:
     return [json.loads(line) for line in result.out.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_query_over_a_queue_is_that_over_its_messages(shop: Path) -> None:
     expected = Counter(order["city"] for order in ORDERS)
     query = "select city, count(*) as orders from orders group by 1 order by 1"
@@ -66,11 +67,13 @@ def test_a_query_over_a_queue_is_that_over_its_messages(shop: Path) -> None:
     assert rows(shop, "select count(*) as n from orders a join orders b using (city)") == [{"n": 14}]
 
 
+@pytest.mark.slow
 def test_the_state_of_a_processor_is_a_table(shop: Path) -> None:
     found = rows(shop, "select key, value from state_total order by key")
     assert found == [{"key": "Bern", "value": 7}, {"key": "Chur", "value": 3}, {"key": "Zug", "value": 5}]
 
 
+@pytest.mark.slow
 def test_the_forms_of_a_result(shop: Path, tmp_path: Path) -> None:
     query = "select city, n, [n, 1] as list from orders order by n limit 2"
     text = command("sql", shop, query, "--csv").out
@@ -92,6 +95,7 @@ def test_the_forms_of_a_result(shop: Path, tmp_path: Path) -> None:
     assert both.code == 2 and "two forms" in both.err
 
 
+@pytest.mark.slow
 def test_columns_of_one_name_are_all_there(shop: Path) -> None:
     """A join has the columns of both sides."""
     query = "select * from orders a join orders b on a.n = b.n where a.n = 5"
@@ -99,6 +103,7 @@ def test_columns_of_one_name_are_all_there(shop: Path) -> None:
     assert command("sql", shop, query, "--csv").out == "city,n,city_1,n_1\nBern,5,Bern,5\n"
 
 
+@pytest.mark.slow
 def test_values_in_csv_are_those_of_json(shop: Path) -> None:
     query = (
         "select 'a\u200bb,\"c\"' as text, '\\x01'::blob as bytes, timestamp '2026-01-02 03:04:05' as at, null as none"
@@ -118,6 +123,7 @@ def test_a_processor_without_state_and_a_queue_without_messages_have_tables(grap
     assert rows(graph, 'select "q/time" from orders', "--meta") == []
 
 
+@pytest.mark.slow
 @pytest.mark.damages_stores
 def test_a_table_that_is_not_named_is_not_read(shop: Path) -> None:
     """The damage of a queue does not reach a query over another; of one over itself the error is its own."""
@@ -148,6 +154,7 @@ def test_what_duckdb_refuses_is_wrong_usage(shop: Path, query: str, words: list[
     assert any(word in result.err for word in words), result.err
 
 
+@pytest.mark.slow
 def test_a_query_changes_nothing_and_runs_beside_the_graph(graph: Path) -> None:
     with Command("run", graph, "--json") as run:
         run.until('"type": "progress"')

@@ -351,6 +351,7 @@ with made.start(store=sys.argv[1], engine="spark", backfill=sys.argv[3] == "True
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "point", "backfill"),
     [

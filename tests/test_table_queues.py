@@ -308,6 +308,7 @@ def test_tables_with_other_columns_are_joined_or_refused(store: cues.Store) -> N
         queue.tailer(meta=True).read_table(1)
 
 
+@pytest.mark.slow
 def test_other_readers_take_tables_as_messages(store: cues.Store, tmp_path: Path) -> None:
     """A graph, a backup and its restore, a transaction of another program."""
     queue = store.queue("q")

@@ -53,6 +53,7 @@ def unquoted(tree: ast.AST) -> Iterator[int]:
                 before += "X"
 
 
+@pytest.mark.interpreted
 def test_each_value_in_a_command_is_quoted() -> None:
     """A path with a space, copied from a hint, would name another store."""
     root = Path(cues.__file__).parent
@@ -98,6 +99,7 @@ def hints(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield text.lineno, text.value
 
 
+@pytest.mark.interpreted
 def test_each_hint_begins_with_an_action() -> None:
     """``Try: a worker process ended…`` says what happened; a reader looks there for what to do."""
     root = Path(cues.__file__).parent

@@ -337,6 +337,7 @@ def test_writing_needs_a_header_that_no_other_site_can_send(store: Path) -> None
         assert page.request("/api/redrive", "POST", json.dumps({"queue": "e#x", "index": 1}), x_cues="1")[0] == 400
 
 
+@pytest.mark.slow
 def test_a_group_of_errors_is_redriven_or_discarded(tmp_path: Path) -> None:
     """The groups are those of ``cues errors --group``; what is done is done to the messages of one group."""
     path = tmp_path / "shop.py"
@@ -387,6 +388,7 @@ def test_a_group_of_errors_is_redriven_or_discarded(tmp_path: Path) -> None:
         assert change("redrive", processor="--all", cause="x")[1]["resolved"] == []
 
 
+@pytest.mark.slow
 def test_counts_of_errors_are_exact_or_end_in_plus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """More error messages than a look reads: every display says that its number is a lower bound."""
     graph = cues.Graph("g", store=tmp_path / "store", durability="process", errors="errors")
@@ -570,6 +572,7 @@ def test_a_search_that_does_not_end_is_ended_and_the_next_one_is_answered(tmp_pa
             searcher.messages(queue="texts", where="eval(1)")
 
 
+@pytest.mark.slow
 def test_other_questions_are_answered_during_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "LIMIT_S", 1.0)
     with cues.open(tmp_path / "store", durability="process") as store:

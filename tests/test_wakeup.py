@@ -222,6 +222,7 @@ def test_more_sleepers_than_slots_look_by_themselves(tmp_path: Path, monkeypatch
         assert found == [{"n": 1}] * 6
 
 
+@pytest.mark.slow
 def test_bells_and_descriptors_are_given_back(tmp_path: Path) -> None:
     """Many waits, many threads, closed while some sleep: no descriptor stays, no other file's is closed."""
 

@@ -150,6 +150,7 @@ def test_status_shows_size_growth_retention_and_room_of_each_queue(tmp_path: Pat
 # --- a process that was killed ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_status_says_that_the_last_process_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text("import cues\ngraph = cues.Graph('g', durability='process')\ngraph.source('q')\n"

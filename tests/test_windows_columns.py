@@ -209,6 +209,7 @@ def random_numbers(dice: random.Random, count: int) -> list[Message]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds.among(range(20), fast=1))
 def test_sums_of_floats_are_those_of_their_order(seed: int, calls: list[int]) -> None:
     dice = random.Random(seed)
@@ -229,6 +230,7 @@ def test_sums_of_floats_are_those_of_their_order(seed: int, calls: list[int]) ->
     assert calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds.among(range(20), fast=1))
 def test_aggregates_of_floats_are_those_of_their_order(seed: int, calls: list[int]) -> None:
     dice = random.Random(seed)
@@ -613,6 +615,7 @@ def test_options_that_need_messages_get_them(options: Any) -> None:
         assert counters.calls >= 40 and testing.messages(store, "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tumbling", "hopping"])
 def test_a_crash_anywhere_changes_no_result_of_tables(name: str, calls: list[int]) -> None:
     (rows,) = messages(5, 24, ("m",), disorder=20).values()

@@ -236,6 +236,7 @@ def test_a_timer_that_failed_for_good_is_set_again(monkeypatch: pytest.MonkeyPat
         assert [m["n"] for m in testing.messages(store, "out")] == [2]
 
 
+@pytest.mark.slow
 def test_early_may_be_given_and_taken_away_between_runs() -> None:
     """Windows that were begun without it have early results; what was noted for it harms no later run."""
     options = [None, "10s", "update", None, "10s"]
@@ -267,6 +268,7 @@ def test_a_crash_anywhere_changes_no_result(kind: str, tables: bool, stride: int
     crashes(kind, [rows[:6], rows[6:9], rows[9:], []], tables, stride=stride)
 
 
+@pytest.mark.slow
 def test_a_crash_at_a_timer_changes_no_result() -> None:
     parts = [[{"t": t, "k": "a", "v": t, "i": t} for t in some] for some in ((0, 16), (3, 31))]
     crashes("tumbling", parts, True, ("timer.",))
