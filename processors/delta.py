@@ -55,6 +55,8 @@ _NEVER: Final = re.compile("unsupported table feature|append-only", re.IGNORECAS
 """Texts of commits that fail at each attempt, and not because of another commit."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
+_VERSION: Final = 1
+"""Of the numbers of a processor. A later version of Cues that changes them writes one more."""
 
 
 def library() -> Any:
@@ -273,6 +275,8 @@ class _Positions(LakePositions):
         version = connection.raw.transaction_version
         if (generation := version(f"cues:{processor}:generation")) is None:
             return None
+        if (of := version(f"cues:{processor}:version") or _VERSION) != _VERSION:
+            return Row.kept({"cues": of}, f"The numbers of {processor} in the table {self.where}", "use another table.")
         store, epoch, *hashes = (version(f"cues:{processor}:{name}") for name in ("store", "epoch", "hash", "hash-low"))
         ends, seals = {}, {}
         for tailer in self._tailers:

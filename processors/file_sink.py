@@ -377,7 +377,8 @@ class _Directory:
         if writer._row is not None:
             return writer._row
         kept = writer._state["row"]
-        return None if kept is None else Row.of(**kept)
+        what, otherwise = f"The row of {processor} in {self.where}", "use another directory."
+        return None if kept is None else Row.kept(kept, what, otherwise)
 
     def write(self, writer: Writer, processor: str, row: Row, *, insert: bool) -> bool:
         writer._row = row

@@ -374,7 +374,14 @@ class _Positions(LakePositions):
     @override
     def stored(self, connection: Connection, processor: str) -> Row | None:
         value = connection.raw.properties.get(f"{_PROPERTY}{processor}")
-        return None if value is None else Row.of(**json.loads(value))
+        if value is None:
+            return None
+        what = f"The property {_PROPERTY}{processor} of the table {self.where}"
+        try:
+            kept: Any = json.loads(value)
+        except ValueError:
+            kept = value
+        return Row.kept(kept, what, "remove the property if it is of another program, or use another table.")
 
     @override
     def write(self, connection: Connection, processor: str, row: Row, *, insert: bool) -> bool:

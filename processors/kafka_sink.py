@@ -52,11 +52,10 @@ import cues
 from cues import faults, jsontext
 from cues.arguments import check_number, text_of
 from cues.checkpoints import Row, Transaction, admit, write_once
-from cues.errors import CheckpointError, Diverged, InvalidArgument
+from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
 from cues.processors import SINK, checks, kafka, takes
 
-_VERSION: Final = 1
 _RETRY_S: Final = 0.05
 """Seconds before an aborted transaction is tried again."""
 
@@ -392,7 +391,7 @@ class Unit:
     def send_position(self, row: Row | None) -> None:
         """Add the row to the transaction."""
         assert row is not None
-        metadata = json.dumps([_VERSION, *row._replace(seals=dict(row.seals))], separators=(",", ":"))
+        metadata = json.dumps(row.listed(), separators=(",", ":"))
         place = kafka.library().TopicPartition(self.topic.topic, 0, sum(row.ends.values()), metadata)
         self.producer.send_offsets_to_transaction(
             [place], self._consumer.consumer_group_metadata(), self.topic.timeout_s
@@ -496,17 +495,15 @@ def _row_of(topic: Topic, group: str, place: Any) -> Row | None:
     if place.offset < 0:
         return None
     try:
-        version, *values = json.loads(place.metadata or "")
-        if version != _VERSION:
-            raise ValueError(version)
-        return Row(*values)
-    except (ValueError, TypeError) as error:
-        raise Diverged(
-            f"The group {group!r} has the offset {place.offset} of {topic.topic!r} with the metadata"
-            f" {place.metadata!r:.80}, which is not a position of cues.processors.kafka_sink, version {_VERSION}.",
-            "use another prefix=, or delete the group if it is of another program. A broker that does not keep the"
-            " metadata of offsets in transactions cannot be a target.",
-        ) from error
+        kept: Any = json.loads(place.metadata or "")
+    except ValueError:
+        kept = place.metadata
+    return Row.kept(
+        kept,
+        f"The group {group!r} with the offset {place.offset} of {topic.topic!r}",
+        "use another prefix=, or delete the group if it is of another program. A broker that does not keep the"
+        " metadata of offsets in transactions cannot be a target.",
+    )
 
 
 def _json(message: Any) -> bytes:

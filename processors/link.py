@@ -50,9 +50,9 @@ from urllib.parse import urlsplit
 
 import cues
 from cues import codec
-from cues.arguments import check_number, text_of
+from cues.arguments import NEWER, check_number, text_of, version_hint
 from cues.checkpoints import Row, Transaction, held, write_once
-from cues.errors import CheckpointError, CuesError, InvalidArgument, NotInstalled
+from cues.errors import CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
 from cues.overrides import override
 from cues.processors import SINK, SOURCE, checks, columns, foreign, http, takes, waits
 from cues.processors import serving as guards
@@ -68,6 +68,8 @@ _SMALL_BYTES: Final = 1_000
 _TOKEN_MIN: Final = 16
 _PROCESSOR_MAX: Final = 600
 _NOT_INSTALLED: Final = 501
+_OTHER_VERSION: Final = 426
+"""A status of its own, so that the sender knows what to install on which side."""
 _AWAY: Final = (408, 429)
 _RESERVED: Final = foreign.allowed(foreign.MAY_BE_ALLOWED)
 """Both sides are Cues, and the token says who the other one is: it decides the type and the topics of a message."""
@@ -278,6 +280,9 @@ class _Serving(SourceServer):
             asked = await asyncio.to_thread(self._read, sender, body, headers, self._loop.create_future())
         except guards.Refused as error:
             return refused(error.status, str(error))
+        except _OtherVersion as error:
+            text = f"the request has version {error.args[0]!r:.20} of the link, and this receiver version {_VERSION}"
+            return JSONResponse({"error": text, "version": _VERSION}, _OTHER_VERSION)
         except NotInstalled as error:
             return refused(501, f"{error.message} {error.hint}")
         except CuesError as error:  # the queue does not take a message
@@ -308,7 +313,7 @@ class _Serving(SourceServer):
         """Return the request of a body. In a thread of its own, because large ones take a while."""
         given = codec.unpack(guards.decoded(body, headers, self._receiver.body_bytes_max))
         if given["version"] != _VERSION:
-            raise ValueError(f"version {given['version']} of the link is not known here")
+            raise _OtherVersion(given["version"])
         after, messages = given["after"], None
         if after is not None:
             messages = self._messages(given["messages"], given["table"])
@@ -323,6 +328,10 @@ class _Serving(SourceServer):
         for message in messages:
             foreign.check(message, _RESERVED)
         return self._check(given) if len(given) and self._check is not None else given or None
+
+
+class _OtherVersion(Exception):
+    """A request of another version of the link."""
 
 
 # --- the sender ---------------------------------------------------------------------------------
@@ -406,7 +415,10 @@ class Sender:
         self.ask("")
 
     def ask(self, processor: str, **given: Any) -> dict[str, Any]:
-        """Send a request, and return its answer. Raises :class:`CheckpointError` and :class:`InvalidArgument`."""
+        """Send a request, and return its answer.
+
+        Raises :class:`CheckpointError`, :class:`InvalidArgument`, and :class:`Diverged` for another version.
+        """
         httpx = http.package("httpx")
         request = {"version": _VERSION, "processor": processor, "before": None, "after": None, **given}
         body = codec.pack(request)
@@ -434,9 +446,15 @@ class Sender:
 
     def _refused(self, answer: Any) -> CuesError:
         status = answer.status_code
-        text = " ".join(answer.text.split())[:500]
+        text, version = " ".join(answer.text.split())[:500], None
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            text = str(answer.json()["error"])
+            said = answer.json()
+            text, version = str(said["error"]), said.get("version")
+        if status == _OTHER_VERSION:
+            return Diverged(
+                f"The receiver at {self.where} refused the request: {text}.",
+                version_hint(version, _VERSION, f"there, {NEWER}"),
+            )
         if status in (413, 422):
             return InvalidArgument(f"The receiver at {self.where} refused messages: {text}", "correct the messages.")
         if status == 409:
@@ -510,7 +528,10 @@ class Connection:
         """Read the row of a processor."""
         self._processor = processor
         self._before = self._sender.ask(processor)["row"]
-        return None if self._before is None else Row.of(*self._before)
+        if self._before is None:
+            return None
+        what, otherwise = f"The row of {processor} at {self._sender.where}", "use another name=."
+        return Row.kept(dict(zip(Row._fields, self._before)), what, otherwise)
 
     def commit(self) -> None:
         """Send the messages with the row."""

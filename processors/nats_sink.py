@@ -17,7 +17,6 @@ from cues.overrides import override
 from cues.processors import SINK, checks, takes
 from cues.processors.nats_client import AT_ONCE, Connection, Servers, is_away, library, named
 
-_VERSION: Final = 1
 _WRONG_LAST: Final = (10070, 10071, 10164)
 """Codes of JetStream: the last message of the stream, or of the subject, is another one."""
 _NO_MESSAGE: Final = 10037
@@ -125,17 +124,16 @@ class NatsSubject:
         headers, sequence = connection.call(self.read_last(connection, subject))
         if sequence == 0:
             return None, 0
+        what = f"The last message of {subject} in {self.stream} at {self.servers.where}, {sequence},"
+        otherwise = "use another subject; or end the other writer and purge the subject."
         try:
             version, of, *values = json.loads(headers[_POSITION])
-            if version != _VERSION or (processor is not None and of != processor):
-                raise ValueError(of)
-            return (of, Row(*values)), sequence
-        except (KeyError, TypeError, ValueError) as error:
-            raise Diverged(
-                f"The last message of {subject} in {self.stream} at {self.servers.where}, {sequence}, is not one of"
-                f" {processor}: the subject of a sink belongs to it alone.",
-                "use another subject; or end the other writer and purge the subject.",
-            ) from error
+        except (KeyError, TypeError, ValueError):
+            version, of, values = None, None, []
+        row = Row.kept([version, *values], what, otherwise) if of is not None else None
+        if row is None or (processor is not None and of != processor):
+            raise Diverged(f"{what} is not one of {processor}: the subject of a sink belongs to it alone.", otherwise)
+        return (of, row), sequence
 
     async def read_last(self, connection: Connection, subject: str) -> tuple[dict[str, str], int]:
         """Return headers and sequence of the last message of a subject; the sequence 0 if there is none."""
@@ -308,9 +306,7 @@ class Writer:
                                 if n > done
                                 else {"Nats-Expected-Last-Subject-Sequence": str(self.sequence)}
                             ),
-                            _POSITION: json.dumps(
-                                [_VERSION, self._process.id, *rows[n][1]._replace(seals=dict(rows[n][1].seals))]
-                            ),
+                            _POSITION: _position(self._process.id, rows[n][1]),
                         },
                     )
                     for n in sent
@@ -378,3 +374,8 @@ class _Positions:
 
     def processors(self, connection: Writer) -> Iterable[str]:
         return [self._process.id]
+
+
+def _position(processor: str, row: Row) -> str:
+    version, *fields = row.listed()
+    return json.dumps([version, processor, *fields])

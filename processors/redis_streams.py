@@ -625,14 +625,8 @@ class _Positions:
         found = {name.decode(): value.decode() for name, value in connection.begin(self._target.key(processor)).items()}
         if not found:
             return None
-        try:
-            numbers = {name: int(found[name]) for name in ("generation", "epoch")}
-            return Row.of(**{**found, **numbers})  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError) as error:
-            raise Diverged(
-                f"The key {self._target.key(processor)!r} at {self.where} is not a position of a sink: {found!r:.80}.",
-                "use another prefix=, or delete the key if it is of another program.",
-            ) from error
+        what = f"The key {self._target.key(processor)!r} at {self.where}"
+        return Row.kept(found, what, "use another prefix=, or delete the key if it is of another program.")
 
     def write(self, connection: Connection, processor: str, row: Row, *, insert: bool) -> bool:
         connection.row = row

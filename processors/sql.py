@@ -213,7 +213,10 @@ class _Positions:
         row = connection.execute(
             "select store, generation, epoch, ends, hash, seals from cues_positions where processor = ?", (processor,)
         ).fetchone()
-        return None if row is None else Row.of(*row)
+        if row is None:
+            return None
+        what = f"The row of {processor} in cues_positions at {self.where}"
+        return Row.kept(dict(zip(Row._fields, row)), what, "delete it, or use another database.")
 
     def write(self, connection: Any, processor: str, row: Row, *, insert: bool) -> bool:
         connection.execute(

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import contracts_sinks
 import msgpack
 import pytest
 import xxhash
@@ -24,9 +25,9 @@ from test_raw_errors import DECLARATIONS
 import cues
 from cues import codec, processors, testing
 from cues.arguments import NEWER
-from cues.checkpoints import JSONFileCheckpoint, packing
+from cues.checkpoints import JSONFileCheckpoint, Row, packing
 from cues.cli import app
-from cues.errors import CuesError
+from cues.errors import CuesError, Diverged
 from cues.graphs.processor import wants_process
 from cues.processors.file_sink import FileSink
 from cues.records import batch
@@ -148,6 +149,131 @@ def a_backup(place: Path) -> Callable[[], Any]:
     (manifest,) = (path for path in place.glob("b/**/*.json") if '"format"' in path.read_text())
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
     return lambda: Backup.load(manifest.parent)
+
+
+# --- rows that targets keep for sinks -----------------------------------------------------------------
+
+
+def of_files(target: Any) -> None:
+    (row,) = Path(target.path).glob("_cues/*/*.json")
+    kept = json.loads(row.read_text())
+    row.write_text(json.dumps(kept | {"row": kept["row"] | {"cues": 2, "more": 1}}))
+
+
+def of_redis(target: Any) -> None:
+    target.client.hset(target.key("g.save"), mapping={"cues": 2, "more": 1})
+
+
+def of_nats(target: Any) -> None:
+    headers = {"Cues-Position": json.dumps([2, "g.save", {"more": 1}])}
+    contracts_sinks.NATS[0].publish(target.subject_of("g.save"), b"{}", headers=headers)
+
+
+def of_kafka(target: Any) -> None:
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    producer = Producer({"bootstrap.servers": target.servers, "transactional.id": target.topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    client = Consumer({"bootstrap.servers": target.servers, "group.id": f"{target.prefix}.g.save"})
+    place = TopicPartition(target.topic, 0, 9, json.dumps([2, {"more": 1}]))
+    producer.send_offsets_to_transaction([place], client.consumer_group_metadata(), 60)
+    producer.commit_transaction(60)
+    client.close()
+
+
+def of_delta(target: Any) -> None:
+    import pyarrow as pa
+    from deltalake import CommitProperties, Transaction, write_deltalake
+
+    numbers = CommitProperties(app_transactions=[Transaction("cues:g.save:version", 2)])
+    write_deltalake(target.open(), pa.table({"n": [-1]}), mode="append", commit_properties=numbers)
+
+
+def of_iceberg(target: Any) -> None:
+    table = target.open()
+    ((name, value),) = [item for item in table.properties.items() if item[0].endswith("g.save")]
+    with table.transaction() as transaction:
+        transaction.set_properties({name: json.dumps(json.loads(value) | {"cues": 2, "more": 1})})
+
+
+ROWS: dict[str, Callable[[Any], None]] = {
+    "jsonl": of_files,
+    "redis": of_redis,
+    "nats": of_nats,
+    "kafka": of_kafka,
+    "delta": of_delta,
+    "iceberg": of_iceberg,
+}
+
+
+SERVERS = {"redis": contracts_sinks.REDIS, "nats": contracts_sinks.NATS, "kafka": contracts_sinks.KAFKA}
+
+
+@pytest.mark.parametrize("name", slow_except(["jsonl"], ROWS))
+def test_a_row_of_a_later_version_is_refused_by_the_sink(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    case = contracts_sinks.SINKS[name]
+    for module in case.needs:
+        pytest.importorskip(module)
+    if name in SERVERS:
+        SERVERS[name][:] = [request.getfixturevalue(name)]
+    target = case.make(tmp_path / "target")
+    with cues.open(tmp_path / "s") as store:
+        contracts_sinks.feed(store)
+        testing.run_until_idle(contracts_sinks.graph_over(case, target), store)
+        ROWS[name](target)
+        written = case.numbers(case.make(tmp_path / "target")) if name not in ("jsonl", "nats") else []
+        store.queue("q").appender().write({"n": 99})
+        report = testing.run_until_idle(
+            contracts_sinks.graph_over(case, case.make(tmp_path / "target")), store, stopped="return"
+        )
+        assert written == (case.numbers(case.make(tmp_path / "target")) if written else [])
+    error = report.stopped["save"].__cause__
+    assert isinstance(error, Diverged) and error.hint == NEWER, error
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        None, 7, "text", [], [1], {}, [1, "s"], [1, 7, 0, 1, {}, "h"], [1, "s", None, 1, {}, "h"],
+        [1, "s", 0, 1, [], "h"], [1, "s", 0, 1, {"t": "x"}, "h"], [1, "s", 0, 1, {}, "h", [1]], ["1x", "s"],
+        [1, "s", 0, 1, "{", "h"], [1, "s", 0, 1, "[" * 100_000, "h"], [1, "s", 0, 1, {}, "h", {}, "more"],
+        {"store": "s", "generation": 0, "epoch": 1, "ends": "{}", "hash": "h", "more": 1}, {"cues": 0},
+    ],
+)  # fmt: skip
+def test_what_is_not_the_row_of_a_sink_is_refused_in_words(kept: Any) -> None:
+    with pytest.raises(Diverged, match=r"The key k has .*not the row of a sink.*Try: use another key"):
+        Row.kept(kept, "The key k", "use another key.")
+
+
+@pytest.mark.parametrize("seals", [{}, {"t": "ab"}])
+def test_a_row_comes_back_from_each_form_in_which_targets_keep_it(seals: dict[str, str]) -> None:
+    row = Row("ab" * 8, 2, 3, {"t": 9}, "cd" * 16, seals)
+    texts = {name: str(value) for name, value in row.columns().items()}
+    forms = [row.listed(), row.columns(), texts, {"cues": 1, **texts}, row._asdict()]
+    assert [Row.kept(form, "", "") for form in forms] == [row] * len(forms)
+    if not seals:  # of a version before the seals
+        assert [Row.kept(form, "", "") for form in (row.listed()[:-1], {**texts, "seals": None})] == [row] * 2
+
+
+def test_both_sides_of_a_link_name_the_one_that_is_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("httpx")
+    import test_link
+
+    from cues.processors import link
+
+    later = b'{"error": "later", "version": 2}'
+    head = b"HTTP/1.1 426 Upgrade Required\r\nContent-Length: %d\r\n\r\n" % len(later)
+    with test_link.stranger(head + later) as port, pytest.raises(Diverged) as raised:
+        link.Sender(f"http://127.0.0.1:{port}/in", token=test_link.TOKEN).ask("")
+    assert raised.value.hint == NEWER
+    pack = codec.pack
+    with test_link.center(tmp_path / "center") as (_, url), pytest.raises(Diverged) as raised:
+        monkeypatch.setattr(link.codec, "pack", lambda value: pack(value | {"version": 2}))
+        link.Sender(url, token=test_link.TOKEN).ask("")
+    assert raised.value.hint == f"there, {NEWER}" and "this receiver version 1" in str(raised.value)
 
 
 KINDS: dict[str, Callable[[Path], Callable[[], Any]]] = {

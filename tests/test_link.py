@@ -223,7 +223,7 @@ def request_of(messages: Any, table: bytes | None = None, ends: str = "{}") -> b
     [
         (b"", {}, 400),
         (b"\xc1\xc1", {}, 400),
-        (codec.pack({"version": 9, "processor": "p", "before": None, "after": None}), {}, 400),
+        (codec.pack({"version": 9, "processor": "p", "before": None, "after": None}), {}, 426),
         (codec.pack({"version": 1, "processor": 7, "before": None, "after": None}), {}, 400),
         (codec.pack({"version": 1, "processor": "p", "before": None, "after": [1]}), {}, 400),
         (zlib.compress(b"\0" * 3_000_000), {"Content-Encoding": "deflate"}, 413),

@@ -453,7 +453,7 @@ def test_an_offset_of_another_program_is_refused(kafka: Broker) -> None:
     producer.send_offsets_to_transaction([TopicPartition(target.topic, 0, 7)], group, 30)
     producer.commit_transaction(30)
     target.prefix = target.topic
-    with pytest.raises(Diverged, match=r"not a position of cues.*Try:"):
+    with pytest.raises(Diverged, match=r"not the row of a sink.*Try: use another prefix"):
         deliver(target, 1, 3)
 
 

@@ -346,7 +346,7 @@ def test_a_row_of_another_program_is_refused(redis: RedisServer) -> None:
     target = target_of(redis, redis.stream())
     with contextlib.closing(redis.client) as client:
         client.hset(target.key("g.save"), mapping={"x": 1})
-        with pytest.raises(Diverged, match="is not a position of a sink"):
+        with pytest.raises(Diverged, match="is not the row of a sink"):
             deliver(target, 1, 2)
         client.delete(target.key("g.save"))
         client.set(target.key("g.save"), "x")

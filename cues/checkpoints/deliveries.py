@@ -31,6 +31,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from cues import faults
+from cues.arguments import version_hint
 from cues.errors import CheckpointError, CuesError, Diverged, Fenced
 from cues.steps.process import Delivery, Process
 
@@ -39,6 +40,10 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 TABLE: Final = "cues_positions"
+
+VERSION: Final = 1
+"""Of a row in a target. A later version of Cues that adds to a row raises it."""
+_TEXTS: Final = frozenset({"store", "hash"})
 
 _INSERT_ATTEMPTS: Final = 3
 """Another transaction can insert the row first. The next attempt then finds the row and waits for its lock."""
@@ -69,6 +74,10 @@ class Row(NamedTuple):
         moved = {tailer: delivery.seal(tailer, ends[tailer]) or "" for tailer in delivery.end}
         return Row(delivery.store, delivery.generation, delivery.epoch, ends, hash, {**seals, **moved})
 
+    def listed(self) -> list[Any]:
+        """Return the version of a row, and its fields, for JSON."""
+        return [VERSION, *self._replace(seals=dict(self.seals))]
+
     def columns(self) -> dict[str, Any]:
         """Return the columns of the table, without the processor."""
         ends, seals = (json.dumps(dict(by_tailer), sort_keys=True) for by_tailer in (self.ends, self.seals))
@@ -78,6 +87,39 @@ class Row(NamedTuple):
     def of(store: str, generation: int, epoch: int, ends: str, hash: str, seals: str | None = None) -> Row:
         """Read the values of :meth:`columns`."""
         return Row(store, generation, epoch, json.loads(ends), hash, json.loads(seals or "{}"))
+
+    @staticmethod
+    def kept(values: Any, what: str, otherwise: str) -> Row:
+        """Read a row as a target keeps it: a list with the version of the row and its fields, or a map of them.
+
+        In a map the version is ``cues``; there is none in a row of version 1. Texts of JSON and of numbers are decoded.
+        Raises :class:`cues.errors.Diverged` for a row of a later version, with the advice to install a newer Cues, and
+        for everything that is no row, with the advice ``otherwise``. ``what`` names the place: a noun phrase.
+        """
+        version: Any = None
+        try:
+            if isinstance(values, Mapping):
+                version = values.get("cues", VERSION)
+                fields = {name: value for name, value in values.items() if name != "cues"}
+            else:
+                version, *rest = values
+                fields = dict(zip(Row._fields, rest, strict=len(rest) > len(Row._fields)))
+            if (version := _decoded(version)) == VERSION:
+                row = Row(**{name: value if name in _TEXTS else _decoded(value) for name, value in fields.items()})
+                if row._is_sound():
+                    return row._replace(seals=row.seals or {})
+        except (TypeError, ValueError, RecursionError):
+            pass
+        raise Diverged(
+            f"{what} has {values!r:.120}, which is not the row of a sink, version {VERSION}.",
+            version_hint(version, VERSION, otherwise),
+        )
+
+    def _is_sound(self) -> bool:
+        numbers = (self.generation, self.epoch, *self.ends.values()) if isinstance(self.ends, dict) else (None,)
+        seals = self.seals or {}
+        texts = (self.store, self.hash, *self.ends, *seals, *seals.values()) if isinstance(seals, Mapping) else (None,)
+        return all(type(number) is int for number in numbers) and all(type(text) is str for text in texts)
 
 
 def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]:
@@ -145,6 +187,10 @@ def _compare(processor: str, row: Row, delivery: Delivery) -> None:
                 f" {TABLE} where processor = '{processor}'.",
                 processor=processor,
             )
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 class Transaction(Generic[C]):

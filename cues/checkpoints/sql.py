@@ -521,7 +521,10 @@ class _Positions:
         select = sa.select(_positions).where(_positions.c.processor == processor)
         # SQLite has no row locks: "begin immediate" holds the lock of the whole database.
         row = connection.execute(select.with_for_update() if lock else select).one_or_none()
-        return None if row is None else Row.of(*row[1:])
+        if row is None:
+            return None
+        what, otherwise = f"The row of {processor} in {TABLE} at {self.where}", "delete it, or use another database."
+        return Row.kept(dict(zip(Row._fields, row[1:])), what, otherwise)
 
     def write(self, connection: sa.Connection, processor: str, row: Row, *, insert: bool) -> bool:
         columns = row.columns()
