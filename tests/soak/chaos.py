@@ -34,7 +34,9 @@ BEGINNINGS: Final = ("process", "disk", "v1", "v1-seals", "v1-unread", "v1-colum
 """Beginnings of the store: a durability, or a store of an earlier format."""
 MEMBERS: Final = 2
 SPARK_EVERY_S: Final = 600
-CALM_S: Final = 300
+END_S: Final = 600
+"""Seconds in which a process must end; the machine may be starved."""
+CALM_S: Final = 900
 """The longest time until all messages of a life have come through."""
 BACKUPS_MAX: Final = 8
 """Backups in a directory, before another one begins with a whole backup."""
@@ -184,7 +186,7 @@ class Soak:
                 self.send(pid, signal.SIGINT if name == "run" and number == signal.SIGTERM else number)
         for role in list(self.processes):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.processes[role].wait(timeout=120)
+                self.processes[role].wait(timeout=END_S)
             if self.processes[role].poll() is None:
                 raise Wrong(f"{role} does not end after signal {number}")
             self.reap(role)
