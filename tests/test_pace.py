@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import random
+import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -253,6 +255,118 @@ def test_a_batch_function_with_a_dear_call_is_given_more(store: Store, clock: te
 
     run(store, Sink(bulk, "a", id="s", batch=True))
     assert max(sizes) >= 900 and len(sizes) < 20
+
+
+class OfTwoCalls:
+    """The rule before: both costs from the last two calls of different sizes. It takes noise for costs."""
+
+    def __init__(self, most: int, bound_s: float) -> None:
+        self.most, self.bound, self.count = most, bound_s * 1e9, 1
+        self.last: tuple[int, float] | None = None
+        self.base = self.each = 0.0
+
+    def ran(self, count: int, spent: float) -> None:
+        if self.last is None:
+            self.base = spent
+        elif not 2 / 3 < count / self.last[0] < 3 / 2:
+            self.each = max(0.0, (spent - self.last[1]) / (count - self.last[0]))
+            self.base = max(0.0, spent - self.each * count)
+            self.each = self.each if self.base else spent / count
+        else:
+            ratio = spent / (self.base + self.each * count)
+            self.base, self.each = self.base * ratio, self.each * ratio
+        self.last = count, spent
+        fits = int(min(self.most, max(self.bound - self.base, self.base) / self.each)) if self.each else self.most
+        self.count = max(1, min(max(1, fits), 2 * count))
+
+
+Cost = Callable[[random.Random, int], float]
+"""The seconds of a call with so many messages."""
+
+
+def calls(rule: type[Any], cost: Cost, seed: int, later: Cost | None = None, number: int = 200) -> list[Any]:
+    """The messages and seconds of each call of a batch function that always has more messages waiting."""
+    rng, found = random.Random(seed), []
+    pace = Pace(1000, 0.25, small=True, fixed=True) if rule is Pace else rule(1000, 0.25)
+    for step in range(number):
+        count, chosen = pace.count, later if later is not None and step >= number // 2 else cost
+        seconds = chosen(rng, count)
+        pace.ran(count, max(1, round(seconds * 1e9)))
+        found.append((count, seconds))
+    return found
+
+
+def means(rule: type[Any], cost: Cost, later: Cost | None = None) -> tuple[float, float]:
+    """Messages and seconds of a call: the means of the second half of 200 calls, of five seeds."""
+    found = [call for seed in range(5) for call in calls(rule, cost, seed, later)[100:]]
+    return statistics.fmean(n for n, _ in found), statistics.fmean(s for _, s in found)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("cost", "messages", "seconds"),
+    [
+        # The noise is in the cost of a call: nothing is gained with fewer messages.
+        pytest.param(lambda r, n: min(4, r.expovariate(1 / 0.6)), 500, None, id="fixed, 0 to 4 s"),
+        pytest.param(lambda r, n: r.uniform(0, 4), 700, None, id="fixed, evenly 0 to 4 s"),
+        pytest.param(lambda r, n: 1 + r.expovariate(1 / 0.6), 700, None, id="fixed, 1 s and more"),
+        pytest.param(lambda r, n: 0.3 * r.paretovariate(1.2), 100, None, id="fixed, heavy tail above the bound"),
+        pytest.param(lambda r, n: 0.05 * r.paretovariate(1.2), 800, None, id="fixed, heavy tail"),
+        pytest.param(lambda r, n: 1 + 0.001 * n, 900, None, id="fixed, no noise"),
+        # The noise is in the cost of a message: a step takes at most twice its 0.25 s in the mean.
+        pytest.param(lambda r, n: 0.01 * n * r.lognormvariate(0, 0.5), 20, 0.5, id="message, times 0.4 to 3"),
+        pytest.param(lambda r, n: 0.01 * n * r.uniform(0.3, 1.7), 20, 0.5, id="message, evenly"),
+        pytest.param(lambda r, n: 0.005 * n * r.paretovariate(2.5), 20, 0.4, id="message, heavy tail"),
+        pytest.param(lambda r, n: 0.01 * n, 24, 0.25, id="message, no noise"),
+        pytest.param(lambda r, n: n * r.lognormvariate(0, 0.5), 1, 1.4, id="message of a second"),
+        # Both: what a call costs may be spent on messages again.
+        pytest.param(lambda r, n: r.uniform(0, 0.3) + 0.005 * n * r.lognormvariate(0, 0.5), 15, 0.5, id="both"),
+        pytest.param(
+            lambda r, n: r.expovariate(1 / 0.6) + 0.002 * n * r.lognormvariate(0, 0.5), 60, 2.0, id="both, 0.6 s"
+        ),
+    ],
+)
+def test_noise_is_not_taken_for_the_cost_of_messages(cost: Cost, messages: int, seconds: float | None) -> None:
+    """As many messages as the table says, at least, and steps of so many seconds, at most. Not worse than before."""
+    mean, spent = means(Pace, cost)
+    assert mean >= messages and (seconds is None or spent <= seconds), (mean, spent)
+    before, spent_before = means(OfTwoCalls, cost)
+    assert mean >= 0.9 * before or spent <= 0.9 * spent_before, (mean, before, spent, spent_before)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_rule_before_took_noise_for_costs() -> None:
+    """A guard of the table above: it tells the rules apart, in both directions."""
+    assert means(OfTwoCalls, lambda r, n: r.uniform(0, 4))[0] < 50
+    cheap, dear = (lambda r, n: 1e-4 * n * r.lognormvariate(0, 0.5)), (lambda r, n: 0.1 * n * r.lognormvariate(0, 0.5))
+    assert means(OfTwoCalls, cheap, dear)[1] > 20
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("noise", [0, 0.5])
+@pytest.mark.parametrize("fixed", [0, 0.05])
+@pytest.mark.parametrize("dear", [0.01, 1])
+def test_a_call_that_gets_dear_is_made_small_at_once_and_grows_again(noise: float, fixed: float, dear: float) -> None:
+    """Messages cost 0.1 ms, then 10 ms to 1 s each: one long call, and steps of the bound after it. And back."""
+
+    def costs(each: float) -> Cost:
+        return lambda r, n: fixed * r.uniform(0.5, 1.5) + each * n * r.lognormvariate(0, noise)
+
+    for seed in range(5):
+        _, *after = [s for n, s in calls(Pace, costs(1e-4), seed, costs(dear))[100:]]
+        assert statistics.fmean(after[:20]) <= 3 * max(0.45, dear + fixed), after
+        assert max(after[:20]) <= 15 * max(0.45, dear + fixed), after
+        back = [n for n, s in calls(Pace, costs(dear), seed, costs(1e-4))[100:]]
+        assert max(back[:40]) == 1000 and statistics.fmean(back[40:]) > 700, back
+
+
+@pytest.mark.usefixtures("clock")
+def test_few_waiting_messages_do_not_make_the_steps_of_a_burst_small() -> None:
+    """Calls of one message that take 0 to 4 s say nothing about a call with 1,000."""
+    rng, pace = random.Random(1), Pace(1000, 0.25, small=True, fixed=True, first=1000)
+    for _ in range(100):
+        pace.ran(1, round(rng.uniform(0, 0.4) * 1e9))
+    assert pace.count == 1000
 
 
 def test_a_pace_learns_from_what_was_there(clock: testing.Clock) -> None:

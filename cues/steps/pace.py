@@ -3,12 +3,14 @@
     Pace      for each step: as many messages as fit the bound, by the cost of earlier calls
     Stride    within a step of a message function: the number of calls until the next check of the clock
 
-A step is at most twice as large as the last one, so if calls get slower it takes at most twice as long as wanted; it
-shrinks at once. The hash of a message, and the ranges of a repeated snapshot, do not depend on the pace.
+A step is at most twice as large as the last one (batch function: as the largest of the last 16), so if calls get
+slower it takes at most twice as long as wanted; it shrinks at once. The hash of a message, and the ranges of a
+repeated snapshot, do not depend on the pace.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from cues.base import clock
@@ -17,6 +19,8 @@ STRIDE_MAX: Final = 128
 """Largest number of calls between two checks of the clock, for fast calls."""
 FEW: Final = 8
 """The largest ``batch_size`` that the first step already takes: the user has set such a small value as a bound."""
+_CALLS: Final = 16
+"""The last calls of a batch function that tell its costs: enough for medians, and soon forgotten."""
 _USUAL_NS: Final = 250_000_000
 _LOOKS: Final = 16
 """Approximate number of checks of the clock in one step, if calls are fast."""
@@ -39,48 +43,71 @@ class Pace:
         self.bound_ns = None if bound_s is None else max(1, round(bound_s * 1e9))
         self._least = min(least, most)
         self.count = min(max(self._least, first), most) if small and self.bound_ns is not None and most > FEW else most
-        self._fixed = fixed
-        self._last: tuple[int, float] | None = None
-        """Messages and cost of the last step whose number of messages differs from the steps after it."""
-        self._base = 0.0
-        """The fixed cost of a call, in nanoseconds."""
-        self._each = 0.0
-        """The cost of each message, in nanoseconds."""
+        self._calls: deque[tuple[int, int]] | None = deque(maxlen=_CALLS) if fixed else None
+        """Messages and nanoseconds of the last calls, since the cost last jumped."""
 
     def ran(self, count: int, spent_ns: int) -> None:
         """Learn from a step: its function took ``spent_ns`` for ``count`` messages."""
         if self.bound_ns is None or not count:
             return
-        settled = not self._fixed and (count < self.count or count == self.most)
-        if settled and spent_ns * self.count <= self.bound_ns * count:  # the usual case
-            return
-        fits = max(self._least, min(self.most, self._fits(count, max(1, spent_ns), self.bound_ns)))
-        if fits < self.count or count >= self.count:  # a step with fewer messages proves nothing about more
-            self.count = max(self._least, min(fits, 2 * count))
+        spent_ns, calls = spent_ns or 1, self._calls
+        jumped = calls is None or self._jumped(calls, count, spent_ns, self.bound_ns)
+        if (count < self.count or count == self.most) and spent_ns * self.count <= self.bound_ns * count:
+            return  # the usual case
+        largest = count if calls is None else max(calls)[0]
+        fits = count * self.bound_ns / spent_ns if jumped else self._fits(largest, self.bound_ns)
+        fits = max(self._least, min(self.most, int(fits)))
+        if fits < self.count:
+            self.count = fits
+        elif count >= self.count:  # a step with fewer messages proves nothing about more
+            self.count = min(fits, 2 * largest)
 
-    def _fits(self, count: int, spent_ns: int, bound_ns: int) -> int:
-        if not self._fixed:
-            return count * bound_ns // spent_ns
-        self._learn(count, spent_ns)
+    def _jumped(self, calls: deque[tuple[int, int]], count: int, spent_ns: int, bound_ns: int) -> bool:
+        """Remember a call. Return whether it took four times as long as any before it, and twice the bound.
+
+        The messages may then cost more: earlier calls are forgotten, and all of the cost is that of messages, until
+        smaller calls show that it is not.
+        """
+        usual = max([bound_ns, *(2 * spent for _, spent in calls)])
+        jumped = spent_ns > 2 * usual and (not calls or 2 * count > max(calls)[0])
+        if jumped:
+            calls.clear()
+        calls.append((count, spent_ns))
+        return jumped
+
+    def _fits(self, largest: int, bound_ns: int) -> float:
+        """Return the number of messages that fit, by the costs of the last calls.
+
+        The cost of a message is the slope between two groups of calls, with many and with few messages, so that one
+        call that is slow by chance does not look like many slow messages. A fixed cost is not negative, so the time
+        divided by the messages is an upper bound of it. Both are low quantiles: steps that are too small for long
+        cost more than one that is too large, which is seen at once.
+        """
+        assert self._calls is not None
+        calls = self._calls
+        many = [call for call in calls if 2 * call[0] > largest]
+        few = [call for call in calls if 2 * call[0] <= largest]
+        most, top = _quantiles(many, 3)
+        slow = top > bound_ns
+        lowest = sorted(spent / count for count, spent in calls)[len(calls) // 6]
+        if not few:  # nothing tells a fixed cost from the cost of messages
+            if slow and largest > self._least and len(calls) == _CALLS:
+                return largest / 2
+            return max(self.count, bound_ns / lowest) if not slow or largest > self._least else self.most
+        least, low = _quantiles(few, 2)
+        each = min(lowest, max(0.0, (top - low) / (most - least)))
+        base = max(0.0, low - each * least)
         # The fixed cost of a call may be more than the bound: its messages may then cost as much again.
-        room = max(bound_ns - self._base, self._base)
-        return int(min(self.most, room / self._each)) if self._each else self.most
+        fits = max(bound_ns - base, base) / each if each else self.most
+        times = [spent for _, spent in calls]
+        unsure = slow and len(many) == 1 and 4 * max(times) > 5 * min(times)
+        return min(fits, largest) if unsure else fits  # where times vary, one call is not enough to grow further
 
-    def _learn(self, count: int, spent_ns: int) -> None:
-        """Compute the fixed cost and the cost of a message from two steps of different sizes."""
-        if self._last is None:
-            self._base = float(spent_ns)
-        elif not 2 / 3 < count / self._last[0] < 3 / 2:
-            before, cost = self._last
-            self._each = max(0.0, (spent_ns - cost) / (count - before))
-            self._base = max(0.0, spent_ns - self._each * count)
-            if not self._base:
-                self._each = spent_ns / count
-        else:  # of about the same size: scale both costs
-            ratio = spent_ns / (self._base + self._each * count)
-            self._base *= ratio
-            self._each *= ratio
-        self._last = count, spent_ns
+
+def _quantiles(calls: list[tuple[int, int]], part: int) -> tuple[int, int]:
+    """The messages and the time that one of ``part`` calls does not reach."""
+    place = (len(calls) - 1) // part
+    return sorted(count for count, _ in calls)[place], sorted(spent for _, spent in calls)[place]
 
 
 class Stride:
