@@ -46,9 +46,10 @@ Found = TypeVar("Found")
 
 
 class Cluster:
-    """A master and two workers of one core each."""
+    """A master and workers of one core each."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = WORKERS) -> None:
+        self._workers = workers
         self._mark = uuid.uuid4().hex
         self._stack = contextlib.ExitStack()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cues-cluster-")))
@@ -75,13 +76,13 @@ class Cluster:
         return {"SPARK_EXECUTOR_MEMORY": EXECUTOR_MEMORY, "JAVA_TOOL_OPTIONS": _QUICK}
 
     def fill(self) -> None:
-        """Start workers until there are two, and wait until the master knows them."""
+        """Start workers until all are there, and wait until the master knows them."""
         log = None
-        for _ in range(WORKERS - len(self._alive("deploy.worker.Worker"))):
+        for _ in range(self._workers - len(self.alive("deploy.worker.Worker"))):
             folder = self._folder / f"work-{len(self._processes)}"
             size = ("--cores", "1", "--memory", WORKER_MEMORY, "--port", "0", "--work-dir", str(folder))
             log = self._start("worker.Worker", *size, self.master)
-        until(lambda: self.status()["aliveworkers"] == WORKERS, log)
+        until(lambda: self.status()["aliveworkers"] == self._workers, log)
 
     def status(self) -> dict[str, Any]:
         """The status that the master reports."""
@@ -99,7 +100,8 @@ class Cluster:
                     found.append(int(place.name))
         return found
 
-    def _alive(self, command: str) -> list[int]:
+    def alive(self, command: str) -> list[int]:
+        """The processes whose command line has ``command``."""
         return [pid for pid in self.processes() if command in command_of(pid)]
 
     def _start(self, daemon: str, *arguments: str) -> Path:
