@@ -241,6 +241,13 @@ SPARK_POINTS: dict[str, str] = {
 }
 """Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
 
+MOVING_POINTS: dict[str, str] = {
+    "spark.holding": "the files of messages that are not due are written, the step that left them out is not committed",
+    "spark.moving": "a file of messages that are due is written, no record names it",
+    "spark.moved": "messages that are due are in a file of their own by a record, none delivered",
+}
+"""Further points of delayed messages in a shared directory (cues/spark/cluster/delays.py)."""
+
 CLEANING_POINTS: dict[str, str] = {
     "spark.merged": "a large file is written by cues optimize, in no log",
     "spark.vacuumed": "cues vacuum has deleted one of the files that are in no log",
@@ -288,6 +295,7 @@ POINTS: dict[str, str] = {
     **CLOSING_POINTS,
     **EXPIRY_POINTS,
     **SPARK_POINTS,
+    **MOVING_POINTS,
     **CLEANING_POINTS,
     **FRAME_POINTS,
     **REPLAY_POINTS,

@@ -412,6 +412,10 @@ class RandomDeaths:
     def between(self, driver: DriverRun) -> None:
         """Act between two rounds of the stages."""
 
+    def waits(self, driver: DriverRun) -> bool:
+        """Return True if a later round has something to do, though this one had not."""
+        return False
+
     def __init__(self, seed: int, files: FaultyFiles) -> None:
         print(f"{seeds.VARIABLE}={seed}")
         self.chance = random.Random(seed)
@@ -453,6 +457,7 @@ class RandomDeaths:
                 yield
                 busy |= stage.step()
             self.between(driver)
+            busy |= self.waits(driver)
             directory = self.chance.choice(list(driver.queues.values()))
             driver.maintenance.merge(self.chance.choice(directory.logs))
             if self.chance.random() < 0.05:

@@ -606,47 +606,6 @@ def test_on_spark_the_driver_holds_delayed_messages(spark: Any, tmp_path: Path) 
     assert messages[-1] == {"n": 50} and len(messages) == 100
 
 
-@pytest.mark.slow
-def test_a_directory_of_queues_refuses_delayed_messages_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    import directory_steps
-
-    from cues.spark.cluster.files import LocalFiles
-
-    delays = [True]
-
-    def later(message: Message) -> Message:
-        return cues.delayed(message, delay=60) if delays[0] and message["n"] % 2 else message
-
-    graph = Graph("g", [cues.Source("in"), cues.Stream(later, "in", "out", id="p")], errors="errors")
-    files = LocalFiles(str(tmp_path / "directory"))
-    with cues.open(tmp_path / "store", durability="process") as store:
-        store.queue("in").appender().write_many([{"n": n} for n in range(4)])
-    with testing.Clock(START) as clock:
-        run = directory_steps.HostRun(files, graph, tmp_path / "store")
-        try:
-            run.feeder.claim()
-            with pytest.raises(cues.ProcessorStopped, match="has a time of delivery"):  # no other message would do
-                run.claim().run()
-        finally:
-            run.close()
-        delays[0] = False
-        run = directory_steps.HostRun(files, graph, tmp_path / "store")
-        try:
-            run.feeder.claim()
-            run.claim().run()
-            assert directory_steps.messages_of(run.queues["out"]) == [{"n": n} for n in range(4)]
-            with cues.open(tmp_path / "store") as store:
-                store.queue("in").appender().write({"n": 6}, delay=60)
-            with pytest.raises(cues.errors.Unsupported, match=r"Message 5 of the queue 'in'.*00:01:00"):
-                run.run()
-            clock.advance(60)
-            run.run()
-            assert directory_steps.messages_of(run.queues["out"])[4:] == [{"n": 6}]
-        finally:
-            run.close()
-
-
 KILLED = """
 import sys, time
 import cues

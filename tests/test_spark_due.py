@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import test_spark_queues as directories
 from spark_graphs import DUE_GRAPHS, PLAY, START
 from test_spark_engine import IGNORED, left, without_times
 
@@ -81,6 +82,27 @@ def test_what_is_due_is_done_as_on_the_embedded_engine(name: str, spark: SparkSe
     for number in range(len(PLAY)):
         play(DUE_GRAPHS[name](), tmp_path / "store", number, engine="spark", spark=spark)
     compare(left(tmp_path / "store"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["delayed messages with state", pytest.param("delayed messages", marks=pytest.mark.long)]
+)
+def test_in_a_directory_delayed_messages_come_as_on_the_embedded_engine(
+    name: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    made = DUE_GRAPHS[name]
+    for number in range(len(PLAY)):
+        play(made(), tmp_path / "embedded", number)
+        play(made(), tmp_path / "store", number, engine="spark", spark=spark, queues=tmp_path / "queues")
+    expected = directories.left_embedded(tmp_path / "embedded", made())
+    found = directories.left(tmp_path, made())
+    for messages in (*expected.values(), *found.values()):
+        messages.sort(key=lambda message: (message["n"], str(message)))  # those of different keys are in no order
+        for message in messages:
+            message.pop("hash", None)
+            message.pop("index", None)
+    assert found == expected and len(found["later"]) == 220
 
 
 DRIVER = """

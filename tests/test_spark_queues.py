@@ -1144,30 +1144,15 @@ def test_failures_of_an_embedded_run_are_not_copied_into_a_directory(spark: Spar
     assert sorted(kinds) == ["source"] * 2 + ["stream"] * 8
 
 
-def test_a_directory_that_cannot_hold_delayed_messages_fails_none(spark: SparkSession, tmp_path: Path) -> None:
-    """A start refuses a message that is not due. A processor that returns one stops before its source message."""
-
-    def graph_with(delay: str | None) -> Graph:
-        graph = Graph("g", errors="errors", durability="process")
-        graph.source("in")
-        graph.stream("in", "out", id="f")(lambda message: cues.delayed(message, delay=delay) if delay else message)
-        return graph
-
-    for name, delay in (("waiting", None), ("results", "1h")):
-        with cues.open(tmp_path / name, durability="process") as store:
-            appender = store.queue("in").appender()
-            appender.write({"n": 1})
-            if delay is None:
-                appender.write({"n": 2}, delay="1h")
-    options: dict[str, Any] = {"engine": "spark", "spark": spark}
-    with pytest.raises(Unsupported, match="Message 2 of the queue 'in' is not to be delivered before"):
-        graph_with(None).start(store=tmp_path / "waiting", queues=tmp_path / "waiting-dir", **options)
-    with (
-        pytest.raises(ProcessorStopped, match="do not hold messages"),
-        graph_with("1h").start(store=tmp_path / "results", queues=tmp_path / "results-dir", **options) as running,
-    ):
-        try:
-            running.wait_idle(60)
-        finally:
-            failed = running.messages("errors")
-    assert failed == []
+def test_a_start_refuses_a_delayed_message_for_a_frame(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream of the same graph would hold it, and a frame cannot. Nothing is copied."""
+    graph = Graph("g", errors="errors", durability="process")
+    graph.source("in")
+    graph.stream("in", "copy", id="copy")(lambda message: message)
+    graph.frame("in", "rows", id="frame")(lambda rows: rows.select("value"))
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write({"n": 1})
+        store.queue("in").appender().write({"n": 2}, delay="1h")
+    with pytest.raises(Unsupported, match=r"Message 2 of the queue 'in' is not to be delivered before.*a frame reads"):
+        graph.start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
+    assert rows(tmp_path, "in") == []

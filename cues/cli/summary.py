@@ -21,7 +21,7 @@ from cues.graphs.running import Running
 from cues.operate.runs import end_of, positions_of, queues_of
 from cues.queues.backpressure import WARN_S
 from cues.queues.store import Store
-from cues.steps.delays import Waiting, waiting
+from cues.steps.delays import Waiting, waiting, waiting_of
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
 """done: everything processed; idle: --idle-exit; drained, aborted: Ctrl-C once, twice; stopped: an error."""
@@ -97,6 +97,7 @@ class Summary:
 
             self.paused = list_pauses(self._running.store, self._running.plan.id)
         now = self._queues.now()
+        self.held += [waiting_of(unit, *held) for unit, held in now.delayed.items()]
         self._ends_after, self._positions, self._messages = now.ends, now.positions, now.messages
         for name, records in self._unresolved_records().items():
             earlier = max(0, records - self.new.get(name, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cues.base import events
@@ -41,6 +42,8 @@ class QueueProgress:
     """Number of messages by queue."""
     positions: dict[str, int]
     """Next index by tailer id."""
+    delayed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By unit that holds delayed messages: their number, and the time of the first one in nanoseconds."""
 
 
 class Shared(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, NoReturn
@@ -34,6 +33,7 @@ from cues.spark.cluster.cleaning import PlannedVacuum as PlannedVacuum
 from cues.spark.cluster.directory import PartitionLog
 from cues.spark.cluster.files import Files, open_files
 from cues.spark.cluster.inspection import ProcessorRecord
+from cues.steps.delays import waiting_of
 from cues.steps.error_records import ErrorRecord
 from cues.tools import metrics
 from cues.tools.measurement import Measurement, ProcessorMetrics, QueueMetrics
@@ -101,14 +101,17 @@ class DirectoryPlace:
         ends = {log.id: log.next for parts in logs.values() for log in parts}
         drivers = tuple(lease.holders(self.files))
         running = {driver.graph for driver in drivers if driver.state == "runs"}
-        units = []
+        units, delayed = [], []
         for last in inspection.processors_of(self.location):
             if chosen in (None, *last.positions, *last.record.ends_after()):
                 failed = failures.get(last.processor, metrics.Failures())
                 units.append(self._unit(last, ends, failed, last.processor.partition(".")[0] in running))
+                if last.record.delayed is not None:
+                    delayed.append(waiting_of(last.processor, *last.record.delayed))
         queues = tuple(self._queue(queue, parts) for queue, parts in logs.items() if chosen in (None, queue))
         stored = sum(queue.bytes for queue in queues)
-        return Measurement(self.location, "shared directory", stored, queues, tuple(units), drivers=drivers)
+        about = (self.location, "shared directory", stored, queues, tuple(units))
+        return Measurement(*about, drivers=drivers, delayed=tuple(delayed))
 
     def _unit(
         self, last: ProcessorRecord, ends: dict[str, int], failed: metrics.Failures, is_running: bool
@@ -168,7 +171,8 @@ class DirectoryPlace:
 
     def lines(self, seen: Measurement) -> list[dict[str, Any]]:
         """A measurement as JSON objects: queues; the inputs of units; drivers."""
-        units = itertools.chain.from_iterable(map(_unit_lines, seen.processors))
+        held = {held.unit: {"messages": held.messages, "next": held.next} for held in seen.delayed}
+        units = ({**line, "delayed": held.get(u.processor)} for u in seen.processors for line in _unit_lines(u))
         return [*map(_figures, seen.queues), *units, *map(vars, seen.drivers)]
 
     def queues(self, everything: bool = False) -> list[QueueMetrics]:

@@ -211,7 +211,7 @@ class DirectoryQueues(StoreQueues):
     def now(self) -> QueueProgress:
         store, shared = super().now(), self._shared.now()
         ends, messages = store.ends | shared.ends, store.messages | shared.messages
-        return QueueProgress(ends, messages, store.positions | shared.positions)
+        return QueueProgress(ends, messages, store.positions | shared.positions, shared.delayed)
 
     @override
     def lag(self, unit: ProcessorId) -> int:

@@ -423,10 +423,10 @@ def pack_one(message: Any, limit_bytes: int, strips: bool) -> bytes | dict[str, 
     return body
 
 
-def split_meta(message: Any, provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
+def split_meta(message: Any, provenance: Provenance, delays: bool = False) -> tuple[dict[str, Any], Provenance]:
     """Return a message without its ``q/meta``, and the provenance of one message with it.
 
-    ``q/uuid`` and a time of delivery are refused.
+    ``q/uuid`` is refused, and without ``delays`` a time of delivery too.
     """
     extracted = _extract([message], 0, 1, provenance)
     if extracted is None:
@@ -436,10 +436,10 @@ def split_meta(message: Any, provenance: Provenance) -> tuple[dict[str, Any], Pr
         raise InvalidArgument(
             f"The message has a {names.UUID!r}, which queues in a shared directory do not keep.", "leave it out."
         )
-    if with_meta is not None and any(with_meta.times()):
+    if not delays and with_meta is not None and any(with_meta.times()):
         raise Unsupported(
-            "The message has a time of delivery, and graphs in a shared directory do not hold messages.",
-            "leave the time out; or run the graph without queues=.",
+            "The message has a time of delivery, and a frame reads its queue: frames hold no messages.",
+            "write it to another queue, and let a stream give it on to the queue of the frame when it is due.",
         )
     return plain, with_meta or provenance
 

@@ -142,7 +142,8 @@ class _PagesWork(StretchWork):
         for input in self._inputs:
             input.as_tables = self.job.node.takes_columns
         state = StateTable(open_store(self._stretch.inputs[0].site), self.job.node.key)  # never read
-        self.calls(self.job.generation, state, self.job.options, process_type=_RemoteProcess)
+        targets = {binding: outgoing.FixedOptions(options) for binding, options in self.job.options.items()}
+        self.calls(self.job.generation, state, targets, process_type=_RemoteProcess)
         return self._stretch.messages
 
     @override

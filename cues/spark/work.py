@@ -19,14 +19,13 @@ from typing import Any
 
 from cues.base import events
 from cues.errors import Diverged, Fenced, Unsupported
-from cues.queues.options import QueueOptions
 from cues.records.provenance import Provenance
 from cues.spark.executor import GivenUp, Job, StretchResult
 from cues.steps.failure import Failure, error_message, words
 from cues.steps.halving import Halving, halves
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
-from cues.steps.outgoing import FixedOptions
+from cues.steps.outgoing import HasOptions
 from cues.steps.process import Process
 from cues.steps.results import Cut, Results
 from cues.steps.runner import Runner
@@ -107,17 +106,18 @@ class StretchWork(ABC):
         self,
         generation: int,
         state: StateTable,
-        options: Mapping[str, QueueOptions],
+        targets: Mapping[str, HasOptions],
         layer: Layer | None = None,
         process_type: type[Process] = Process,
         runner_type: type[Runner] = ExecutorRunner,
     ) -> None:
-        """Make the runner. ``layer`` is the view of the state that the function gets from ``process``."""
+        """Make the runner. ``targets`` are the queues of the outputs, by binding.
+
+        ``layer`` is the view of the state that the function gets from ``process``."""
         job, node, counters = self.job, self.job.node, self.counters
         imperative = Imperative(node.id, {}, {})
         hasher = Hasher(node.key, generation)
         process = process_type(node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
-        targets = {binding: FixedOptions(own) for binding, own in options.items()}
         self.runner = runner_type(node, process, state, _sleep, lambda event: None, counters, targets, imperative)
 
     def error_of(self, taken: Taken, cut: Cut) -> tuple[dict[str, Any], Provenance]:

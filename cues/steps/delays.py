@@ -238,6 +238,11 @@ class Waiting(NamedTuple):
         return f"{self.unit} holds {messages}, {'the next one ' if self.messages > 1 else ''}until {next}"
 
 
+def waiting_of(unit: str, messages: int, next_ns: int) -> Waiting:
+    """Return what a unit holds: a number of messages, of which the first one is due at ``next_ns``."""
+    return Waiting(unit, messages, clock.to_datetime(next_ns))
+
+
 def waiting(store: Store) -> list[Waiting]:
     """Return the units that hold messages. The cost does not depend on the number of messages."""
     units = []
@@ -249,7 +254,7 @@ def waiting(store: Store) -> list[Waiting]:
         table = StateTable(store, ProcessorKey(id))
         first_ns = _first_ns(table)
         if first_ns != NEVER_NS:
-            units.append(Waiting(unit, table.view(None)[_COUNT], clock.to_datetime(first_ns)))
+            units.append(waiting_of(unit, table.view(None)[_COUNT], first_ns))
     return sorted(units)
 
 

@@ -10,6 +10,7 @@
     tasks.py        the work of an executor: read, call, write
     step.py         take → run → commit
     publish.py      commit → forward
+    delays.py       delayed messages: hold → move → deliver
     feeder.py       from a source's queue, in the driver's store, into its directory
     ingest.py       from a Spark stream into a queue
     frames.py       stages from DataFrame to DataFrame
@@ -26,8 +27,10 @@
     DIR/_cues/<graph>.vacuum.json               the time of the last vacuum of its queues (maintenance.py)
     DIR/_cues/steps/<processor id>/<n>.json     record n of a processor (ledger.py)
     DIR/_cues/state/<processor id>/             keyed state
+    DIR/_cues/delayed/<processor id>/           delayed messages (delays.py)
     DIR/<queue>/_cues/queue.json                the queue's identity
     DIR/<queue>/_cues/writer.json               the graph that writes the queue
+    DIR/<queue>/_cues/delays/<time>.json        no message of the queue has a later time of delivery
     DIR/<queue>/_delta_log/<version>.json       the queue's log
     DIR/<queue>/<processor>-<record>-….parquet  messages
 

@@ -35,6 +35,7 @@ from cues.queues.base import PartitionShare, shares_of
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import EVERY, UNKEYED, Router
 from cues.records import columns
+from cues.records.batch import DELAY_MARK
 from cues.records.columns import integers
 from cues.records.packed import packed_arrays, unpacked
 from cues.records.provenance import Provenance
@@ -224,6 +225,26 @@ class Rows:
         """The provenance, without the place on this queue."""
         return _provenance(self.table)
 
+    @functools.cached_property
+    def times_ns(self) -> list[int] | None:
+        """The time before which each message is not delivered, in nanoseconds, 0 without one; None: none has one."""
+        meta = self.table.column("meta")
+        if meta.null_count == len(meta) or not any(raw and DELAY_MARK in raw for raw in meta.to_pylist()):
+            return None
+        return self.provenance.times()
+
+    def chosen(self, offsets: Sequence[int]) -> Rows:
+        """The messages at these offsets, which are in order."""
+        some = None
+        if self.pieces is not None:
+            some, at = [], 0
+            for count, rows in self.pieces:
+                here = [offset - at for offset in offsets if at <= offset < at + count]
+                if here:
+                    some.append((len(here), None if rows is None else rows.take(integers(here))))
+                at += count
+        return Rows([self.indices[offset] for offset in offsets], self.table.take(integers(offsets)), some)
+
     def slice(self, start: int, stop: int) -> Rows:
         some = None
         if self.pieces is not None:
@@ -297,7 +318,7 @@ def _times(us: list[int | None]) -> Any:
     return [(one or 0) * 1000 for one in us]
 
 
-def _columns(provenance: Provenance | None, count: int) -> list[pa.Array]:
+def provenance_arrays(provenance: Provenance | None, count: int) -> list[pa.Array]:
     """The columns provenance and meta of ``count`` messages."""
     none = [pa.nulls(count, _MAP), pa.nulls(count, pa.binary())]
     if not provenance:
@@ -422,7 +443,7 @@ class Writer:
     ) -> None:
         count = len(values)
         offsets = integers(range(self.count, self.count + count))
-        columns = [offsets, times_us.cast(_TIME), hashes, values, *_columns(provenance, count)]
+        columns = [offsets, times_us.cast(_TIME), hashes, values, *provenance_arrays(provenance, count)]
         arrays = None if rows is None else self._typed.arrays_of(rows)
         columns += self._typed.arrays(values) if arrays is None else arrays
         self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from cues import faults
-from cues.base import names
+from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.base.texts import quoted
 from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
@@ -66,6 +66,10 @@ READY_FILES: Final = 10_000
 """Most files that a reader is offered at once."""
 KEEP_FILES_H: Final = 24
 """Hours that a file stays on the disk after it left the log. A reader of an older version of the table needs it."""
+
+
+_NOTE_NS: Final = 3600 * 10**9
+"""Notes of delayed messages are rounded up to this, so that not every step writes one."""
 
 
 def _field(name: str, kind: Any, nullable: bool = True) -> dict[str, Any]:
@@ -164,6 +168,11 @@ class PartitionLog:
         return names.log_id(self.directory.queue, self.partition)
 
     @property
+    def folder(self) -> str:
+        """The folder of its files."""
+        return self.directory.folder
+
+    @property
     def first(self) -> int:
         """The index of the first message."""
         return self.live[0].first if self.live else 1
@@ -245,6 +254,7 @@ class QueueDirectory:
         """The typed columns of the table."""
         self._published: dict[str, int] = {}
         self._table: Any = None
+        self._noted_ns = 0
         refuse_old(files, self.folder)
         self.identity = self._identity(identity, make)
         self.load()
@@ -329,6 +339,27 @@ class QueueDirectory:
             "createdTime": time.time_ns() // 1_000_000,
             "configuration": {_PLACING: json.dumps(placing_to_dict(options))},
         }
+
+    # --- delayed messages ---
+
+    def delayed_until(self) -> int:
+        """The time in nanoseconds after which all messages of the queue are due, rounded up to an hour; 0: all are."""
+        return max((int(name.removesuffix(".json")) for name in self.files.names(self._delays)), default=0)
+
+    def note_delays(self, until_ns: int) -> None:
+        """Note that messages will be delayed until this time, before they are committed."""
+        with self.lock:
+            if until_ns <= max(self._noted_ns, clock.now_ns()):
+                return
+            self._noted_ns = -(-until_ns // _NOTE_NS) * _NOTE_NS
+            self.files.put(f"{self._delays}/{self._noted_ns:020d}.json", b"{}")
+            for name in self.files.names(self._delays):
+                if int(name.removesuffix(".json")) < self._noted_ns:
+                    self.files.delete(f"{self._delays}/{name}")
+
+    @property
+    def _delays(self) -> str:
+        return f"{self.folder}/_cues/delays"
 
     # --- the log ---
 

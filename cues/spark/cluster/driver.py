@@ -56,6 +56,8 @@ class Driver:
         own = files.read(id_of_graph(graph))
         self.store_id = str((parsed(files, id_of_graph(graph), own) if own else parsed(files, ID, made))["id"])
         self.queues: dict[str, QueueDirectory] = {}
+        self.without_delays: frozenset[str] = frozenset()
+        """The queues whose messages may have no time of delivery."""
         self.conf: Mapping[str, str] = {}
         """The settings of Spark that the user gave for this start."""
         self.closed = False

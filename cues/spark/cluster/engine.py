@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
-from cues.base import events, names
+from cues.base import clock, events, names
 from cues.base.names import ProcessorId
 from cues.engine import record
 from cues.engine.engine import Host
@@ -46,6 +46,7 @@ from cues.queues.options import changed
 from cues.queues.store import Store
 from cues.spark.cluster import inspection
 from cues.spark.cluster.data import messages, pieces_of
+from cues.spark.cluster.delays import without_delays
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver, new_owner
 from cues.spark.cluster.feeder import Feeder
@@ -159,7 +160,9 @@ class _StageThread(_Turns):
         with self.driver.bell:
             # Each look lists a folder, so many units look less often.
             fence_s = max(_FENCE_S, len(self._stages) / _LOOKS_PER_S)
-            self.driver.bell.wait_for(lambda: self.driver.rings != self._rings or self.running.halted, fence_s)
+            due_s = max(0.0, (self.stage.due_ns - clock.now_ns()) / 1e9)
+            rung = lambda: self.driver.rings != self._rings or self.running.halted  # noqa: E731
+            self.driver.bell.wait_for(rung, min(fence_s, due_s))
 
 
 class _InletThread(_Turns):
@@ -252,6 +255,7 @@ class _SharedQueues:
             {directory.queue: sum(log.next - 1 for log in directory.logs) for directory in queues},
             {directory.queue: sum(file.count for file in directory.live) for directory in queues},
             {tailer: position for stage in self._stages for tailer, position in stage.positions.items()},
+            {stage.node.id: held for stage in self._stages if (held := stage.ledger.now.delayed) is not None},
         )
 
     def lag(self, unit: str) -> int:
@@ -379,6 +383,7 @@ class ClusterEngine:
         driver, plan = self.driver, self.plan
         home, written = at_home(plan), written_on_spark(plan)
         here = [node for node in plan.running if _runs_here(node)]
+        driver.without_delays = without_delays(plan)
         errors = {node.errors for node in here}
         fed = {name: queue for name, queue in queues.items() if name in home or name in errors}
         self._fed = {name: queue for name, queue in fed.items() if name not in written}

@@ -372,12 +372,14 @@ class Feeder:
         """Messages from an index on, the index of the first, and the index after the last."""
         batches, first, next = self._batches(queue, start, end)
         runs = [_run(batch, low - batch.first, high - batch.first) for batch, low, high in batches]
-        return [run._replace(provenance=run.provenance.delivered()) for run in runs], first, next
+        if queue.name in self.driver.without_delays:
+            runs = [run._replace(provenance=run.provenance.delivered()) for run in runs]
+        return runs, first, next
 
     def _batches(self, queue: Queue, start: int, end: int) -> tuple[list[tuple[Batch, int, int]], int, int]:
         """Batches with the range of each, the index of the first message, and the index after the last one.
 
-        Refuses acknowledgements, and messages that are not due: the stages of a directory do not hold messages.
+        Refuses acknowledgements, and messages that are not due if a frame reads the queue.
         """
         with queue.store.core.view() as txn:
             row = queue.core.log.row(txn)
@@ -395,7 +397,7 @@ class Feeder:
                     " queue in a shared directory cannot keep.",
                     "use a queue without them, or run Spark without queues=.",
                 )
-            if batch.delays:
+            if batch.delays and queue.name in self.driver.without_delays:
                 self._refuse_delayed(queue, low, _run(batch, low - batch.first, high - batch.first).provenance)
             batches.append((batch, low, high))
             next = high
@@ -408,8 +410,8 @@ class Feeder:
             index, time = late[0]
             raise Unsupported(
                 f"Message {index} of the queue {queue.id!r} is not to be delivered before"
-                f" {clock.to_datetime(time).isoformat()}, and graphs in a shared directory do not hold messages.",
-                "start again after that time; or run Spark without queues=.",
+                f" {clock.to_datetime(time).isoformat()}, and a frame reads the queue: frames hold no messages.",
+                "start again after that time; or let a stream read the queue, and write a copy for the frame.",
             )
 
     def write_runs(
@@ -417,6 +419,8 @@ class Feeder:
     ) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
         directory.learn([each for run in runs if run.rows is not None for each in fields_of(run.rows.schema)])
+        delayed = [run.provenance for run in runs if run.provenance.extra is not None]
+        directory.note_delays(max((max(provenance.times()) for provenance in delayed), default=0))
         where = driver.files, directory.folder, self.ledger.processor, record, 0
         writer = Writer(*where, directory.columns, partition, first)
         for is_table, group in groupby(runs, lambda run: run.rows is not None):

@@ -142,7 +142,7 @@ class FrameStage(Stage):
         taken.hash = digest
         process = process_of(node, driver.system, self.ledger.now.epoch, driver.store_id)
         (last,) = self.pieces(tailer, high - 1, high)
-        provenance = RowSlice(entrance, read_rows(driver.files, [last])).provenance()
+        provenance = RowSlice(entrance, read_rows(driver.files, [last])).provenance().delivered()
         directory = self.targets[0]
         record, now_us = self.ledger.now.number + 1, clock.now_ns() // 1000
         encoding = Encoding(

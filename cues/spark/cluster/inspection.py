@@ -35,7 +35,6 @@ from cues.spark.cluster.data import Piece, messages, pieces_of, read
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import ID, Files, folder_of, name_of, open_files, parsed
 from cues.spark.cluster.ledger import LedgerRecord
-from cues.spark.cluster.state_files import folder_of_state
 
 Place = str | os.PathLike[str]
 RATE_S: Final = 10.0
@@ -329,10 +328,10 @@ def problems_of(place: Place) -> list[str]:
                 )
         if last.record.batch is not None:
             problems += _problems_of_batches(place, last)
-        names = [name for run in last.record.state for name in run.files]
-        stored = set(_files(place).names(folder_of_state(last.processor))) if names else set()
-        missing = [name for name in names if name not in stored]
-        problems += [f"{name}, a part of the state of {last.processor}, is missing." for name in missing]
+        for folder, needed in last.record.needs(last.processor).items():
+            what = "the state" if folder.startswith("_cues/state/") else "the delayed messages"
+            missing = sorted(needed - set(_files(place).names(folder))) if needed else []
+            problems += [f"{name}, a part of {what} of {last.processor}, is missing." for name in missing]
     return problems
 
 

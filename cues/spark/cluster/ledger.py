@@ -25,17 +25,21 @@ from cues.arguments import NEWER
 from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.errors import Diverged, Fenced
+from cues.spark.cluster.delays import HeldRun, folder_of_delayed
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import folder_of, parsed, sealed_json
-from cues.spark.cluster.state_files import StateRun
+from cues.spark.cluster.state_files import StateRun, folder_of_state
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
-FORMAT: Final = 4
+FORMAT: Final = 5
+_FORMAT_WITHOUT_DELAYS: Final = 4
+"""The format of a record of a processor that has held no message."""
 OLDEST_FORMAT: Final = 2
 """Format 2 has no partitions; an older version would take their files for those of one log. Format 3 has no folders of
-partitions: an older version would miss the files in them."""
+partitions: an older version would miss the files in them. Format 4 has no delayed messages: an older version would not
+deliver those that are held."""
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
@@ -50,6 +54,8 @@ class StepRange:
 
     ranges: dict[str, tuple[int, int]]
     size: int
+    now_ns: int = 0
+    """The time by which the step holds messages; 0: of a version that held none."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,33 @@ class LedgerRecord:
     sources: dict[str, str] = field(default_factory=dict)
     """Of a feeder: by source, its row in the store after the copied messages and before all others (feeder.py)."""
 
+    held: tuple[HeldRun, ...] = ()
+    """The messages that are not due (delays.py)."""
+    due: dict[str, DataFile] = field(default_factory=dict)
+    """By tailer id of :class:`MovedLog`: the file of messages that are due and not delivered yet."""
+    moved: dict[str, int] = field(default_factory=dict)
+    """By the same: the index that is delivered next. It has an entry since the first message was due."""
+
     @property
     def batch(self) -> tuple[int, str] | None:
         """Of a frame that runs as a query: the number and the checksum of its last batch (batches.py)."""
         kept: list[Any] = codec.unpack(bytes.fromhex(self.source)) if self.source else [None]
         return (kept[1], kept[2]) if kept[0] == BATCH else None
+
+    def needs(self, processor: str) -> dict[str, set[str]]:
+        """By folder: the names of the files that the record needs, besides those of queues."""
+        held = {name for run in self.held for name in run.files.values()}
+        return {
+            folder_of_state(processor): {name for run in self.state for name in run.files},
+            folder_of_delayed(processor): held | {file.name for file in self.due.values()},
+        }
+
+    @property
+    def delayed(self) -> tuple[int, int] | None:
+        """The number of messages that are held, and the time of the first one in nanoseconds; None without any."""
+        if not self.held:
+            return None
+        return sum(run.left for run in self.held), min(run.next_ns for run in self.held)
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""
@@ -98,7 +126,8 @@ class LedgerRecord:
 
     def to_json(self) -> bytes:
         time = clock.to_datetime(clock.now_ns()).isoformat()
-        data = {"format": FORMAT, "kind": self.kind, "owner": self.owner, "epoch": self.epoch, "time": time}
+        format = FORMAT if self.held or self.moved else _FORMAT_WITHOUT_DELAYS
+        data = {"format": format, "kind": self.kind, "owner": self.owner, "epoch": self.epoch, "time": time}
         data |= asdict(self)
         del data["number"]  # the name of the file
         return sealed_json({name: value for name, value in data.items() if value not in (None, {}, (), False)})
@@ -135,7 +164,12 @@ class LedgerRecord:
             data["owner"],
             data["epoch"],
             {tailer: (identity, next) for tailer, (identity, next) in data.get("positions", {}).items()},
-            taking and StepRange({t: (start, stop) for t, (start, stop) in taking["ranges"].items()}, taking["size"]),
+            taking
+            and StepRange(
+                {t: (start, stop) for t, (start, stop) in taking["ranges"].items()},
+                taking["size"],
+                taking.get("now_ns", 0),
+            ),
             data.get("hash"),
             {queue: [DataFile(**file) for file in files] for queue, files in data.get("files", {}).items()},
             data.get("ends", {}),
@@ -146,6 +180,9 @@ class LedgerRecord:
             data.get("store"),
             data.get("seals", {}),
             data.get("sources", {}),
+            tuple(HeldRun(**run) for run in data.get("held", ())),
+            {tailer: DataFile(**file) for tailer, file in data.get("due", {}).items()},
+            data.get("moved", {}),
         )
 
 

@@ -30,7 +30,7 @@ from cues.records.schema import infer
 from cues.spark.cluster.data import COLUMNS, Piece, Writer, pieces_of, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import folder_of
-from cues.spark.cluster.state_files import folder_of_state, record_of
+from cues.spark.cluster.state_files import record_of
 from cues.spark.cluster.typed import NONE, TypedColumns
 from cues.spark.conf import MERGE_FILES as MERGE_SETTING
 
@@ -208,11 +208,10 @@ def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
         _require_all(files, directory.folder, {file.name for file in directory.live}, stored)
     orphans = []
     for stage in stages:
-        folder = folder_of_state(stage.node.id)
-        state = {name for run in stage.ledger.now.state for name in run.files}
-        stored = _require_all(files, folder, state, set(files.names(folder)))
-        last = stage.ledger.now.number
-        orphans += [f"{folder}/{name}" for name in sorted(stored - state) if record_of(name) <= last]
+        for folder, needed in stage.ledger.now.needs(stage.node.id).items():
+            stored = _require_all(files, folder, needed, set(files.names(folder)))
+            last = stage.ledger.now.number
+            orphans += [f"{folder}/{name}" for name in sorted(stored - needed) if record_of(name) <= last]
     for orphan in orphans:
         files.delete(orphan)
     return len(orphans)

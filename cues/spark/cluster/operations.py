@@ -163,7 +163,7 @@ def files_of(files: Files, graph: str) -> GraphFiles | None:
     queues = [queue for queue in queues_of(files.place) if writer_of(files.place, queue) == graph]
     folders = [
         f"_cues/{kind}/{folder}"
-        for kind in ("steps", "state", "checkpoints", "batches")
+        for kind in ("steps", "state", "delayed", "checkpoints", "batches")
         for folder in files.names(f"_cues/{kind}")
         if name_of(folder).startswith(f"{graph}.")
     ]

@@ -412,5 +412,5 @@ class FrameQuery(BatchCommits, Stage):
             if self.inputs[entrance.tailer].reaches(stop):
                 pieces = self.pieces(entrance.tailer, stop - 1, stop)
                 if pieces:
-                    parts.append(RowSlice(entrance, read_rows(self.driver.files, pieces)).provenance())
+                    parts.append(RowSlice(entrance, read_rows(self.driver.files, pieces)).provenance().delivered())
         return merge(parts) if parts else None

@@ -23,7 +23,7 @@ import secrets
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,6 +56,13 @@ class StateRun(NamedTuple):
 
     bytes: int
     files: tuple[str, ...]
+
+
+class HasBytes(Protocol):
+    """A run of any kind."""
+
+    @property
+    def bytes(self) -> int: ...
 
 
 class Span(NamedTuple):
@@ -233,7 +240,7 @@ def merge(
 # --- in the driver ------------------------------------------------------------------------------
 
 
-def to_merge(runs: Sequence[StateRun]) -> int:
+def to_merge(runs: Sequence[HasBytes]) -> int:
     """The number of the newest runs that should become one; 0 if there are too few of about the same size."""
     count = held = 0
     for run in reversed(runs):

@@ -27,15 +27,18 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import clock, events
-from cues.errors import Diverged, ProcessorStopped, TopologyChanged
+from cues.base import clock, events, names
+from cues.errors import Diverged, ProcessorStopped, TopologyChanged, Unsupported
 from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
-from cues.graphs.processor import Node
-from cues.spark.cluster import state_files
+from cues.graphs.processor import Node, RedriveNode
+from cues.overrides import override
+from cues.spark.cluster import delays, state_files
 from cues.spark.cluster.data import Piece, pieces_of
+from cues.spark.cluster.delays import HeldRun
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
 from cues.spark.cluster.publish import publish
@@ -63,6 +66,45 @@ TASK_S: Final = 0.05
 """Work that is worth a task of its own, which costs about 10 ms."""
 
 
+class _Lane:
+    """The messages of one kind that a unit takes: those of its queues, or the delayed ones that were moved."""
+
+    def __init__(self, node: Node, logs: dict[str, PartitionLog]) -> None:
+        self.node = node
+        """The unit, with the id and the inputs under which it takes these messages."""
+        self.logs = logs
+        """By tailer id."""
+        self.hasher = Hasher(node.key, 0)
+        self.packed: tuple[list[int], bytes] | None = None
+        """The numbers of partitions of the targets, and the job."""
+
+    def entrances(self) -> tuple[Entrance, ...]:
+        bindings = {self.node.tailer(port.queue): port.binding for port in self.node.inputs}
+        return tuple(
+            Entrance(bindings[tailer], tailer, log.directory.queue, log.directory.identity, log.directory.options.kept)
+            for tailer, log in self.logs.items()
+        )
+
+
+class _MovedLane(_Lane):
+    """The messages of a unit that were delayed and are due (delays.py)."""
+
+    logs: dict[str, PartitionLog]
+
+    def __init__(self, unit: Node, inputs: dict[str, PartitionLog]) -> None:
+        node = RedriveNode.of(unit, names.delayer_id(unit.key))
+        folder = delays.folder_of_delayed(unit.id)
+        ids = {unit.tailer(old.queue): node.tailer(new.queue) for old, new in zip(unit.inputs, node.inputs)}
+        super().__init__(node, {ids[t]: delays.MovedLog(log, folder, ids[t]) for t, log in inputs.items()})
+        self.ids = ids
+        """Their tailer ids, by that of the queue from which they come."""
+
+    @override
+    def entrances(self) -> tuple[Entrance, ...]:
+        # They have their places on the queue in their provenance.
+        return tuple(entrance._replace(kept=frozenset()) for entrance in super().entrances())
+
+
 class Stage:
     """One unit of a processor that this driver owns, for one partition. Used by one thread at a time."""
 
@@ -75,11 +117,14 @@ class Stage:
         queues = dict.fromkeys([*(port.queue for port in node.outputs), *([node.errors] if node.errors else [])])
         self.targets = [driver.queues[queue] for queue in queues]
         self.ordered = node.side_effects or node.at_most_once
-        self._bindings = {node.tailer(port.queue): port.binding for port in node.inputs}
+        self._own = _Lane(node, self.inputs)
+        self._moved = _MovedLane(node, self.inputs)
+        self._lanes: list[_Lane] = [self._moved, self._own]
+        """The lane that is asked first comes first. They take turns, so none of them waits for the other one."""
         self._served = 0
         self.fresh = False
         """True if it has no record from before the claim."""
-        self._hasher = Hasher(node.key, 0)
+        self._hasher = self._own.hasher
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._stop: ProcessorStopped | None = None
         self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=FIRST_MESSAGES, fixed=True)
@@ -87,8 +132,6 @@ class Stage:
         """The work of a message, as tasks have measured it."""
         self._each_bytes = 0.0
         """The bytes of a message. In a file they are compressed."""
-        self._last_packed: tuple[list[int], bytes] | None = None
-        """The numbers of partitions of the targets, and the job."""
         self._under_way: StepRange | None = None
         self._warned: dict[str, int] = {}
         """By tailer id: the index up to which a warning about purged messages was sent."""
@@ -102,6 +145,7 @@ class Stage:
         if it has other inputs than in its records, unless ``accept_topology``.
         """
         last = self.driver.claim(self.ledger, functools.partial(self._positions, accept_topology))
+        self._show_moved()
         where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.now.positions.items())
         self.fresh = last is None
         what = "rewind" if self.ledger.now.taking else "resume" if last else "fresh"
@@ -113,6 +157,8 @@ class Stage:
             if last.files:
                 self.driver.ring()
             self._check_inputs(last, accept_topology)
+        if self.node.kind == "frame":
+            self._refuse_delays(last)
         positions = {}
         for tailer, log in self.inputs.items():
             identity = log.directory.identity.hex()
@@ -127,6 +173,24 @@ class Stage:
                 )
             positions[tailer] = known, next
         return positions
+
+    def _refuse_delays(self, last: LedgerRecord | None) -> None:
+        """Refuse delayed messages, which a frame cannot hold."""
+        if last is not None and (last.held or last.due):
+            raise TopologyChanged(
+                f"{self.node.id} holds delayed messages, and is a frame now: frames hold no messages.",
+                "give the frame another id; or start over with --fresh or another --queues DIR.",
+                processor=self.node.id,
+            )
+        for log in self.inputs.values():
+            until_ns = log.directory.delayed_until()
+            if until_ns > clock.now_ns():
+                raise Unsupported(
+                    f"{self.node.id} is a frame, and reads the queue {log.directory.queue!r}, which may have messages"
+                    f" that are not to be delivered before {clock.to_datetime(until_ns).isoformat()}: frames hold no"
+                    " messages.",
+                    "copy the queue with a stream, and let the frame read the copy; or start again after that time.",
+                )
 
     def _check_inputs(self, last: LedgerRecord, accept_topology: bool) -> None:
         new = [tailer for tailer in self.inputs if tailer not in last.positions]
@@ -144,9 +208,21 @@ class Stage:
     # --- for other threads ---
 
     def ready(self) -> bool:
-        """Return True if there are messages to take."""
+        """Return True if there are messages to take, or to move."""
         some = any if self.node.mode == "alts" else all
-        return self.ledger.now.taking is not None or some(low < end for low, end in self._available().values())
+        now = self.ledger.now
+        ready = some(low < end for low, end in self._available().values())
+        return ready or now.taking is not None or bool(self._undelivered) or self.due_ns <= clock.now_ns()
+
+    @property
+    def _undelivered(self) -> dict[str, DataFile]:
+        """The messages that were moved and not delivered, of the inputs that there are."""
+        return {tailer: file for tailer, file in self.ledger.now.due.items() if tailer in self._moved.logs}
+
+    @property
+    def due_ns(self) -> int:
+        """The time at which the first message that is held is due, in nanoseconds, or one before it."""
+        return min((run.next_ns for run in self.ledger.now.held), default=delays.NEVER_NS)
 
     @property
     def positions(self) -> dict[str, int]:
@@ -165,8 +241,9 @@ class Stage:
 
     @property
     def lag(self) -> int:
-        """The number of messages that it has not taken."""
-        return sum(log.next - self.positions[tailer] for tailer, log in self.inputs.items())
+        """The number of messages that it has not taken, without those that it holds."""
+        moved = sum(file.next - self.ledger.now.moved[tailer] for tailer, file in self._undelivered.items())
+        return moved + sum(log.next - self.positions[tailer] for tailer, log in self.inputs.items())
 
     def _available(self) -> dict[str, tuple[int, int]]:
         """The range of messages available on each input, by tailer id."""
@@ -194,12 +271,13 @@ class Stage:
             self.ledger.check()
             return False
         faults.point("spark.take")
+        lane = self._lane(taking)
         with self._jobs.step(taking.ranges), self._held(taking):
-            if any(self.inputs[tailer].first > low for tailer, (low, _) in taking.ranges.items()):
+            if any(lane.logs[tailer].first > low for tailer, (low, _) in taking.ranges.items()):
                 return True  # retention was faster: take again
             if self.ordered and taking is not self.ledger.now.taking:
                 if self.node.at_most_once:
-                    self.ledger.commit("taking", positions=self._moved(taking))
+                    self.ledger.commit("taking", **self._after(taking))
                 else:
                     self.ledger.commit("taking", taking=taking)
                 faults.point("spark.taking")
@@ -221,7 +299,7 @@ class Stage:
             # Calls after the message that failed may have changed the state too. Run again, up to that message, until
             # no call fails.
             self._discard(ran)
-            taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
+            taking = replace(taking, ranges={t: (start, start + cut) for t, (start, _) in taking.ranges.items()})
             ran = self.run(taking)
         faults.point("spark.ran")
         self._commit(taking, ran)
@@ -236,18 +314,40 @@ class Stage:
             for target, file in output.files:
                 self.driver.files.delete(f"{self.targets[target].folder}/{file.name}")
             self._drop([output.state] if output.state else [])
+            self._drop_delayed([output.held] if output.held else [])
 
     # 1. Take.
 
     def take(self) -> StepRange | None:
         taking = self.ledger.now.taking
         if taking is not None and all(
-            tailer in self.inputs and self.inputs[tailer].first <= low for tailer, (low, _) in taking.ranges.items()
+            tailer in (logs := self._lane(taking).logs) and logs[tailer].first <= low
+            for tailer, (low, _) in taking.ranges.items()
         ):
             return taking
-        ready = self._available()
-        self._tell_purged(ready)
-        size = self._size()
+        for lane in self._lanes:
+            ready = self._available() if lane is self._own else self._due()
+            if lane is self._own:
+                self._tell_purged(ready)
+            if (taking := self._take(ready)) is not None:
+                self._lanes = [*(each for each in self._lanes if each is not lane), lane]
+                return taking
+        return None
+
+    def _lane(self, taking: StepRange) -> _Lane:
+        return self._own if taking.ranges.keys() <= self.inputs.keys() else self._moved
+
+    def _due(self) -> dict[str, tuple[int, int]]:
+        """The range of delayed messages that are due on each input. If none was moved, those that are due now are."""
+        if not self._undelivered:
+            self.move()
+        nexts, files = self.ledger.now.moved, self._undelivered
+        ranges = {tailer: (nexts.get(tailer, 1), nexts.get(tailer, 1)) for tailer in self._moved.logs}
+        return ranges | {tailer: (nexts[tailer], file.next) for tailer, file in files.items()}
+
+    def _take(self, ready: dict[str, tuple[int, int]]) -> StepRange | None:
+        """Choose a range of what is ready."""
+        size, now_ns = self._size(), clock.now_ns()
         if self.node.mode == "alts":
             tailers = list(ready)
             for turn in range(len(tailers)):
@@ -256,13 +356,51 @@ class Stage:
                 if end > low:
                     self._served = place + 1
                     count = self._bounded({tailers[place]: (low, end)}, min(size, end - low))
-                    return StepRange({tailers[place]: (low, low + count)}, self._batch(count))
+                    return StepRange({tailers[place]: (low, low + count)}, self._batch(count), now_ns)
             return None
         count = min(size, *(end - low for low, end in ready.values()))
         if count <= 0:
             return None
         count = self._bounded(ready, count)
-        return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._batch(count))
+        return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._batch(count), now_ns)
+
+    def move(self) -> None:
+        """Move messages that are due to a file, in one record. Do nothing if none is due."""
+        now, folder, files = self.ledger.now, delays.folder_of_delayed(self.node.id), self.driver.files
+        now_ns = clock.now_ns()
+        if self.due_ns > now_ns:
+            return
+        known = tuple(run for run in now.held if run.files.keys() <= self.inputs.keys())
+        lost = [run for run in now.held if run not in known]
+        if lost:
+            count = sum(run.left for run in lost)
+            text = f"gives up {count:,} delayed messages of queues that it does not read any more"
+            self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
+        move = delays.move(files, folder, known, now_ns)
+        record, due, moved = now.number + 1, dict[str, DataFile](), dict(now.moved)
+        for tailer, table in move.tables.items():
+            id = self._moved.ids[tailer]
+            due[id] = delays.moved_file(files, folder, record, table, moved.setdefault(id, 1))
+        faults.point("spark.moving")
+        self.ledger.commit("step", held=move.runs, due=due, moved=moved)
+        faults.point("spark.moved")
+        self._show_moved()
+        self._drop_delayed([*move.gone, *lost])
+
+    def _show_moved(self) -> None:
+        """Let the lane of moved messages have the file of the last record, and delete the one before."""
+        due = self.ledger.now.due
+        for tailer, log in self._moved.logs.items():
+            before, log.live = log.live, [due[tailer]] if tailer in due else []
+            for file in before:
+                if file not in log.live:
+                    self.driver.files.delete(f"{log.folder}/{file.name}")
+
+    def _drop_delayed(self, runs: Sequence[HeldRun]) -> None:
+        """Delete the files of these runs."""
+        for run in runs:
+            for name in run.files.values():
+                self.driver.files.delete(f"{delays.folder_of_delayed(self.node.id)}/{name}")
 
     def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
         """Warn once of messages that were purged before this processor took them."""
@@ -291,7 +429,7 @@ class Stage:
         if self._each_bytes:
             count = max(1, min(count, int(most / self._each_bytes)))
         for tailer, (low, _) in ranges.items():
-            files = self.inputs[tailer].within(low, low + count)
+            files = self._logs[tailer].within(low, low + count)
             held, size = sum(file.count for file in files), sum(file.size for file in files)
             if size > most:
                 count = max(1, min(count, held * most // size))
@@ -326,17 +464,23 @@ class Stage:
             and not (self.node.options.batch or self.ordered or self.ledger.now.whole)
         )
 
-    def _moved(self, taking: StepRange, count: int | None = None) -> dict[str, tuple[str, int]]:
-        """The positions after the range, or after its first ``count`` messages."""
-        moved = dict(self.ledger.now.positions)
-        for tailer, (low, high) in taking.ranges.items():
-            moved[tailer] = moved[tailer][0], high if count is None else low + count
-        return moved
+    @property
+    def _logs(self) -> dict[str, PartitionLog]:
+        return self._own.logs | self._moved.logs
+
+    def _after(self, taking: StepRange, count: int | None = None) -> dict[str, Any]:
+        """The changes of a record: the positions after the range, or after its first ``count`` messages."""
+        now = self.ledger.now
+        ends = {tailer: high if count is None else low + count for tailer, (low, high) in taking.ranges.items()}
+        if self._lane(taking) is self._own:
+            return {"positions": now.positions | {t: (now.positions[t][0], end) for t, end in ends.items()}}
+        due = {tailer: file for tailer, file in now.due.items() if ends.get(tailer, 0) < file.next}
+        return {"moved": now.moved | ends, "due": due}
 
     @contextlib.contextmanager
     def _held(self, taking: StepRange) -> Iterator[None]:
         """Keep the files that a step reads on the disk, as long as the block runs."""
-        logs = {tailer: self.inputs[tailer] for tailer in taking.ranges}
+        logs = {tailer: self._logs[tailer] for tailer in taking.ranges}
         held = [(log.directory, log.within(*taking.ranges[tailer])) for tailer, log in logs.items()]
         for directory, files in held:
             directory.hold(files)
@@ -377,7 +521,7 @@ class Stage:
 
     def _stretches(self, taking: StepRange, tasks: int) -> list[Stretch]:
         """The stretches of a step, one for each task. No batch is cut."""
-        numbers = {tailer: number for number, tailer in enumerate(self.inputs)}
+        numbers = {tailer: number for number, tailer in enumerate(self._lane(taking).logs)}
         count = _count(taking)
         edges = edges_of(count, taking.size if self.node.options.batch else 1, tasks, count)
         stretches = []
@@ -394,9 +538,10 @@ class Stage:
 
     def _task(self, taking: StepRange) -> Task:
         """The common facts of the tasks of a step."""
+        lane = self._lane(taking)
         sees = "all" if self._single else "keys" if self._by_key else "nothing"
         return Task(
-            self._packed,
+            self._packed(lane),
             next(iter(taking.ranges.values()))[0],
             taking.size,
             self.ledger.now.number + 1,
@@ -406,41 +551,38 @@ class Stage:
             self.node.at_most_once,
             tuple(target.columns for target in self.targets),
             tuple(target.nexts() for target in self.targets),
+            taking.now_ns or clock.now_ns() if lane is self._own else delays.NEVER_NS,
         )
 
     def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:
         """The pieces of files that hold the messages [low, high) of an input."""
-        log = self.inputs[tailer]
-        return pieces_of(log.directory.folder, log.within(low, high), low, high)
+        log = self._logs[tailer]
+        return pieces_of(log.folder, log.within(low, high), low, high)
 
     def entrances(self) -> tuple[Entrance, ...]:
-        return tuple(
-            Entrance(
-                self._bindings[tailer], tailer, log.directory.queue, log.directory.identity, log.directory.options.kept
-            )
-            for tailer, log in self.inputs.items()
-        )
+        return self._own.entrances()
 
-    @property
-    def _packed(self) -> bytes:
+    def _packed(self, lane: _Lane) -> bytes:
         """The job of the tasks, packed after the claim, which gives the epoch, and when a target has grown."""
         partitions = [target.options.partitions for target in self.targets]
-        if self._last_packed is None or self._last_packed[0] != partitions:
-            self._last_packed = partitions, self._pack()
-        return self._last_packed[1]
+        if lane.packed is None or lane.packed[0] != partitions:
+            lane.packed = partitions, self._pack(lane)
+        return lane.packed[1]
 
-    def _pack(self) -> bytes:
+    def _pack(self, lane: _Lane) -> bytes:
         places = {target.queue: number for number, target in enumerate(self.targets)}
         job = TaskJob(
-            self.node,
+            lane.node,
             self.driver.system,
             self.ledger.now.epoch,
             self.driver.store_id,
             self.driver.files,
-            self.entrances(),
+            lane.entrances(),
             tuple((target.queue, target.options) for target in self.targets),
             {port.binding: places[port.queue] for port in self.node.outputs},
             places[self.node.errors] if self.node.errors else None,
+            self.node.id,
+            self.driver.without_delays,
         )
         return pack_job(job)
 
@@ -457,8 +599,9 @@ class Stage:
             if not whole:
                 self._discard(ran)
                 raise stopped
-        digest = self._hasher.digest(
-            [(t, self.inputs[t].directory.identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
+        lane = self._lane(taking)
+        digest = lane.hasher.digest(
+            [(t, lane.logs[t].directory.identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
         written, failed = sum(output.written for output in outputs), sum(output.failed for output in outputs)
         before = self.ledger.now
@@ -466,22 +609,42 @@ class Stage:
         for output in outputs:
             for target, file in output.files:
                 new.setdefault(self.targets[target], []).append(file)
+            for target, until_ns in output.until_ns.items():
+                self.targets[target].note_delays(until_ns)
+        held = [output.held for output in outputs if output.held is not None]
+        later = sum(run.count for run in held)
+        runs, merged = self._merged([*before.held, *held])
+        if held:
+            faults.point("spark.holding")
         publish(
             self.ledger,
             new,
-            positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
+            **({} if self.node.at_most_once else self._after(taking, whole)),
             hash=digest.hex(),
             state=self._state(outputs),
-            counts={"taken": whole, "written": written, "failed": failed},
+            held=runs,
+            counts={"taken": whole - later, "written": written, "failed": failed},
         )
+        self._show_moved()
+        self._drop_delayed(merged)
         self._drop([*before.state, *(output.state for output in outputs if output.state)])
-        self._count(whole * len(taking.ranges), written - failed, failed, ran)
+        self._count((whole - later) * len(taking.ranges), written - failed, failed, ran)
         self.driver.ring()
         for output in outputs:
             for target, fields in output.fields.items():
                 self.targets[target].learn(fields)
         if stopped is not None:
             raise stopped
+
+    def _merged(self, runs: Sequence[HeldRun]) -> tuple[tuple[HeldRun, ...], Sequence[HeldRun]]:
+        """The held messages, in few runs, and the runs that are in another one now."""
+        small = delays.to_merge(runs)
+        if not small:
+            return tuple(runs), ()
+        folder, number = delays.folder_of_delayed(self.node.id), self.ledger.now.number + 1
+        work = functools.partial(delays.merge, self.driver.files, folder, number)
+        (one,) = self.driver.context.parallelize([small], 1).map(work).collect()
+        return (*(run for run in runs if run not in small), one), small
 
     def _state(self, outputs: Sequence[TaskOutput]) -> tuple[StateRun, ...]:
         """The runs of the state with the changes of a step. Runs of about the same size become one."""

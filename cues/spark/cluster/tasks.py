@@ -39,8 +39,9 @@ from cues.records.columns import integers
 from cues.records.packed import unpacked
 from cues.records.provenance import Provenance, concat
 from cues.records.schema import Schema
-from cues.spark.cluster import state_files
+from cues.spark.cluster import delays, state_files
 from cues.spark.cluster.data import QueueWriter, Rows, hashes_of, read, read_rows
+from cues.spark.cluster.delays import HeldRun
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
@@ -75,6 +76,10 @@ class TaskJob(Job):
     """The number of the target, by output binding."""
     errors: int | None
     """The target for messages that failed for good."""
+    unit: str
+    """The id of the processor's unit, also where ``node`` is the one of its delayed messages."""
+    without_delays: frozenset[str]
+    """The queues whose messages may have no time of delivery."""
 
 
 class Task(NamedTuple):
@@ -97,6 +102,8 @@ class Task(NamedTuple):
     """The typed columns of each target."""
     firsts: tuple[tuple[int, ...], ...]
     """By target and partition: the index of the next message, which the first stretch probably writes."""
+    now_ns: int
+    """Messages with a later time of delivery are held."""
 
 
 @dataclass(kw_only=True)
@@ -121,6 +128,10 @@ class TaskOutput(StretchResult):
     """The bytes of the messages of the stretch."""
     fields: dict[int, Schema] = field(default_factory=dict)
     """By target: the fields of tables that have no typed column yet."""
+    held: HeldRun | None = None
+    """The messages that are not due."""
+    until_ns: dict[int, int] = field(default_factory=dict)
+    """By target: the last time of delivery of its new messages."""
 
 
 class CarriedState(StateTable):
@@ -193,13 +204,33 @@ class _TaskProcess(Process):
 
     @override
     @property
+    def indices(self) -> Any:
+        def of(piece: Slice) -> list[int]:
+            assert isinstance(piece, RowSlice)
+            indices, chosen = piece.rows.indices, self.core.chosen
+            return list(indices) if chosen is None else [indices[offset] for offset in chosen]
+
+        return self._by_binding(of)
+
+    @override
+    @property
     def metadata(self) -> dict[str, Any]:
         taken = self.core.step()
         slices: list[RowSlice] = taken.slices  # type: ignore[assignment]
         offset = len(slices[0].rows) - 1 if self.core.node.options.batch else self.core.offset
         metadata = taken.provenance().at(offset)
-        hash = slices[0].rows.hashes[offset]
+        rows = slices[0].rows
+        if rows.times_ns is not None and names.DELIVER_AT in (own := rows.slice(offset, offset + 1).provenance.at(0)):
+            metadata[names.DELIVER_AT] = own[names.DELIVER_AT]
+        hash = rows.hashes[offset]
         return metadata if hash is None else {**metadata, names.HASH: hash}
+
+
+class _Target(NamedTuple):
+    """The options of a queue that stay as they are, and whether its messages may have a time of delivery."""
+
+    options: QueueOptions
+    delays: bool
 
 
 class _RowPacker(Packer):
@@ -209,7 +240,7 @@ class _RowPacker(Packer):
     def pack(self, message: Any, provenance: Provenance | None = None) -> bytes:
         packed = super().pack(message)
         if type(packed) is Packed and packed.marked:
-            batches.split_meta(message, _NOWHERE)
+            batches.split_meta(message, _NOWHERE, delays=isinstance(self.queue, _Target) and self.queue.delays)
         return packed
 
 
@@ -287,9 +318,11 @@ class _FilesWork(StretchWork):
         self.files = self.job.files
         self._hasher = Hasher(self.job.node.key, 0)
         self._state = CarriedState(self.job.node.key, task.sees)
-        self._folder = state_files.folder_of_state(self.job.node.id)
+        self._folder = state_files.folder_of_state(self.job.unit)
         self._writers: dict[int, QueueWriter] = {}
         self._loaded = False
+        self._later: tuple[list[tuple[Entrance, Rows]], list[int]] | None = None
+        """The messages that are not due, and their times."""
 
     def output(self, read: Callable[[], list[tuple[int, Rows]]]) -> TaskOutput:
         """Call the function for the messages of each input, and write its messages and its state."""
@@ -301,6 +334,8 @@ class _FilesWork(StretchWork):
             result.files += [(target, file) for file in writer.close()]
         if self._state.changes:
             result.state = state_files.write(self.files, self._folder, self.task.record, self._state.changes)
+        if self._later is not None and not result.declined and result.fatal is None:
+            result.held = self._hold(*self._later)
         result.spent_s = time.monotonic() - began
         return result
 
@@ -320,9 +355,38 @@ class _FilesWork(StretchWork):
         self.result.count = count
         values = [rows.table.column("value") for _, rows in self._inputs]
         self.result.read_bytes = sum(pc.sum(pc.binary_length(column)).as_py() for column in values)
-        options = {binding: self.job.targets[target][1] for binding, target in self.job.outputs.items()}
-        self.calls(0, self._state, options, self._state.call, _TaskProcess, _RowRunner)
-        return count
+        targets = {
+            binding: _Target(self.job.targets[target][1], self.job.targets[target][0] not in self.job.without_delays)
+            for binding, target in self.job.outputs.items()
+        }
+        self.calls(0, self._state, targets, self._state.call, _TaskProcess, _RowRunner)
+        return self._due(count)
+
+    def _due(self, count: int) -> int:
+        """Leave out the messages that are not due. Return the number of those that are."""
+        found = [rows.times_ns for _, rows in self._inputs]
+        if not any(found):
+            return count
+        times = list(map(max, zip(*[some or [0] * count for some in found])))
+        later = [offset for offset, time in enumerate(times) if time > self.task.now_ns]
+        if not later:
+            return count
+        due = [offset for offset, time in enumerate(times) if time <= self.task.now_ns]
+        chosen = [(entrance, rows.chosen(later)) for entrance, rows in self._inputs]
+        self._later = chosen, [times[offset] for offset in later]
+        self._inputs = [(entrance, rows.chosen(due)) for entrance, rows in self._inputs]
+        return len(due)
+
+    def _hold(self, inputs: list[tuple[Entrance, Rows]], times: list[int]) -> HeldRun | None:
+        """Write the messages that are not due, up to the end of the step. An at-most-once step takes all its range."""
+        result, low = self.result, self.task.low
+        end = result.closed if result.stop is None else result.stop[0]
+        if end is not None and not self.task.once:
+            kept = [offset for offset, index in enumerate(inputs[0][1].indices) if index - low < end]
+            inputs = [(entrance, rows.chosen(kept)) for entrance, rows in inputs]
+            times = [times[offset] for offset in kept]
+        folder = delays.folder_of_delayed(self.job.unit)
+        return delays.hold(self.files, folder, self.task.record, inputs, times) if times else None
 
     @override
     def offset(self, place: int, taken: Taken, at: int) -> int:
@@ -411,13 +475,15 @@ class _FilesWork(StretchWork):
                     provenance = provenance.select(origins)
             if marked:
                 values, provenance = _split(values, provenance)
+                until_ns = max(provenance.times()) if provenance else 0
+                self.result.until_ns[target] = max(until_ns, self.result.until_ns.get(target, 0))
             chunks.setdefault(target, []).append(_Chunk(origins, values, provenance))
         return chunks
 
     def _writer(self, target: int) -> QueueWriter:
         if target not in self._writers:
             (queue, options), task = self.job.targets[target], self.task
-            where = self.files, queue, options, self.job.node.id, task.record, task.time_us
+            where = self.files, queue, options, self.job.unit, task.record, task.time_us
             turn = task.record + self.result.number
             firsts = () if self.result.number else task.firsts[target]
             self._writers[target] = QueueWriter(*where, task.columns[target], turn, firsts)
@@ -431,7 +497,7 @@ def _split(values: list[bytes], provenance: Provenance | None) -> tuple[list[byt
     for offset, packed in enumerate(values):
         own = _NOWHERE if provenance is None else provenance.slice(offset, offset + 1)
         if type(packed) is Packed and packed.marked:
-            message, own = batches.split_meta(codec.unpack_known(packed), own)
+            message, own = batches.split_meta(codec.unpack_known(packed), own, delays=True)
             place, packed = packed.place, Packed(codec.pack(message))
             packed.place = place
         plain.append(packed)

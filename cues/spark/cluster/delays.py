@@ -1,0 +1,250 @@
+"""Delayed messages in a shared directory: a processor holds those that are not due, and takes them when they are.
+
+    1. hold      a task calls no function for messages whose time is in the future. It writes them, with their
+                 provenance, to a file that is sorted by time: a run. The record of the step names the run
+    2. move      when held messages are due, one record takes them out of the runs, and names a file of them, in the
+                 order of their times
+    3. deliver   steps take the messages of this file as those of a queue, under the id ``graph.processor.delayed``
+
+    DIR/_cues/delayed/<processor id>/<record>-<token>.parquet     a run, or the messages that were moved
+
+So a message is held, or moved, or delivered, and each change is one record of the ledger. Messages after it on its
+queue do not wait for it, and retention may delete it from its queue, because the file has all of it.
+
+A step judges by one time, that of its beginning, in all its tasks. It is in the record of a step that was begun
+(``taking``), so a step that is repeated later calls the function for the same messages, under the same hash.
+
+The messages of a run that are due are the first ones. So a move writes no run again: it moves the start of each. Small
+runs are merged, so a record names few of them, however many messages wait. A message that is taken once more
+after a seek, while it is held, is in two runs with the same time and index, and is moved once.
+
+Not guaranteed: the order of a delayed message relative to others, also of its key. The files of a record that was not
+committed, or of messages that were delivered, are deleted later (maintenance.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cues.base.data import dataclass
+from cues.graphs.plan import Plan
+from cues.overrides import override
+from cues.records.columns import integers
+from cues.spark.cluster import state_files
+from cues.spark.cluster.data import COLUMNS, GROUP_ROWS, Piece, Rows, provenance_arrays, read, with_place
+from cues.spark.cluster.directory import DataFile, PartitionLog
+from cues.spark.cluster.files import folder_of
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.files import Files
+    from cues.spark.cluster.rows import Entrance
+
+NEVER_NS: Final = (1 << 63) - 1
+"""After every time of delivery."""
+MOVED_MESSAGES: Final = 100_000
+"""Most messages that one record moves. The driver has them in memory."""
+MOVED_BYTES: Final = 64 << 20
+MERGE_BYTES: Final = 8 << 20
+"""A larger run is not merged, because a merge is in the memory of one task."""
+_KEYS: Final = ("at", "index")
+"""The time of delivery in nanoseconds, and the index on the queue. A run is sorted by them."""
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """Messages that are held, sorted by time; of a join, a file for each input, with the same number of messages."""
+
+    files: dict[str, str]
+    """By tailer id: the name of the file."""
+    count: int
+    """Number of messages in each file."""
+    start: int
+    """The first message that is still held. Those before it were moved."""
+    next_ns: int
+    """The time of that message, or an earlier one."""
+    bytes: int
+    """Bytes of all messages in the files."""
+
+    @property
+    def left(self) -> int:
+        """Number of messages that are held."""
+        return self.count - self.start
+
+
+def folder_of_delayed(processor: str) -> str:
+    return f"_cues/delayed/{folder_of(processor)}"
+
+
+def without_delays(plan: Plan) -> frozenset[str]:
+    """The queues whose messages may have no time in the future: a frame reads them, and frames hold no messages."""
+    return frozenset(port.queue for node in plan.running if node.kind == "frame" for port in node.inputs)
+
+
+class MovedLog(PartitionLog):
+    """The messages that were moved from one input and are not delivered yet. At most one file has some."""
+
+    def __init__(self, input: PartitionLog, folder: str, id: str) -> None:
+        super().__init__(input.directory, 0)
+        self._folder, self._id = folder, id
+
+    @property
+    @override
+    def id(self) -> str:
+        return self._id
+
+    @property
+    @override
+    def folder(self) -> str:
+        return self._folder
+
+
+# --- in an executor -----------------------------------------------------------------------------
+
+
+def hold(
+    files: Files, folder: str, record: int, inputs: Sequence[tuple[Entrance, Rows]], times: Sequence[int]
+) -> HeldRun:
+    """Write messages that are not due: those of each input, with the time of each in nanoseconds."""
+    order = sorted(range(len(times)), key=times.__getitem__)  # stable: by index
+    at = [times[offset] for offset in order]
+    names, size = {}, 0
+    for entrance, rows in inputs:
+        table = rows.table.select(COLUMNS.names)
+        if entrance.kept:
+            provenance = with_place(rows.provenance, entrance.queue, entrance.kept, rows)
+            for name, array in zip(("provenance", "meta"), provenance_arrays(provenance, len(rows))):
+                table = table.set_column(table.schema.get_field_index(name), name, array)
+        table = table.take(integers(order))
+        indices = [rows.indices[offset] for offset in order]
+        table = table.append_column("at", integers(at)).append_column("index", integers(indices))
+        names[entrance.tailer] = _write(files, folder, record, table)
+        size += _bytes(table)
+    return HeldRun(names, len(at), 0, at[0], size)
+
+
+def merge(files: Files, folder: str, record: int, runs: Sequence[HeldRun]) -> HeldRun:
+    """Write runs of the same inputs as one."""
+    order: Any = None
+    names, size = {}, 0
+    for tailer in runs[0].files:
+        parts = [_read(files, folder, run, tailer, run.count, (*COLUMNS.names, *_KEYS)) for run in runs]
+        table = pa.concat_tables(parts)
+        if order is None:
+            order = pc.sort_indices(table, [(key, "ascending") for key in _KEYS])
+            first = table.take(order)
+            again = [pc.equal(first.column(key).slice(1), first.column(key).slice(0, len(order) - 1)) for key in _KEYS]
+            new = pa.concat_arrays([pa.array([True]), pc.invert(pc.and_(*again)).combine_chunks()])
+            order = order.filter(new)
+        table = table.take(order)
+        names[tailer] = _write(files, folder, record, table)
+        size += _bytes(table)
+    return HeldRun(names, len(order), 0, min(run.next_ns for run in runs), size)
+
+
+def _write(files: Files, folder: str, record: int, table: pa.Table) -> str:
+    name = f"{record:012d}-{secrets.token_hex(6)}.parquet"
+    table = table.set_column(0, "offset", integers(range(table.num_rows)))
+    table = table.cast(pa.schema([*COLUMNS, *list(table.schema)[len(COLUMNS) :]]))
+    with (
+        files.create(f"{folder}/{name}") as target,
+        pq.ParquetWriter(target, table.schema, use_dictionary=False, write_statistics=False) as writer,
+    ):
+        writer.write_table(table, GROUP_ROWS)
+    return name
+
+
+def _read(files: Files, folder: str, run: HeldRun, tailer: str, stop: int, columns: Sequence[str]) -> pa.Table:
+    """The messages of a run that are held, up to ``stop``."""
+    file = DataFile(run.files[tailer], 0, run.count, 0, 0)
+    return read(files, Piece(folder, file, run.start, stop), columns).replace_schema_metadata()
+
+
+def _bytes(table: pa.Table) -> int:
+    return int(pc.sum(pc.binary_length(table.column("value"))).as_py() or 0)
+
+
+# --- in the driver ------------------------------------------------------------------------------
+
+
+def to_merge(runs: Iterable[HeldRun]) -> list[HeldRun]:
+    """The newest runs of the same inputs that should become one; none if there are too few of about the same size."""
+    groups: dict[frozenset[str], list[HeldRun]] = {}
+    for run in runs:
+        if run.bytes <= MERGE_BYTES:
+            groups.setdefault(frozenset(run.files), []).append(run)
+    for group in groups.values():
+        if count := state_files.to_merge(group):
+            return group[-count:]
+    return []
+
+
+@dataclass(frozen=True)
+class Move:
+    """Messages that are due, and the runs without them."""
+
+    tables: dict[str, pa.Table]
+    """By tailer id, in the order of their times."""
+    runs: tuple[HeldRun, ...]
+    gone: tuple[HeldRun, ...]
+    """Runs of which no message is left."""
+
+
+def move(files: Files, folder: str, runs: Sequence[HeldRun], now_ns: int) -> Move:
+    """Take the messages that are due out of runs, in the order of their times."""
+    most = min(MOVED_MESSAGES, MOVED_BYTES * sum(run.count for run in runs) // max(1, sum(run.bytes for run in runs)))
+    most = max(1, most)
+    times: dict[int, list[int]] = {}
+    heads: list[tuple[int, str, int, int, int]] = []
+    for number, run in enumerate(runs):
+        if run.next_ns > now_ns:
+            continue
+        first = min(run.files)
+        keys = _read(files, folder, run, first, min(run.count, run.start + most + 1), _KEYS)
+        times[number] = keys.column("at").to_pylist()
+        due = bisect_right(times[number], now_ns)
+        places = keys.column("index").to_pylist()[:due]
+        heads += [(at, first, index, number, place) for place, (at, index) in enumerate(zip(times[number], places))]
+    heads.sort()
+    chosen: list[tuple[int, int]] = []
+    ends: dict[int, int] = {}
+    last = None
+    for at, first, index, number, place in heads:
+        if last != (at, first, index):
+            if len(chosen) == most:
+                break
+            chosen.append((number, place))
+            last = at, first, index
+        ends[number] = place + 1
+    parts: dict[str, list[pa.Table]] = {}
+    bases: dict[tuple[str, int], int] = {}
+    for number, count in ends.items():
+        run = runs[number]
+        for tailer in run.files:
+            some = parts.setdefault(tailer, [])
+            bases[tailer, number] = sum(table.num_rows for table in some)
+            some.append(_read(files, folder, run, tailer, run.start + count, COLUMNS.names))
+    tables = {}
+    for tailer, some in parts.items():
+        order = [bases[tailer, number] + place for number, place in chosen if (tailer, number) in bases]
+        tables[tailer] = pa.concat_tables(some).take(integers(order))
+    left: list[HeldRun] = []
+    gone: list[HeldRun] = []
+    for number, run in enumerate(runs):
+        start = run.start + ends.get(number, 0)
+        known = times.get(number, [])
+        at = known[min(ends.get(number, 0), len(known) - 1)] if known else run.next_ns
+        moved = HeldRun(run.files, run.count, start, at, run.bytes)
+        (left if moved.left else gone).append(moved)
+    return Move(tables, tuple(left), tuple(gone))
+
+
+def moved_file(files: Files, folder: str, record: int, table: pa.Table, first: int) -> DataFile:
+    """Write messages that are due. ``first`` is the index of the first of them."""
+    return DataFile(_write(files, folder, record, table), first, table.num_rows, _bytes(table), 0)
