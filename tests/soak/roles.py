@@ -31,6 +31,16 @@ def quit(*_: object) -> None:
     quitting = True
 
 
+def register(place: Place, chance: random.Random, rate: float) -> None:
+    """Let each reader have its first position, before which ``unread`` keeps nothing for it."""
+    from soak.graph import graph
+
+    with graph.start():
+        pass
+    with cues.open(place.main) as store, Member(store, "enriched", GROUP, lease_s=LEASE_S):
+        pass
+
+
 def write(place: Place, chance: random.Random, rate: float) -> None:
     """Append rows by their numbers. The last row of the queue says where to continue."""
     with cues.open(place.main) as store:
@@ -145,6 +155,7 @@ def spark(place: Place, chance: random.Random, rate: float) -> None:
 
 
 ROLES: dict[str, Callable[[Place, random.Random, float], None]] = {
+    "register": register,
     "writer": write,
     "member": member,
     "publisher": publish,
