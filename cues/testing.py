@@ -45,7 +45,7 @@ from cues.engine.ending import Ending
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.graphs.outage import Outage
-from cues.graphs.processor_rows import all_keys, key_of, read_row, read_topology
+from cues.graphs.processor_rows import all_keys, key_of, read_row, read_topology, unpacked_source
 from cues.overrides import override
 from cues.queues.base import view_of, views_of
 from cues.queues.log import read_row as read_log
@@ -250,7 +250,7 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
             continue
         positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
         if row.source:
-            sources[processor] = codec.unpack(row.source)
+            sources[processor] = unpacked_source(row.source)
     with store.core.view() as txn:
         ids = {key: id for id, key in all_keys(txn).items()}
     for database_name in [name for name, entries in store.core.entries() if name.startswith(b"state:") and entries]:

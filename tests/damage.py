@@ -330,7 +330,7 @@ DAMAGES = {
     state_piece_flipped: "whose piece 0 is damaged",
     state_piece_gone: "with a piece missing",
     unknown_row: "is of no known kind",
-    queue_record_cut: "The record of queue counted cannot be read",
+    queue_record_cut: "The record of the queue counted cannot be used",
     format_record_cut: "The format record of",
     record_of_no_messages: "it has 1 messages, and its header says 3",
 }

@@ -263,8 +263,14 @@ def _notes(store: Store) -> dict[str, dict[str, Any]]:
     """The note of each graph's last start in this store, by graph id."""
     with store.core.view() as txn:
         rows = list(transaction.named_rows(txn, names.graph_key("")))
-    what = "note of the processors of the graph"
-    return {id: codec.unpack(sealed.unseal(raw, f"{what} {id}")) for id, raw in rows}
+    return {id: unpack_note(raw, id) for id, raw in rows}
+
+
+def unpack_note(raw: bytes, graph: str) -> dict[str, Any]:
+    """Decode the note of a graph's last start. Raises :class:`StoreDamaged`."""
+    form = {"processors": [str, ...], "keys?": dict}
+    note: dict[str, Any] = sealed.unseal_value(raw, f"note of the processors of the graph {graph}", form)
+    return note
 
 
 def graphs(store: Store) -> dict[str, set[ProcessorId]]:

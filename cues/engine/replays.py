@@ -30,6 +30,14 @@ _replaying: Final[set[bytes]] = set()
 """Ids of the stores that a replay of this process runs on."""
 
 
+_ROWS: Final[list[Any]] = [[bytes, ...], ...]
+_FORM: Final[dict[str, Any]] = {
+    "source": str, "source_id": bytes, "graph": str, "processors": [str, ...], "until": (str, None), "whole": bool,
+    "copied": {str: [[int, int], ...]}, "identities": {str: bytes}, "log_rows": _ROWS, "source_rows": _ROWS,
+    "options": {str: dict}, "phase?": str, "state_rows?": {str: _ROWS},
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ReplayNote:
     """The origin of a replay, in its store. It is written before the first message, and names every bound."""
@@ -68,7 +76,13 @@ def read(store: Store) -> ReplayNote | None:
     """Return the note of a store; None if it is not a replay."""
     with store.core.view() as txn:
         raw = txn.get(names.REPLAY_KEY)
-    return None if raw is None else ReplayNote(**codec.unpack(sealed.unseal(raw, "note of the replay")))
+    return None if raw is None else unpack(raw)
+
+
+def unpack(raw: bytes) -> ReplayNote:
+    """Decode the note of a replay. Raises :class:`StoreDamaged`."""
+    note = sealed.unseal_value(raw, "note of the replay", _FORM)
+    return ReplayNote(**{name: note[name] for name in (each.rstrip("?") for each in _FORM) if name in note})
 
 
 def refuse(store: Store) -> None:

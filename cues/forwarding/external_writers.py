@@ -43,7 +43,8 @@ class SourceRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, writer: str = "(unnamed)") -> SourceRow:
         """Decode a row. Raises :class:`StoreDamaged`, which names the writer."""
-        fields = codec.unpack(sealed.unseal(raw, f"position of the external writer {writer!r}"))
+        form = {"queue": str, "next": (int, [int, ...]), "position": list}
+        fields = sealed.unseal_value(raw, f"position of the external writer {writer!r}", form)
         return SourceRow(fields["queue"], fields["next"], fields["position"])
 
 

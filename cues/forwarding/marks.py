@@ -46,7 +46,7 @@ class Mark(NamedTuple):
     @staticmethod
     def unpack(raw: bytes) -> Mark:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        epoch, next, flags = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
+        epoch, next, flags = sealed.unseal_fields(raw, "low-water mark of a reader in another store", _LOW)
         return Mark(epoch, next, bool(flags & _UNDER_WAY), bool(flags & _ALL_PARTITIONS))
 
 

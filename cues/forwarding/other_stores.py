@@ -58,7 +58,9 @@ def _place_row(home: str | Path, other: str | Path) -> bytes:
 
 def unpack_place(store: str, raw: bytes) -> dict[str, str]:
     """Decode the row with the paths of another store. Raises :class:`StoreDamaged`."""
-    return sealed.unseal_map(raw, f"row of the path of the store {store}")
+    what = f"row of the path of the store {store}"
+    record: dict[str, str] = sealed.formed(sealed.unseal_map(raw, what), what, {"path": str, "absolute": str})
+    return record
 
 
 def places(home: BaseStore) -> dict[bytes, list[Path]]:
@@ -134,9 +136,12 @@ class ProducerRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes) -> ProducerRow:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        body = sealed.unseal(raw, "row of the last step that a processor of another store forwarded")
+        what = "row of the last step that a processor of another store forwarded"
+        body = sealed.unseal(raw, what)
+        if len(body) < _PRODUCER.size:
+            raise sealed.damaged(what, f"it has {len(body)} bytes")
         at, hash, seal = _PRODUCER.unpack_from(body)
-        return ProducerRow(at, hash, seal, codec.unpack(body[_PRODUCER.size :]))
+        return ProducerRow(at, hash, seal, sealed.value_of(body[_PRODUCER.size :], what, {str: int}))
 
 
 def strangers(txn: StoreTransaction) -> dict[bytes, str]:

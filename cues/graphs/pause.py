@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from cues import codec
 from cues.base import clock
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId
 from cues.records import sealed
+
+_FORM: Final[dict[str, Any]] = {
+    "why": str, "time_ns": int, "next?": [[str, int], ...], "error?": str, "calls?": int, "messages?": int,
+    "limit?": str, "by?": str, "reason?": str, "trace?": str,
+}  # fmt: skip
 
 Why = Literal["failed", "limit", "asked"]
 
@@ -57,7 +62,8 @@ class ProcessorPause:
 
     @staticmethod
     def unpack(raw: bytes, processor: ProcessorId) -> ProcessorPause:
-        fields = codec.unpack(sealed.unseal(raw, f"pause of the processor {processor}"))
+        stored = sealed.unseal_value(raw, f"pause of the processor {processor}", _FORM)
+        fields = {name: stored[name] for name in (each.rstrip("?") for each in _FORM) if name in stored}
         fields["next"] = tuple((queue, index) for queue, index in fields.get("next", ()))
         return ProcessorPause(processor, time=clock.to_datetime(fields.pop("time_ns")), **fields)
 

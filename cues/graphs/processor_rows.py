@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from cues import codec
 from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
@@ -47,7 +46,10 @@ class ProcessorRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorRow:
         """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
-        body = sealed.unseal(raw, f"row of the processor {processor}")
+        what = f"row of the processor {processor}"
+        body = sealed.unseal(raw, what)
+        if len(body) < _HEAD.size or len(body) < _HEAD.size + body[_HEAD.size - 1] * POSITION.size:
+            raise sealed.damaged(what, f"it has {len(body)} bytes")
         owner, epoch, generation, pid, boot, under_way, count = _HEAD.unpack_from(body)
         end = _HEAD.size + count * POSITION.size
         positions = tuple(map(Position._make, POSITION.iter_unpack(body[_HEAD.size : end])))
@@ -78,7 +80,13 @@ def source_of(raw: bytes) -> bytes:
 
 def has_state(source: bytes) -> bool:
     """Return whether the position of a source belongs to rows of its state: it is nothing without them."""
-    return bool(source) and len(codec.unpack(source)) == 3
+    return bool(source) and len(unpacked_source(source)) == 3
+
+
+def unpacked_source(source: bytes) -> list[Any]:
+    """Return the position of a source, a count of bare messages, and True if it has rows of state."""
+    found: list[Any] = sealed.value_of(source, "position of the source", ([object, int], [object, int, bool]))
+    return found
 
 
 def _end(raw: bytes) -> int:
@@ -89,6 +97,11 @@ def _end(raw: bytes) -> int:
 def position_at(raw: bytes, place: int) -> Position:
     """Return one position of a packed row."""
     return Position._make(POSITION.unpack_from(raw, _HEAD.size + place * POSITION.size))
+
+
+_TOPOLOGY: Final[dict[str, Any]] = {
+    "kind": str, "tailers": [str, ...], "queues": [str, ...], "stores?": [bytes, ...], "key?": (str, None),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,12 +131,10 @@ class ProcessorInputs:
         """Decode the record. Raises :class:`StoreDamaged`, which names the processor."""
         what = f"topology of the processor {processor}"
         record = sealed.unseal_map(raw, what)
-        try:
-            queues = tuple(record["queues"])
-            stores = tuple(record.get("stores", [b""] * len(queues)))
-            return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores, record.get("key"))
-        except Exception as error:
-            raise sealed.damaged(what, f"{type(error).__name__}: {error}") from error
+        sealed.formed(record, what, _TOPOLOGY)
+        queues = tuple(record["queues"])
+        stores = tuple(record.get("stores", [b""] * len(queues)))
+        return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores, record.get("key"))
 
     def key_of(self, processor: ProcessorId) -> ProcessorKey:
         """Return the key of the processor, whose id is not in the record."""

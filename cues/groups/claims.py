@@ -67,10 +67,17 @@ class Claim(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, log: str, group: str) -> Claim:
         """Decode a claim. Raises :class:`StoreDamaged`, which names the group and the log."""
-        body = sealed.unseal(raw, f"claim of the group {group!r} on {log}")
+        what = f"claim of the group {group!r} on {log}"
+        body = sealed.unseal(raw, what)
+        if len(body) < _HEAD.size:
+            raise sealed.damaged(what, f"it has {len(body)} bytes")
         identity, owner, epoch, next, seal, paused, length = _HEAD.unpack_from(body)
         rest = body[_HEAD.size :]
-        return Claim(identity, owner, epoch, next, seal, bool(paused), rest[:length].decode(), rest[length:])
+        try:
+            assignee = rest[:length].decode()
+        except UnicodeDecodeError as error:
+            raise sealed.damaged(what, str(error)) from None
+        return Claim(identity, owner, epoch, next, seal, bool(paused), assignee, rest[length:])
 
 
 def read(txn: StoreTransaction, log: str, group: str) -> Claim | None:

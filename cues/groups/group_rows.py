@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, names
@@ -41,6 +41,9 @@ class GroupRow(NamedTuple):
 
     def pack(self) -> bytes:
         return sealed.seal(_GROUP.pack(*self))
+
+
+_MEMBER: Final[list[Any]] = [bytes, int, bytes, (float, int), bool, int, [str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,9 @@ class MemberRow:
     @staticmethod
     def unpack(raw: bytes, name: str) -> MemberRow:
         """Read a row. Raises :class:`StoreDamaged`, which names the member."""
-        body = sealed.unseal(raw, f"row of the group member {name!r}")
-        id, pid, boot, lease_s, static, kept_ns, queues, *more = codec.unpack(body)
+        id, pid, boot, lease_s, static, kept_ns, queues, *more = sealed.unseal_value(
+            raw, f"row of the group member {name!r}", (_MEMBER, [*_MEMBER, [[str, ...], ...], [str, ...]])
+        )
         together, patterns = more or ((), ())
         sets = tuple(map(tuple, together))
         return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues), sets, tuple(patterns))
@@ -86,9 +90,15 @@ class MemberRow:
 def read(txn: StoreTransaction, group: str) -> GroupRow:
     """Return the row of a group; one of zeros if there is none."""
     raw = txn.get(names.group_key(group))
-    if raw is None:
-        return GroupRow()
-    body = sealed.unseal(raw, f"row of the group {group!r}")
+    return GroupRow() if raw is None else unpack_group(raw, group)
+
+
+def unpack_group(raw: bytes, group: str) -> GroupRow:
+    """Decode the row of a group. Raises :class:`StoreDamaged`."""
+    what = f"row of the group {group!r}"
+    body = sealed.unseal(raw, what)
+    if len(body) > _GROUP.size:
+        raise sealed.damaged(what, f"it has {len(body)} bytes, not {_GROUP.size}")
     return GroupRow._make(_GROUP.unpack(body.ljust(_GROUP.size, b"\0")))  # older rows are shorter
 
 

@@ -52,7 +52,7 @@ class Written(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, what: str = "row of a producer") -> Written:
         """Decode the row. Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
-        return Written._make(_ROW.unpack(sealed.unseal(raw, what)))
+        return Written._make(sealed.unseal_fields(raw, what, _ROW))
 
     def repeats(self, clock: int, flags: int, before: int | None) -> bool:
         """Return whether the log has the message already, or does not need it.

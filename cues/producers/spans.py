@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cues.base import names
 from cues.records import sealed
@@ -108,7 +108,7 @@ def _decoded(prefix: bytes, log: str, key: bytes, raw: bytes) -> Span | None:
     if not key.startswith(prefix):
         return None
     (place,) = _PLACE.unpack(key[len(prefix) :])
-    return Span(place, *_SPAN.unpack(sealed.unseal(raw, f"row of the transaction at place {place} of {log}")))
+    return Span(place, *sealed.unseal_fields(raw, f"row of the transaction at place {place} of {log}", _SPAN))
 
 
 def place_of(txn: StoreTransaction, log: str, index: int) -> int:
@@ -192,7 +192,18 @@ def expired(txn: StoreTransaction, log: str, now_ns: int) -> Iterator[int]:
 
 
 def _open(raw: bytes, producer: str, log: str) -> Open:
-    return Open(*_OPEN.unpack(sealed.unseal(raw, f"row of the pending transaction of {producer} in {log}")))
+    return Open(*sealed.unseal_fields(raw, f"row of the pending transaction of {producer} in {log}", _OPEN))
+
+
+def unpack_span(raw: bytes, name: str) -> tuple[Any, ...]:
+    """Decode the row of an acknowledged transaction, without its place. Raises :class:`StoreDamaged`."""
+    return sealed.unseal_fields(raw, f"row of the acknowledged transaction {name!r}", _SPAN)
+
+
+def unpack_open(raw: bytes, name: str) -> Open:
+    """Decode the row of a pending transaction. Raises :class:`StoreDamaged`."""
+    log, _, producer = name.partition("\0")
+    return _open(raw, producer, log)
 
 
 def _open_key(log: str, producer: int) -> bytes:

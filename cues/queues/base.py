@@ -429,9 +429,14 @@ def index_of(txn: StoreTransaction, log: Log, row: LogRow, place: str | int | da
     return max(row.first, check_index(place, row.next, what))
 
 
+_RECORD: Final[dict[str, Any]] = {"identity": bytes, "options": {str: object}, "partitions": int, "version": int}
+
+
 def unpack_record(queue: str, raw: bytes) -> dict[str, Any]:
     """Decode the record of a queue. Raises :class:`StoreDamaged`; its transaction adds the store."""
-    return sealed.unseal_map(raw, f"record of the queue {queue}")
+    what = f"record of the queue {queue}"
+    record: dict[str, Any] = sealed.formed(sealed.unseal_map(raw, what), what, _RECORD)
+    return record
 
 
 def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:

@@ -174,6 +174,12 @@ def _forget_expired(txn: StoreTransaction, log: Log) -> None:
             reader.kind.forget(txn, log, reader)
 
 
+def unpack_notes(raw: bytes, log: str) -> list[list[int]]:
+    """Decode the notes for retention by age: a next index, and a time. Raises :class:`StoreDamaged`."""
+    notes: list[list[int]] = sealed.unseal_value(raw, f"row of the age notes of queue {log}", [[int, int], ...])
+    return notes
+
+
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
     """Return the index before which everything is older than ``age``, as far as the clock can be believed.
 
@@ -181,9 +187,7 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
     until the clock reaches it. Meanwhile, notes of (next index, time) tell which messages were appended before a time.
     """
     raw = txn.get(names.age_key(log.id))
-    notes: list[list[int]] = []
-    if raw is not None:
-        notes = codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))
+    notes = [] if raw is None else unpack_notes(raw, log.id)
     ahead = row.time_ns > now + clock.WRONG_NS
     kept = [note for note in notes if ahead and note[1] <= now]
     if ahead and (not kept or now - kept[-1][1] >= age // _NOTES):

@@ -27,4 +27,4 @@ def pack_row(row: LogRow) -> bytes:
 
 def unpack_row(raw: bytes, log: str = "(unnamed)") -> LogRow:
     """Decode the row of a log. Raises :class:`StoreDamaged`, which names the log."""
-    return LogRow._make(ROW.unpack(sealed.unseal(raw, f"row of the queue {log}")))
+    return LogRow._make(sealed.unseal_fields(raw, f"row of the queue {log}", ROW))

@@ -28,6 +28,7 @@ def pack_reader(identity: bytes, next: int, seal: bytes) -> bytes:
 
 def unpack_reader(raw: bytes, queue: str, name: str) -> Position:
     """Decode the row of a named tailer; one of an earlier version has no seal. Raises :class:`StoreDamaged`."""
-    if len(raw) != POSITION.size:
-        raw = sealed.unseal(raw, f"position of the named tailer {name!r} of queue {queue}")
-    return Position._make(POSITION.unpack(raw))
+    if len(raw) == POSITION.size:
+        return Position._make(POSITION.unpack(raw))
+    what = f"position of the named tailer {name!r} of queue {queue}"
+    return Position._make(sealed.unseal_fields(raw, what, POSITION))

@@ -7,11 +7,16 @@
 :func:`seal` makes a row. :func:`unseal` reads it, and raises :class:`StoreDamaged` if the checksum is wrong.
 :func:`intact` tests the checksum. A row with a wrong checksum is never used: one wrong bit in a position would lose
 messages or repeat them.
+
+A row with the right checksum can have another form than any version wrote, after a mistake in a program. So rows of
+msgpack are read with their form (:func:`unseal_value`), and rows of other bytes have a length (:func:`unseal_fields`).
+Each raises the same error as a wrong checksum.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import struct
+from typing import Any, Final, TypeAlias
 
 from cues import codec
 from cues.base.texts import quoted
@@ -20,6 +25,9 @@ from cues.records import batch
 
 CHECKSUM_BYTES: Final = 8
 _MAP: Final = b"\xc1"
+
+Form: TypeAlias = Any
+"""The form of a value of msgpack: see :func:`fits`."""
 
 
 def seal(body: bytes) -> bytes:
@@ -54,6 +62,66 @@ def unseal_map(row: bytes, what: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise damaged(what, f"it is a {type(record).__name__}")
     return record
+
+
+def unseal_value(row: bytes, what: str, form: Form) -> Any:
+    """Return the value of a row of msgpack. Raises :class:`StoreDamaged` for one without this form (:func:`fits`)."""
+    return value_of(unseal(row, what), what, form)
+
+
+def value_of(packed: bytes, what: str, form: Form) -> Any:
+    """Return a value of msgpack in a row. Raises :class:`StoreDamaged` for one without this form (:func:`fits`)."""
+    try:
+        value = codec.unpack(packed)
+    except Exception as error:
+        raise damaged(what, f"{type(error).__name__}: {error}") from None
+    return formed(value, what, form)
+
+
+def formed(value: Any, what: str, form: Form) -> Any:
+    """Return a value that has this form (:func:`fits`). Raises :class:`StoreDamaged` for others."""
+    if not fits(value, form):
+        raise damaged(what, f"no version of Cues wrote {value!r:.80} there")
+    return value
+
+
+def unseal_fields(row: bytes, what: str, layout: struct.Struct) -> tuple[Any, ...]:
+    """Return the fields of a row of this layout. Raises :class:`StoreDamaged` for another length."""
+    body = unseal(row, what)
+    if len(body) != layout.size:
+        raise damaged(what, f"it has {len(body)} bytes, not {layout.size}")
+    return layout.unpack(body)
+
+
+def fits(value: Any, form: Form) -> bool:
+    """Return whether a value has a form.
+
+    int             a value of exactly this type; ``object``: any value
+    (int, None)     one of these forms
+    [int, str]      a list, or a tuple, of exactly these;   [str, ...]   of any number of them
+    {str: int}      a map of them;   {"name": str, "more?": int}   a map with these keys, and perhaps others
+    """
+    if isinstance(form, type):
+        return form is object or type(value) is form
+    if form is None:
+        return value is None
+    if isinstance(form, tuple):
+        return any(fits(value, each) for each in form)
+    if isinstance(form, list):
+        if not isinstance(value, (list, tuple)):
+            return False
+        if form[-1] is ...:
+            return all(fits(each, form[0]) for each in value)
+        return len(value) == len(form) and all(map(fits, value, form))
+    if not isinstance(value, dict):
+        return False
+    ((name, each),) = list(form.items())[:1]
+    if not isinstance(name, str):
+        return all(fits(key, name) and fits(kept, each) for key, kept in value.items())
+    return all(
+        fits(value[key], each) if (key := name.rstrip("?")) in value else name.endswith("?")
+        for name, each in form.items()
+    )
 
 
 def damaged(what: str, why: str) -> StoreDamaged:

@@ -173,7 +173,7 @@ class Counts(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes | None) -> Counts:
-        return Counts() if raw is None else Counts._make(_COUNTS.unpack(sealed.unseal(raw, "counts of redrives")))
+        return Counts() if raw is None else Counts._make(sealed.unseal_fields(raw, "counts of redrives", _COUNTS))
 
     def pack(self) -> bytes:
         return sealed.seal(_COUNTS.pack(*self))
@@ -209,6 +209,12 @@ def whoami() -> str:
     return f"{user}, process {os.getpid()}"
 
 
+def _fields(key: bytes, raw: bytes) -> dict[str, Any]:
+    form = {"state": str, "time_ns": int, "by": str}
+    fields: dict[str, Any] = sealed.unseal_value(raw, f"row of an error message ({key.hex()})", form)
+    return fields
+
+
 class ErrorRows:
     """The rows of one home store. Open it outside of transactions."""
 
@@ -227,7 +233,7 @@ class ErrorRows:
     def get(self, txn: StoreTransaction, key: bytes) -> dict[str, Any] | None:
         """Return the fields of an ``e`` row; None if there is none."""
         raw = None if self.database is None else txn.get(key, db=self.database)
-        return None if raw is None else codec.unpack(sealed.unseal(raw, f"row of an error message ({key.hex()})"))
+        return None if raw is None else _fields(key, raw)
 
     def put(self, txn: StoreTransaction, key: bytes, state: State, by: str, **fields: Any) -> None:
         """Write an ``e`` row."""
@@ -246,7 +252,7 @@ class ErrorRows:
             key, raw = cursor.item()
             if key >= end or key[:1] != b"e":
                 break
-            count += codec.unpack(raw[: -sealed.CHECKSUM_BYTES])["state"] in SETTLED
+            count += _fields(key, raw)["state"] in SETTLED
             alive = cursor.next()
         return count
 
@@ -365,7 +371,7 @@ class ErrorLog:
         cursor = txn.cursor(self.rows.database)
         alive = index > least and cursor.set_key(error_key(identity, index - 1))
         while alive and index > least and cursor.key() == error_key(identity, index - 1):
-            if codec.unpack(cursor.value()[: -sealed.CHECKSUM_BYTES])["state"] not in SETTLED:
+            if _fields(cursor.key(), cursor.value())["state"] not in SETTLED:
                 break
             index -= 1
             alive = cursor.prev()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from cues import codec, faults
 from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs.processor import position_count, wants_process
-from cues.graphs.processor_rows import has_state, source_of, with_source
+from cues.graphs.processor_rows import has_state, source_of, unpacked_source, with_source
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.partitioners import is_watermark
@@ -478,7 +478,7 @@ class SourceStepper(Stepper):
         source = source_of(self.fence.expected)
         if not source:
             return None, 0
-        position, count, *_ = codec.unpack(source)
+        position, count, *_ = unpacked_source(source)
         return position, count
 
     def goes_on_after(self, position: Any) -> bool:

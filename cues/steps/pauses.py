@@ -85,7 +85,13 @@ class ErrorWindow(NamedTuple):
         raw = txn.get(names.failures_key(key))
         if raw is None:
             return ErrorWindow(rate)
-        return ErrorWindow(rate, *_WINDOW.unpack(sealed.unseal(raw, f"count of the error messages of {key}")))
+        return ErrorWindow(rate, *ErrorWindow.fields(raw, key))
+
+    @staticmethod
+    def fields(raw: bytes, key: str = "(unnamed)") -> tuple[int, int]:
+        """Decode the row: the beginning of the window, and its errors. Raises :class:`StoreDamaged`."""
+        began_ns, errors = sealed.unseal_fields(raw, f"count of the error messages of {key}", _WINDOW)
+        return began_ns, errors
 
     def at(self, now_ns: int) -> ErrorWindow:
         """Return the window of a time: this one, or a new one if this is over."""

@@ -109,7 +109,8 @@ class PendingRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> PendingRow:
         """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
-        producer, due = codec.unpack(sealed.unseal(raw, f"row of the pending messages of {processor} in other stores"))
+        what = f"row of the pending messages of {processor} in other stores"
+        producer, due = sealed.unseal_value(raw, what, [int, [[bytes, str, int, int, int], ...]])
         return PendingRow(producer, {(store, log): Due(*ack) for store, log, *ack in due})
 
 

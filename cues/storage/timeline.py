@@ -88,9 +88,13 @@ def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:
 def read(txn: StoreTransaction, log: str) -> Line:
     """Return the timelines of a log. Raises :class:`StoreDamaged`."""
     raw = txn.get(names.timeline_key(log))
-    if raw is None:
-        return ()
-    return tuple((first, id) for first, id in codec.unpack(sealed.unseal(raw, f"row of the timelines of queue {log}")))
+    return () if raw is None else unpack(raw, log)
+
+
+def unpack(raw: bytes, log: str) -> Line:
+    """Decode the timelines of a log. Raises :class:`StoreDamaged`."""
+    line = sealed.unseal_value(raw, f"row of the timelines of queue {log}", [[int, bytes], ...])
+    return tuple((first, id) for first, id in line)
 
 
 def identity(line: Line, queue: bytes, index: int) -> bytes:

@@ -39,13 +39,18 @@ from typing import Any, Final
 from cues import codec
 from cues.base import names
 from cues.base.names import ProcessorId
+from cues.engine import identities, replays
 from cues.errors import BatchDamaged, CodecError, CuesError, NotInstalled, StoreDamaged, StoreError, StoreVersion
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
+from cues.forwarding.marks import Mark
 from cues.graphs import processor_rows
+from cues.graphs.pause import ProcessorPause
 from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow
-from cues.groups import claims
-from cues.producers import clocks
+from cues.groups import claims, group_rows
+from cues.groups.group_rows import MemberRow
+from cues.producers import clocks, spans
+from cues.queues import retention
 from cues.queues.base import unpack_record
 from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import KEY, Log
@@ -57,10 +62,14 @@ from cues.records.columns import StoredSchema
 from cues.records.log_row import LogRow, unpack_row
 from cues.records.positions import NO_SEAL, unpack_reader
 from cues.steps import state
-from cues.storage import door, transaction
+from cues.steps.error_records import Counts
+from cues.steps.pauses import ErrorWindow
+from cues.steps.pending import PendingRow
+from cues.storage import door, timeline, transaction
 from cues.storage.datafile import ALWAYS, check_format
 from cues.storage.pages import META_PAGES, Census, DataFile, Meta
 from cues.storage.transaction import StoreTransaction
+from cues.txn.consumer_rows import ConsumerRow, PublisherRow
 
 PROBLEMS_MAX: Final = 1000
 """The largest number of reported problems; more would not help."""
@@ -150,19 +159,17 @@ class _Walker:
         queues = yield from self._queues()
         for queue in queues:
             self.at = f"queue {queue}"
-            yield from self._log(queue)
+            yield from self._guarded(self._log(queue))
         self.at = "the positions"
-        yield from self._processors(queues)
-        yield from self._readers(queues)
-        yield from self._producers(queues)
-        yield from self._schemas()
-        yield from self._others(queues)
-        yield from self._outside(queues)
-        yield from self._groups(queues)
-        yield from self._intact(names.REDRIVERS, "The row of the redriver of {}")
-        yield from self._intact(names.REDRIVES, "The row of the redrives of {}")
-        yield from self._intact(names.PAUSES, "The row of the pause of {}")
-        yield from self._intact(names.FAILURES, "The row of the count of error messages of {}")
+        for part in (self._processors, self._readers, self._producers, self._others, self._outside, self._groups):
+            yield from self._guarded(part(queues))
+        yield from self._guarded(self._schemas())
+        yield from self._intact(names.REDRIVERS, "The row of the redriver of {}", ProcessorRow.unpack)
+        yield from self._intact(names.REDRIVES, "The row of the redrives of {}", lambda raw, _: Counts.unpack(raw))
+        yield from self._intact(names.PAUSES, "The row of the pause of {}", ProcessorPause.unpack)
+        yield from self._intact(
+            names.FAILURES, "The row of the count of error messages of {}", lambda raw, _: ErrorWindow.fields(raw)
+        )
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -206,15 +213,33 @@ class _Walker:
         with contextlib.nullcontext(txn) if txn is not None else self.store.core.view() as txn:
             return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in transaction.rows(txn, prefix)}
 
-    def _intact(self, prefix: bytes, what: str) -> Generator[str, None, list[tuple[str, bytes]]]:
-        """Return the rows whose checksum holds. ``what`` names a row that is damaged, by the rest of its key."""
+    def _intact(
+        self, prefix: bytes, what: str, decode: Callable[[bytes, Any], Any] | None = None
+    ) -> Generator[str, None, list[tuple[str, bytes]]]:
+        """Return the rows whose checksum holds, and which have their form, if ``decode`` is given.
+
+        ``what`` names a row that is damaged, by the rest of its key; ``decode`` takes the row and the rest of its key.
+        """
         whole = []
         for name, raw in self._rows(prefix).items():
-            if sealed.intact(raw):
-                whole.append((name, raw))
-            else:
+            if not sealed.intact(raw):
                 yield what.format(name.replace("\0", " ")) + " is damaged (its checksum fails)."
+                continue
+            try:
+                if decode is not None:
+                    decode(raw, name)
+            except StoreDamaged as error:
+                yield error.message
+            else:
+                whole.append((name, raw))
         return whole
+
+    def _guarded(self, part: Iterator[str]) -> Iterator[str]:
+        """Yield the problems of a part. Damage that ends it does not end the check of the other parts."""
+        try:
+            yield from part
+        except CuesError as error:
+            yield f"The check of {self.at} ended early: {error.message}"
 
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
@@ -325,8 +350,11 @@ class _Walker:
                     yield from self._position(txn, f"Tailer {tailer}", queue, *position, known=queues)
                     if txn.get(names.subscription_key(queue, processor)) != b"":
                         yield f"Processor {processor} reads queue {queue}, which has no row about it."
-            if row.source and not _decodes(row.source):
-                yield f"The source position of {processor} cannot be decoded."
+            try:
+                if row.source:
+                    processor_rows.unpacked_source(row.source)
+            except StoreDamaged as error:
+                yield f"Of processor {processor}: {error.message}"
             with_topology.discard(processor)
             key = topology.key_of(processor)
             if key in queues:
@@ -381,42 +409,49 @@ class _Walker:
 
     def _others(self, queues: list[str]) -> Iterator[str]:
         """Check the rows about other stores, and the fork queues for them."""
-        yield from self._intact(names.SPANS, "The row of an acknowledged transaction of queue {}")
-        yield from self._intact(names.OPENS, "The row of the pending transaction of {}")
-        for key, what in (
-            (names.timeline_key(""), "The row of the timelines of queue {}"),
-            (names.age_key(""), "The notes for retention by age of queue {}"),
+        yield from self._intact(names.SPANS, "The row of an acknowledged transaction of queue {}", spans.unpack_span)
+        yield from self._intact(names.OPENS, "The row of the pending transaction of {}", spans.unpack_open)
+        for key, what, decode in (
+            (names.timeline_key(""), "The row of the timelines of queue {}", timeline.unpack),
+            (names.age_key(""), "The notes for retention by age of queue {}", retention.unpack_notes),
         ):
-            for log, _ in (yield from self._intact(key, what)):
+            for log, _ in (yield from self._intact(key, what, decode)):
                 if log not in self._known:
                     yield f"{what.format(log)} is there, but the queue is not."
-        for graph, raw in (yield from self._intact(names.graph_key(""), "The note of the graph {}")):
-            if any(not id.startswith(f"{graph}.") for id in codec.unpack(raw[:-8])["processors"]):
+        notes = yield from self._intact(names.graph_key(""), "The note of the graph {}", identities.unpack_note)
+        for graph, raw in notes:
+            if any(not id.startswith(f"{graph}.") for id in identities.unpack_note(raw, graph)["processors"]):
                 yield f"The note of the graph {graph} is of another graph."
-        yield from self._intact(names.REPLAY_KEY, "The note of the replay{}")
+        yield from self._intact(names.REPLAY_KEY, "The note of the replay{}", lambda raw, _: replays.unpack(raw))
         for store, raw in self._rows(names.store_key(b"")).items():
             try:
                 other_stores.unpack_place(store, raw)
             except StoreDamaged as error:
                 yield error.message
-        for writer, raw in (yield from self._intact(names.PRODUCERS, "The row of the steps that {} forwarded")):
+        steps = yield from self._intact(
+            names.PRODUCERS,
+            "The row of the steps that {} forwarded",
+            lambda raw, _: other_stores.ProducerRow.unpack(raw),
+        )
+        for writer, raw in steps:
             for queue, last in other_stores.ProducerRow.unpack(raw).ends.items():
                 if queue in queues and last >= (next := self._row(queue).next):
                     yield (
                         f"The row of what {writer} forwarded says that it reached {last} of queue {queue}, which ends"
                         f" before {next}."
                     )
-        yield from self._intact(names.PENDINGS, "The pending row of {}")
-        yield from self._intact(names.LOW_WATERS, "The low-water mark {!r}")
-        yield from self._intact(names.consumer_key(""), "The row of the consumer {}")
-        yield from self._intact(names.publisher_key(""), "The row of the publisher {}")
+        yield from self._intact(names.PENDINGS, "The pending row of {}", PendingRow.unpack)
+        yield from self._intact(names.LOW_WATERS, "The low-water mark {!r}", lambda raw, _: Mark.unpack(raw))
+        yield from self._intact(names.consumer_key(""), "The row of the consumer {}", ConsumerRow.unpack)
+        yield from self._intact(names.publisher_key(""), "The row of the publisher {}", PublisherRow.unpack)
         for queue in queues:
             if names.split_fork(queue) is not None:
                 yield from self._fork(queue)
 
     def _outside(self, queues: list[str]) -> Iterator[str]:
         """Check the source positions of external writers."""
-        for writer, raw in (yield from self._intact(names.SOURCES, "The position of writer {!r}")):
+        rows = yield from self._intact(names.SOURCES, "The position of writer {!r}", external_writers.SourceRow.unpack)
+        for writer, raw in rows:
             position = external_writers.SourceRow.unpack(raw, writer)
             ends = position.next if isinstance(position.next, list) else [position.next]
             for partition, written in enumerate(ends):
@@ -429,8 +464,8 @@ class _Walker:
 
     def _groups(self, queues: list[str]) -> Iterator[str]:
         """Check groups, their members and their claims."""
-        yield from self._intact(names.group_key(""), "The row of the group {!r}")
-        yield from self._intact(b"\0member\0", "The row of the member of a group {!r}")
+        yield from self._intact(names.group_key(""), "The row of the group {!r}", group_rows.unpack_group)
+        yield from self._intact(b"\0member\0", "The row of the member of a group {!r}", MemberRow.unpack)
         for log, group, raw in claims.all_rows(self.store):
             who = f"The claim of group {group!r} on {log}"
             if not sealed.intact(raw):

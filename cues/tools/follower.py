@@ -412,7 +412,7 @@ def _turn_of(copy: Replica) -> tuple[int, int]:
     """Return the last turn that a copy has, and the number of the last commit of its store; zeros without one."""
     with copy.moment() as moment:
         raw = moment.txn.get(_COPIED)
-    turn, number = codec.unpack(sealed.unseal(raw, "row of the last turn of a copy")) if raw else (0, 0)
+    turn, number = sealed.unseal_value(raw, "row of the last turn of a copy", [int, int]) if raw else (0, 0)
     return turn, number
 
 

@@ -28,7 +28,6 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from cues import codec
 from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.base.events import Counters
@@ -40,7 +39,7 @@ from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import marks, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.graphs import processor_rows
-from cues.graphs.processor_rows import ProcessorRow
+from cues.graphs.processor_rows import ProcessorRow, unpacked_source
 from cues.groups.operate import list_groups
 from cues.queues.base import views_of
 from cues.queues.log import Log
@@ -303,7 +302,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
         row.generation,
         holder,
         tuple(tailers(store, id)),
-        codec.unpack(row.source)[0] if row.source else None,
+        unpacked_source(row.source)[0] if row.source else None,
         None if is_source else taken,
         stepped,
         failures.count,

@@ -48,8 +48,9 @@ class ConsumerRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, id: str = "") -> ConsumerRow:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        name, checkpoint, fence, positions, outputs, written_ns = codec.unpack(
-            sealed.unseal(raw, f"row of the consumer {id}")
+        form = [str, str, int, {str: int}, [bytes, ...], int]
+        name, checkpoint, fence, positions, outputs, written_ns = sealed.unseal_value(
+            raw, f"row of the consumer {id}", form
         )
         return ConsumerRow(name, checkpoint, fence, positions, tuple(outputs), written_ns)
 
@@ -69,7 +70,7 @@ class PublisherRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes, producer: str = "") -> PublisherRow:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        return PublisherRow(*codec.unpack(sealed.unseal(raw, f"row of the publisher {producer}")))
+        return PublisherRow(*sealed.unseal_value(raw, f"row of the publisher {producer}", [bytes, int, str]))
 
 
 def consumer_lock(id: bytes) -> int:
