@@ -54,6 +54,8 @@ class Sampler:
             self._history.close()
 
     def _run(self) -> None:
+        if self._over.wait(_SHORT_S):  # also a short run may be there when a period ends
+            return
         while not self._over.wait(EVERY_S - clock.now_ns() / 1e9 % EVERY_S + 0.01):
             self._sample()
 
