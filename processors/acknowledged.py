@@ -83,7 +83,10 @@ class Connected:
     def _heard(
         self, process: Any, idle_exit_s: float | None, early: Iterable[tuple[str, Any]] = ()
     ) -> Iterator[tuple[str, Any]]:
-        """Yield events, ``early`` ones first, until the graph drains, or none has come for ``idle_exit_s`` seconds."""
+        """Yield events, ``early`` ones first, until the graph drains, or none has come for ``idle_exit_s`` seconds.
+
+        Time counts only while the source waits for events: the queue may take the one before for a long time.
+        """
         first, heard = iter(early), time.monotonic()
         while process is None or not process.stopping:
             event = next(first, None)
@@ -91,8 +94,8 @@ class Connected:
                 with contextlib.suppress(queue.Empty):
                     event = self._events.get(timeout=waits.LOOK_S)
             if event is not None:
-                heard = time.monotonic()
                 yield event
+                heard = time.monotonic()
                 continue
             waits.answered(process)
             if idle_exit_s is not None and time.monotonic() - heard >= idle_exit_s:
