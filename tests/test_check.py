@@ -204,7 +204,7 @@ def test_a_store_that_is_written_trimmed_and_purged_meanwhile_is_sound(tmp_path:
                 n += 100
                 if n % 5000 == 0:
                     queue.purge(before=max(1, queue.last_index - 3000))
-                    running.wait_idle(timeout=20)
+                    running.wait_idle(timeout=60)
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -214,7 +214,7 @@ def test_a_store_that_is_written_trimmed_and_purged_meanwhile_is_sound(tmp_path:
         finally:
             stop.set()
             writer.join()
-        assert running.wait_idle(timeout=20)
+        assert running.wait_idle(timeout=60)
 
 
 def test_types_that_only_the_users_program_knows_are_not_damage(tmp_path: Path) -> None:

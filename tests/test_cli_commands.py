@@ -122,7 +122,7 @@ def test_a_reader_that_closes_the_pipe_early_is_not_an_error(shop: Path) -> None
     with library.open(shop.parent / "data" / "shop") as store:
         store.queue("orders").appender().write({"n": 31, "count": 31, "city": "Rome"})
     assert command.stderr.read() == b""
-    assert command.wait(20) == 0
+    assert command.wait(60) == 0
     with library.open(shop.parent / "data" / "shop") as store:
         assert len(store.queue("orders")) == 31
 
@@ -433,9 +433,9 @@ def test_lines_are_sent_as_they_come_and_what_is_there_is_one_commit(empty: Path
         for n in (1, 2):
             command.stdin.write(f'{{"slow": {n}}}\n'.encode())
             command.stdin.flush()
-            assert tailer.read(block=True, timeout=20) == {"slow": n}
+            assert tailer.read(block=True, timeout=60) == {"slow": n}
         command.stdin.close()
-        assert command.wait(20) == 0
+        assert command.wait(60) == 0
 
 
 @pytest.mark.parametrize(

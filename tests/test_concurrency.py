@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import seeds
-from small import feed, numbers, run
+from small import feed, numbers, run, until
 
 import cues
 from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, testing
@@ -33,10 +33,11 @@ MEET_S = 30
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
+    before = set(threading.enumerate())  # one of another test may still end
     with cues.open(tmp_path / "store", durability="process") as store:
         yield store
         assert not testing.check_attempts(store)
-    assert not [t for t in threading.enumerate() if t.name.startswith("cues ") and t.name.endswith(" loop")]
+    until(lambda: not [thread for thread in {*threading.enumerate()} - before if thread.name.endswith(" loop")])
 
 
 # --- overlap and order --------------------------------------------------------------------------

@@ -1145,7 +1145,7 @@ def test_start_send_wait_and_messages(tmp_path: Path) -> None:
     graph = Graph("g", [Source("a"), Stream(lambda m: {"n": m["n"] * 2}, "a", "out", id="s")])
     with graph.start(store=tmp_path / "store") as running:
         assert running.send({"n": 1}) == 1 and running.send("a", {"n": 2}) == 2
-        assert running.wait_idle(timeout=10)
+        assert running.wait_idle(timeout=60)
         assert running.messages("out") == [{"n": 2}, {"n": 4}]
         with pytest.raises(cues.QueueNotFound, match="'nothing'"):
             running.send("nothing", {})
@@ -1181,7 +1181,7 @@ def test_wait_idle_raises_what_stopped_a_processor_and_so_does_leaving(tmp_path:
     running = graph.start(store=tmp_path / "store")
     running.send({"n": 1})
     with pytest.raises(ProcessorStopped) as caught:
-        running.wait_idle(timeout=10)
+        running.wait_idle(timeout=60)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     with pytest.raises(ProcessorStopped), running:
         pass
@@ -1189,12 +1189,12 @@ def test_wait_idle_raises_what_stopped_a_processor_and_so_does_leaving(tmp_path:
 
 def test_wait_idle_gives_up_at_its_timeout(tmp_path: Path) -> None:
     release = threading.Event()
-    graph = Graph("g", [Source("a"), Sink(lambda m: release.wait(20), "a", id="s")])
+    graph = Graph("g", [Source("a"), Sink(lambda m: release.wait(60), "a", id="s")])
     with graph.start(store=tmp_path / "store") as running:
         running.send({"n": 1})
         assert running.wait_idle(timeout=0.1) is False
         release.set()
-        assert running.wait_idle(timeout=10) is True
+        assert running.wait_idle(timeout=60) is True
 
 
 @pytest.mark.interpreted
@@ -1249,7 +1249,7 @@ def test_a_graph_is_idle_when_what_was_left_to_take_is_purged(store: Store, mode
     if mode != "join":
         store.queue("b").delete()
     with Graph("g", [stream]).start(store=store) as running:
-        assert running.wait_idle(timeout=10)
+        assert running.wait_idle(timeout=60)
 
 
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-most-once"])
@@ -1259,16 +1259,16 @@ def test_a_graph_is_not_idle_while_a_function_runs(tmp_path: Path, strategy: str
 
     def slow(message: Message) -> Message:
         inside.set()
-        release.wait(20)
+        release.wait(60)
         return message
 
     graph = Graph("g", [Source("a"), Stream(slow, "a", "b", strategy=strategy), Stream(same, "b", "c")])
     with graph.start(store=tmp_path / "store") as running:
         running.send({"n": 1})
-        assert inside.wait(10)
+        assert inside.wait(60)
         assert running.wait_idle(timeout=0.2) is False
         release.set()
-        assert running.wait_idle(timeout=10)
+        assert running.wait_idle(timeout=60)
         assert running.messages("c") == [{"n": 1}]
 
 
@@ -1285,8 +1285,8 @@ def test_draining_stops_a_live_source_and_finishes_the_rest(tmp_path: Path) -> N
 
     graph = Graph("g", [Source("a", live), Stream(same, "a", "b")], durability="process")
     with graph.start(store=tmp_path / "store") as running:
-        assert started.wait(10)
-        assert running.drain(timeout=20)
+        assert started.wait(60)
+        assert running.drain(timeout=60)
     with cues.open(tmp_path / "store") as store:
         made = numbers(store, "a")
         assert made == list(range(1, len(made) + 1)) and numbers(store, "b") == made and len(made) >= 20
@@ -1297,14 +1297,14 @@ def test_a_slow_source_does_not_hold_up_what_it_yielded(tmp_path: Path) -> None:
 
     def slow(position: Any) -> Any:
         yield 1, {"n": 1}
-        release.wait(20)
+        release.wait(60)
         yield 2, {"n": 2}
 
     with Graph("g", [Source("a", slow), Stream(same, "a", "b")]).start(store=tmp_path / "store") as running:
         tailer = running.store.queue("b").tailer()
-        assert tailer.read(block=True, timeout=10) == {"n": 1}
+        assert tailer.read(block=True, timeout=60) == {"n": 1}
         release.set()
-        assert tailer.read(block=True, timeout=10) == {"n": 2}
+        assert tailer.read(block=True, timeout=60) == {"n": 2}
 
 
 def test_a_retry_in_its_pause_is_interrupted_by_closing(tmp_path: Path) -> None:
@@ -1318,7 +1318,7 @@ def test_a_retry_in_its_pause_is_interrupted_by_closing(tmp_path: Path) -> None:
         store=tmp_path / "store"
     )
     running.send({"n": 1})
-    assert called.wait(10)
+    assert called.wait(60)
     running.close(timeout=10)
     assert not any(worker.thread.is_alive() for worker in running.engine.workers)
 
@@ -1337,7 +1337,7 @@ def test_concurrent_writers_and_a_graph_keep_every_message_in_each_writers_order
             writer.start()
         for writer in writers:
             writer.join()
-        assert running.wait_idle(timeout=20)
+        assert running.wait_idle(timeout=60)
         expected = {who: [{"who": who, "n": n} for n in range(200)] for who in range(4)}
         testing.check_history(expected, running.messages("out")).expect_exact()
 
@@ -1346,7 +1346,7 @@ def test_what_happens_is_logged(store: Store, caplog: pytest.LogCaptureFixture) 
     graph = Graph("g", [Source("a"), Sink(lambda m: 1 / 0, "a", id="s")], errors="errors")
     with caplog.at_level(logging.INFO, "cues"), graph.start(store=store) as running:
         running.send({"n": 1})
-        running.wait_idle(timeout=10)
+        running.wait_idle(timeout=60)
     assert any("g.s" in r.getMessage() and "fresh" in r.getMessage() for r in caplog.records)
     assert any("ZeroDivisionError" in r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
 

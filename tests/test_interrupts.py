@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small import until
 
 import cues
 from cues.processors.sql_source import Rows
@@ -46,8 +47,7 @@ def test_a_query_of_duckdb_ends_with_the_graph(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "x.duckdb")) as database:
         database.execute("create table t as select range as n from range(200000)")
         database.execute("create view slow as select a.n from t a, t b where md5((a.n + b.n)::varchar) = '' order by 1")
-    rows = Rows(tmp_path / "x.duckdb", "slow", "n")
+    rows, before = Rows(tmp_path / "x.duckdb", "slow", "n"), set(threading.enumerate())
     with cues.Graph("g", [cues.Source("q", rows)], durability="process").start(store=tmp_path / "s"):
-        while rows._reader is None or rows._reader._interrupt is None:
-            pass
-    assert not [thread for thread in threading.enumerate() if thread.name.endswith("generator")]
+        until(lambda: rows._reader is not None and rows._reader._interrupt is not None)
+    assert not [thread for thread in {*threading.enumerate()} - before if thread.name.endswith("generator")]

@@ -47,7 +47,7 @@ def test_lag_failures_and_owner(tmp_path: Path) -> None:
     began = time.monotonic()
     with graph.start() as running:
         running.store.queue("orders").appender().write_many([{"n": n} for n in (1, 0, 2, 0)])
-        assert running.wait_idle(timeout=10)
+        assert running.wait_idle(timeout=60)
         (found,) = metrics.of_processors(running.store)
         passed_s = time.monotonic() - began
         assert found.owner is not None

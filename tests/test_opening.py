@@ -185,7 +185,7 @@ def test_a_store_at_a_relative_path_is_used_after_a_chdir(tmp_path: Path, monkey
         graph.stream("in", "out", id="f")(lambda message: message)
         with graph.start() as running:
             running.send("in", {"n": 1})
-            assert running.wait_idle(10)
+            assert running.wait_idle(60)
         assert list(store.queue("out").tailer()) == [{"n": 1}]
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -197,7 +197,7 @@ def test_a_path_need_not_be_utf_8_and_a_queue_may_have_any_name(tmp_path: Path) 
     graph.stream("in", "fedcba98765432100123456789abcdef", id="f")(lambda message: message)
     with graph.start() as running:
         running.send("in", {"n": 1})
-        assert running.wait_idle(10)
+        assert running.wait_idle(60)
         assert running.messages("fedcba98765432100123456789abcdef") == [{"n": 1}]
 
 

@@ -429,7 +429,7 @@ def test_only_a_step_that_calls_the_function_ends_an_outage(options: dict[str, A
     with pytest.raises(ProcessorStopped, match="ConnectionResetError"), graph.start(listeners=(heard,)) as running:
         running.send({"n": 0})
         running.wait_idle(60)
-    assert heard.outages == [("g.call", False)] and 2 < calls[0] < 12
+    assert heard.outages == [("g.call", False)] and 2 <= calls[0] < 12
 
 
 def test_a_source_without_positions_does_not_repeat_its_messages_at_each_try(tmp_path: Path) -> None:
@@ -746,18 +746,21 @@ def server() -> Iterator[Server]:
 def test_requests_wait_for_their_server(mode: str, server: Server, tmp_path: Path) -> None:
     graph, heard = cues.Graph("g", store=tmp_path / "s", errors="errors"), Heard()
     graph.add(cues.Source("in", None))
-    graph.add(Requests(f"http://127.0.0.1:{server.port}/x", timeout_s=0.3).sink("in", concurrency=3))
+    timeout_s = 1.0 if mode == "silent" else 30.0
+    graph.add(Requests(f"http://127.0.0.1:{server.port}/x", timeout_s=timeout_s).sink("in", concurrency=3))
     with graph.start(listeners=(heard,)) as running:
         for n in range(10):
             running.send({"n": n})
-        until(lambda: len(server.keys) == 10)
+        until(lambda: len(set(server.keys)) == 10)
         server.mode = mode
         for n in range(10):
             running.send({"n": n})
         assert until(lambda: running.counters()["g.send"].away).startswith(f"http://127.0.0.1:{server.port}/x since")
         server.mode = "ok"
         assert running.wait_idle(60) and not running.messages("errors")
-    assert len(set(server.keys)) == 20 and heard.outages == [("g.send", False), ("g.send", True)]
+    assert len(set(server.keys)) == 20
+    told = [over for _, over in heard.outages]
+    assert told == [False, True] * (len(told) // 2 if mode == "silent" else 1)  # a busy machine may be silent, too
 
 
 def test_requests_to_many_servers_do_not_wait_for_one(server: Server, tmp_path: Path) -> None:

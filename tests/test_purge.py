@@ -65,7 +65,7 @@ def test_a_purge_names_each_reader_that_has_not_read(tmp_path: Path) -> None:
         reader.read_many(3)
         with groups.Member(store, "orders", "team") as member:
             for _ in range(5):
-                assert member.read(block=True, timeout=20)
+                assert member.read(block=True, timeout=60)
             member.commit()
         assert queue.purge(4, unread="refuse") == 3
         with pytest.raises(

@@ -38,7 +38,7 @@ def world() -> Iterator[World]:
         made = World(store)
         try:
             made.running.send({"n": 0})
-            assert made.running.wait_idle(10)
+            assert made.running.wait_idle(60)
             yield made
         finally:
             made.running.close()
@@ -47,7 +47,7 @@ def world() -> Iterator[World]:
 
 def send_and_wait(world: World) -> None:
     world.running.send({"n": 1})
-    assert world.running.wait_idle(10)
+    assert world.running.wait_idle(60)
     world.running.messages("out")
 
 
@@ -71,16 +71,16 @@ def go_on(world: World, place: str) -> None:
     assert sent in ([0], [0, 1]), sent
     if not world.running.halted:
         world.running.send({"n": 2})
-        assert world.running.wait_idle(10)
+        assert world.running.wait_idle(60)
     else:
         world.running.close()
         world.running = world.graph.start(store=world.store)
         world.running.send({"n": 2})
-        assert world.running.wait_idle(10)
+        assert world.running.wait_idle(60)
     assert world.out() == [*sent, 2], world.out()
     world.running.close()
     with world.graph.start(store=world.store) as again:
-        assert again.wait_idle(10)
+        assert again.wait_idle(60)
     assert world.out() == [*sent, 2]
 
 

@@ -540,7 +540,7 @@ def test_recovery_reads_a_constant_number_of_records(store: Store, monkeypatch: 
 def test_every_decision_is_reported_in_one_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     feed(store, a=range(3))
     with caplog.at_level("INFO", "cues"), Graph("g", [Sink(Seen(), "a", id="s")]).start(store=store) as running:
-        running.wait_idle(timeout=10)
+        running.wait_idle(timeout=60)
     lines = [r.getMessage() for r in caplog.records if "g.s" in r.getMessage()]
     assert len(lines) == 1 and "fresh" in lines[0] and "g.s.a 1" in lines[0]
 

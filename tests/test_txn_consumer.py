@@ -360,10 +360,10 @@ def test_what_the_application_publishes_waits_for_a_slow_commit_and_not_the_appl
     write(queue, 0)
     running = Running(Consumer(app, [queue], Slow(), now=Clock()))
     try:
-        assert begun.wait(60) and came.acquire(timeout=20)
+        assert begun.wait(60) and came.acquire(timeout=60)
         for n in range(1, 20):
             write(queue, n)
-            assert came.acquire(timeout=20), f"the message {n} waits for the first commit"
+            assert came.acquire(timeout=60), f"the message {n} waits for the first commit"
         assert checkpoint.state == {} and committed(out) == []
     finally:
         let.set()

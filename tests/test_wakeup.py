@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -58,7 +59,7 @@ def test_a_step_rings_the_doorbells_of_the_queues_that_it_wrote(
         reader.start()
         wait_until_listening(store)
         testing.run_until_idle(cues.Graph("g", [cues.Stream(lambda message: message, "in", "out", id="s")]), store)
-        reader.join(5)
+        reader.join()
         assert found == [{"n": 1}]
 
 
@@ -226,10 +227,16 @@ def test_more_sleepers_than_slots_look_by_themselves(tmp_path: Path, monkeypatch
 def test_bells_and_descriptors_are_given_back(tmp_path: Path) -> None:
     """Many waits, many threads, closed while some sleep: no descriptor stays, no other file's is closed."""
 
-    def descriptors() -> int:
-        gc.collect()  # files of an earlier test that nobody uses any more
-        return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    def descriptors() -> list[str]:
+        """Of files of this test: another test may close one of its own meanwhile."""
+        gc.collect()
+        found = []
+        for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(f"/proc/self/fd/{name}"))
+        return [path for path in found if path.startswith(str(tmp_path))]
 
+    others = [open(tmp_path / f"other-{n}", "w") for n in range(50)]  # noqa: SIM115
     before = descriptors()
     for _ in range(5):
         store = cues.open(tmp_path / "store", durability="process")
@@ -252,7 +259,9 @@ def test_bells_and_descriptors_are_given_back(tmp_path: Path) -> None:
         for sleeper in sleepers:
             sleeper.join(30)
         assert ended == [Closed] * 5
-    assert descriptors() == before
+    assert sorted(descriptors()) == sorted(before)
+    for other in others:
+        other.close()  # raises if somebody else has closed it
     assert not list((tmp_path / "store" / "bells").iterdir())
 
 
@@ -285,7 +294,7 @@ def test_a_ring_in_vain_wakes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         sleeper.start()
         wait_until_listening(store)
         store.queue("other").close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(looks) < 3:  # on the way to sleep, rung, on the way to sleep again
             assert time.monotonic() < deadline
             os.sched_yield()
@@ -294,7 +303,7 @@ def test_a_ring_in_vain_wakes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(looks) == 3
         end.set()
         queue.appender().write({})
-        sleeper.join(10)
+        sleeper.join(60)
         assert not sleeper.is_alive()
 
 

@@ -514,14 +514,14 @@ def test_a_closed_lock_file_refuses_late_calls_and_closes_between_two(
 
     def lockf(*arguments: Any) -> Any:
         inside.set()
-        ends.wait(10)
+        ends.wait(60)
         return real(*arguments)
 
     monkeypatch.setattr(locks.fcntl, "lockf", lockf)
     locking = threading.Thread(target=mine.try_lock, args=(5,))
     closing = threading.Thread(target=mine.close)
     locking.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     closing.start()
     closing.join(0.2)
     assert closing.is_alive(), "it closed the descriptor that the other thread is using"
