@@ -25,7 +25,7 @@ from typing import NamedTuple
 import forks
 
 CUES = [sys.executable, "-c", "from cues.cli import main; main()"]
-TIMEOUT_S = 40
+TIMEOUT_S = 100
 
 
 class Result(NamedTuple):
