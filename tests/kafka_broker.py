@@ -676,7 +676,7 @@ class Broker:
         partitions = list(consumer.list_topics(topic, 30).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         records, ended = [], set()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while len(ended) < len(partitions):
             assert time.monotonic() < deadline
             message = consumer.poll(1)

@@ -28,7 +28,7 @@ BINLOG: Final = (
     "log-bin=binlog", "binlog-format=ROW", "binlog-row-image=FULL", "binlog-row-metadata=FULL", "server-id=1",
 )  # fmt: skip
 """Options of a server whose changes can be read."""
-START_TIMEOUT_S: Final = 60
+START_TIMEOUT_S: Final = 180
 
 
 class MariaDB:

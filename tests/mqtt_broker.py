@@ -83,7 +83,7 @@ class Amqtt:
 
 def answers(port: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a port is listened on."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return

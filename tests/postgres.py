@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _PR_SET_PDEATHSIG: Final = 1
-START_TIMEOUT_S: Final = 60
+START_TIMEOUT_S: Final = 180
 """For a machine that does much besides."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             assert not testing.check_attempts(found)
 
 
-def until(condition: Callable[[], Any], otherwise: str = "it did not happen", limit_s: float = 60.0) -> Any:
+def until(condition: Callable[[], Any], otherwise: str = "it did not happen", limit_s: float = 120.0) -> Any:
     """Wait for an event without a signal, such as the end of a lease; returns the first result that is true."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
@@ -41,6 +43,11 @@ ENCODERS, DECODERS = codec._encoders, codec._decoders
 def queue_of(running: cues.Running, name: str) -> Any:
     """A queue of a running graph, in the store that it is in."""
     return running._queue(name)
+
+
+def halted_at_end(running: cues.Running) -> AbstractContextManager[cues.Running]:
+    """A run that is halted at the end of the block, and not drained: what it needs may be away again by then."""
+    return contextlib.closing(running)
 
 
 def feed(store: Store, **queues: Any) -> None:

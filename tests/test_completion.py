@@ -239,7 +239,7 @@ def test_names_are_right_while_the_store_is_written(tmp_path: Path) -> None:
         writer.start()
         try:
             looks = made = 0
-            limit = time.monotonic() + 60
+            limit = time.monotonic() + 240
             while (looks < 300 or made < 40) and time.monotonic() < limit:
                 found = {key[7:].decode("utf-8", "replace") for key in datafile_keys(tmp_path / "s")}
                 made = len(found) - len(known)

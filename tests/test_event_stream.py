@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
-from small import until
+from small import halted_at_end, until
 
 import cues
 from cues import testing
@@ -141,7 +141,8 @@ def test_204_ends_the_source_and_others_stop_it_without_the_secret(server: Serve
 def test_a_server_that_is_away_or_silent_is_waited_for(server: Server, tmp_path: Path) -> None:
     server.status = 503
     server.add(3)
-    with reading(tmp_path / "store", source(server, idle_s=0.3)) as running:
+    graph = cues.Graph("g", [cues.Source("edits", source(server, idle_s=0.3))], durability="process")
+    with halted_at_end(graph.start(store=tmp_path / "store")) as running:
         until(lambda: running.counters()["g.edits"].away)
         server.status = 200
         until(lambda: len(running.messages("edits")) == 3 or running.stopped)

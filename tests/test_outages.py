@@ -629,6 +629,7 @@ graph.add(Table(os.environ["DATABASE"], "numbers", columns={"n": "integer"}).sin
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("workers", "away_s"), [([], 1), (["--workers", "2"], 5), ([], 60)], ids=["threads", "workers", "a minute"]
 )

@@ -27,7 +27,7 @@ import mirrors
 import pytest
 from children import Child
 from kafka_broker import Broker
-from small import until
+from small import halted_at_end, until
 from test_processors_sql import Presented
 
 import cues
@@ -590,7 +590,7 @@ def test_a_broker_that_is_away_in_the_middle_is_waited_for(silent: bool, kafka: 
     )
     graph.add(cues.Sink(kafka_sink.write, "records", id="save", batch=True, batch_size=50, checkpoint=sink))
     told: list[events.Event] = []
-    with graph.start(listeners=(told.append,)) as running:
+    with halted_at_end(graph.start(listeners=(told.append,))) as running:
         for part in range(4):
             produce(part * count // 4)
             until(lambda done=part * count // 4 + 50: kafka_count(kafka, target) > done)

@@ -25,7 +25,7 @@ import seeds
 from children import Child
 from kinesis_server import KinesisServer
 from sets import bounded
-from small import until
+from small import halted_at_end, until
 
 import cues
 from cues import MessagesPurged, testing
@@ -491,7 +491,7 @@ def test_an_outage_in_the_middle_is_waited_for(
     source = source_of(kinesis, stream, follow=True, timeout_s=0.5)
     sink = KinesisSender(out, shape="record", endpoint_url=kinesis.url, timeout_s=0.5)
     graph = cues.Graph("g", [cues.Source("in", source), cues.Source("more"), sink.sink("more")], durability="process")
-    with graph.start(store=tmp_path / "s") as started:
+    with halted_at_end(graph.start(store=tmp_path / "s")) as started:
         kinesis.put(stream, *numbers(50))
         until(lambda: started.messages("in"))
         with kinesis.halted():

@@ -90,7 +90,7 @@ def test_messages_are_read_once_and_a_session_keeps_them_meanwhile(version: str,
 
 def test_version_3_1_1_of_another_broker(tmp_path: Path) -> None:
     with running(Amqtt) as broker:
-        source = Mqtt(broker.url, "a/#", payload="text", idle_exit_s=0.3, version="3.1.1")
+        source = Mqtt(broker.url, "a/#", payload="text", version="3.1.1")
         with graph_of(source).start(store=tmp_path / "s") as graph:
             until(lambda: publish(broker, "a/b", [b"x"]) or graph.messages("in"))
             publish(broker, "a/b", lines(1, 2, 3))

@@ -33,7 +33,7 @@ from changed_tables import MIRROR, Rows, a_process, example, interrupted, on_que
 from children import Child
 from postgres import Postgres
 from sets import slow_except
-from small import until
+from small import halted_at_end, until
 
 import cues
 from cues import testing
@@ -882,7 +882,7 @@ def test_a_server_that_is_silent_is_away(own: Any, tmp_path: Path) -> None:
     db = Database(own("wal_level=logical"))
     db.run("create table t (id int primary key)")
     graph = cues.Graph("g", [cues.Source("q", db.source(follow=True, timeout_s=1))])
-    with graph.start(store=tmp_path / "store") as running:
+    with halted_at_end(graph.start(store=tmp_path / "store")) as running:
         (pid,) = until(lambda: db.one("select pid from pg_stat_replication where state = 'streaming'"))
         os.kill(pid, signal.SIGSTOP)
         try:

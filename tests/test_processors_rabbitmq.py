@@ -25,7 +25,7 @@ from children import Child
 from proxies import Proxy
 from rabbitmq_server import MISSING, RABBITMQ, RIGHTS, RabbitMQ
 from sets import bounded
-from small import until
+from small import halted_at_end, until
 
 import cues
 from cues import testing
@@ -352,7 +352,8 @@ def test_a_broker_that_ends_and_starts_again_is_waited_for(
     sink = RabbitPublisher(own.url, "", "in", shape="value", timeout_s=3)
     out = cues.Graph("o", [cues.Source("out"), sink.sink("out", batch_size=5)], durability="process")
     source = RabbitQueue(own.url, queue, body="json", timeout_s=3)
-    with graph_of(source, batch_size=50).start(store=tmp_path / "s") as graph, out.start(store=tmp_path / "o") as other:
+    reading, writing = graph_of(source, batch_size=50).start(store=tmp_path / "s"), out.start(store=tmp_path / "o")
+    with halted_at_end(reading) as graph, halted_at_end(writing) as other:
         until(lambda: len(graph.messages("in")) > 200)
         own.end(how)  # with messages that it has sent and that are not acknowledged
         other.send("out", {"n": 1})

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import object_store
 import proxies
 import pytest
 import seeds
+from small import halted_at_end, until
 
 import cues
 from cues import testing
@@ -105,13 +106,6 @@ def test_a_source_continues_on_objects_at_each_position(s3: Any) -> None:
     assert [row for _, row in Files("s3://files/positions")(before[-1][0], process)] == [{"n": 9}]
 
 
-def until(check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_store_that_is_away_is_waited_for(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore has one exception for all that fails; a connection that is refused is an outage, and no fault."""
     filled(s3, "away")
@@ -121,7 +115,7 @@ def test_a_store_that_is_away_is_waited_for(s3: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.port}")
     type(s3).clear_instance_cache()
     graph = cues.Graph("g", [cues.Source("rows", Files("s3://files/away/*.jsonl", watch=True))])
-    with testing.temporary_store() as store, graph.start(store=store) as running:
+    with testing.temporary_store() as store, halted_at_end(graph.start(store=store)) as running:
         until(lambda: running.counters()["g.rows"].away)
         with contextlib.closing(proxies.Proxy(server, b"no such word", closed.port)):
             until(lambda: store.queue("rows").last_index == len(ROWS))
@@ -283,7 +277,7 @@ def test_a_store_that_is_away_before_deletions_is_waited_for(after: str, s3: Any
         type(s3).clear_instance_cache()
         proxy.armed = 2
         source = Files("s3://files/outage/*", after=after, watch=True, poll_s=0.01)
-        with cues.Graph("g", [cues.Source("rows", source)]).start(store=store) as running:
+        with halted_at_end(cues.Graph("g", [cues.Source("rows", source)]).start(store=store)) as running:
             until(lambda: store.queue("rows").last_index >= 10)
             proxy.close()
             until(lambda: running.counters()["g.rows"].away)

@@ -25,7 +25,7 @@ import seeds
 from children import Child
 from mqtt_broker import answers
 from sets import bounded
-from small import until
+from small import halted_at_end, until
 
 import cues
 from cues import testing
@@ -285,7 +285,7 @@ def test_an_outage_in_the_middle_is_waited_for(tmp_path: Path, sqs: Server, capl
     source = Sqs(url, body="json", wait_s=0, visibility_s=2, client=lambda: impatient(sqs.endpoint))
     sink = Sender(out, client=lambda: impatient(sqs.endpoint))
     graph = cues.Graph("g", [cues.Source("in", source), cues.Source("more"), sink.sink("more")], durability="process")
-    with graph.start(store=tmp_path / "s") as running:
+    with halted_at_end(graph.start(store=tmp_path / "s")) as running:
         sqs.send(url, *map(str, range(50)))
         until(lambda: running.messages("in"))
         os.kill(sqs.process.pid, signal.SIGSTOP)

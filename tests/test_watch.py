@@ -288,11 +288,11 @@ def test_counters_and_use_of_a_running_graph_are_seen_from_outside(tmp_path: Pat
         running.store.queue("orders").appender().write_many([{"n": n} for n in range(50)])
         assert running.wait_idle(timeout=30)
         deadline = time.monotonic() + 30
-        while True:  # until the next beat
+        while True:  # until a beat that has all of it
             with cues.open(tmp_path / "s", readonly=True) as store:
                 seen = metrics.of_store(store)
             (processor,) = seen.processors
-            if processor.counters is not None and processor.counters.taken:
+            if processor.counters is not None and processor.counters.taken == 50:
                 break
             assert time.monotonic() < deadline
             time.sleep(0.05)

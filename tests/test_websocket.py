@@ -15,7 +15,7 @@ import pytest
 import seeds
 from children import Child
 from sets import bounded
-from small import until
+from small import halted_at_end, until
 
 import cues
 from cues import testing
@@ -174,7 +174,7 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
     server = Server()
     server.add(10)
     graph = cues.Graph("g", [cues.Source("q", source(server, ends=False))], store=tmp_path / "store")
-    with graph.start() as running:
+    with halted_at_end(graph.start()) as running:
         until(lambda: len(running.messages("q")) == 10)
         server.close()
         time.sleep(0.3)
