@@ -517,7 +517,7 @@ def python_workers(spark: SparkSession) -> list[int]:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             parents.setdefault(parent, []).append(int(folder.name))
     java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-    daemons = [pid for pid in parents.get(java, []) if "pyspark.daemon" in command_of(pid)]
+    daemons = [pid for pid in parents.get(java, []) if ".daemon pyspark.worker" in command_of(pid)]
     return [worker for daemon in daemons for worker in parents.get(daemon, [])]
 
 
