@@ -1,6 +1,6 @@
 """Queues in a shared directory (``--queues DIR``): large steps, small steps, keyed state, history.
 
-    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--only steps,state,history,tables,rows] [--json]
+    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--json] [--only PART,…]
 
     steps      a light function over a queue that is there: messages a second of the largest steps, and of the whole
                run; then ten messages at a time: seconds from ``send`` to the output
@@ -10,6 +10,8 @@
                all processes, Java too, for a row
     rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
                with Structured Streaming, both over the same values in Parquet files and into Parquet files
+    slots      growth with executors, on simulated work: a function that sleeps, with 1 to 16 slots, workers that are
+               warm and a session for each number of slots. Efficiency: the rate by slots × the rate of one
 
 Each part also tells the most memory of the driver, of Java, and of a Python worker.
 
@@ -40,6 +42,11 @@ from cues.spark.cluster.step import Stage
 
 SMALL = 10
 SMALL_STEPS = 25
+SLOTS = (1, 2, 4, 8, 16)
+SLEEP_S = 0.02
+"""A call of the simulated work."""
+SLOT_S = 15.0
+"""Work for each slot. A step takes about 5 s."""
 FILE_ROWS = 50_000
 """Messages of a file that Spark's own contenders read, as in a file of the feeder."""
 HISTORY = (1_000, 100_000, 1_000_000)
@@ -214,10 +221,7 @@ def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
                 )
                 assert out == count + 1
             if turn:
-                yield {
-                    "what": f"two functions of tables, queues in a {kind}",
-                    "CPU µs a row": round(usage.seconds / count * 1e6, 2),
-                }
+                yield {"what": f"two functions of tables, queues in a {kind}", **usage.by_kind(count)}
                 yield usage.memory()
 
 
@@ -277,6 +281,42 @@ def rows(spark: Any, place: Path, count: int, turns: int) -> Iterator[dict[str, 
                 yield {"what": f"{name}, turn {turn}", **usage.by_kind(count)}
 
 
+def slept(message: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(SLEEP_S)
+    return message
+
+
+def growth(place: Path) -> Iterator[dict[str, Any]]:
+    """The first messages are not counted: they start the workers."""
+    one = 0.0
+    for slots in SLOTS:
+        own, count = place / str(slots), round(SLOT_S / SLEEP_S) * slots
+        graph = cues.Graph("g", [cues.Stream(slept, "in", "out")], durability="process")
+        with (
+            cues.spark.session(f"local[{slots}]") as spark,
+            graph.start(engine="spark", spark=spark, store=own / "store", queues=own / "queues") as running,
+        ):
+            out = running.engine.driver.queues["out"]  # type: ignore[attr-defined]
+            for messages in (slots * 20, slots * 60, count):
+                end = out.log(0).next + messages
+                for n in range(messages):
+                    running.send("in", {"n": n})
+                began = time.monotonic()
+                with Timed() as timed:
+                    assert running.wait_idle(600)
+                took = time.monotonic() - began
+                assert out.log(0).next == end
+        rate = count / took
+        one = one or rate
+        yield {
+            "what": f"a function that sleeps {SLEEP_S * 1000:.0f} ms, {slots} slots",
+            "messages/s": round(rate, 1),
+            "efficiency": round(rate / one / slots, 3),
+            "of calls that take no other time": round(rate * SLEEP_S / slots, 3),
+            "steps": [step[0] for step in timed.steps],
+        }
+
+
 def flagged_again(table: Any) -> Any:
     return table.drop_columns("note")
 
@@ -300,6 +340,26 @@ def history(spark: Any, place: Path, files: int) -> Iterator[dict[str, Any]]:
         spark.conf.unset("spark.cues.mergeFiles")
 
 
+def sections(chosen: argparse.Namespace, room: Path) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+    parts = chosen.only.split(",")
+    if "slots" in parts:  # it makes sessions of its own
+        yield "slots", growth(room / "slots")
+    if parts == ["slots"]:
+        return
+    with cues.spark.session(f"local[{chosen.cores}]") as spark:
+        if "steps" in parts:
+            yield "steps", run(spark, room / "steps", cues.Stream(priced, "in", "out"), chosen.count)
+        if "state" in parts:
+            yield "state", run(spark, room / "state", cues.Stream(counted, "in", "out", key="key"), chosen.count)
+        if "history" in parts:
+            for files in HISTORY:
+                yield f"history {files}", history(spark, room / f"history-{files}", files)
+        if "rows" in parts:
+            yield "rows", rows(spark, room / "rows", chosen.count, chosen.turns)
+        if "tables" in parts:
+            yield "tables", tables(spark, room / "tables", chosen.count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
@@ -308,25 +368,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="of the part rows")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    parts = chosen.only.split(",")
-    with (
-        cues.spark.session(f"local[{chosen.cores}]") as spark,
-        tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as room,
-    ):
-        work: dict[str, Iterator[dict[str, Any]]] = {}
-        if "steps" in parts:
-            work["steps"] = run(spark, Path(room) / "steps", cues.Stream(priced, "in", "out"), chosen.count)
-        if "state" in parts:
-            stream = cues.Stream(counted, "in", "out", key="key")
-            work["state"] = run(spark, Path(room) / "state", stream, chosen.count)
-        if "history" in parts:
-            for files in HISTORY:
-                work[f"history {files}"] = history(spark, Path(room) / f"history-{files}", files)
-        if "rows" in parts:
-            work["rows"] = rows(spark, Path(room) / "rows", chosen.count, chosen.turns)
-        if "tables" in parts:
-            work["tables"] = tables(spark, Path(room) / "tables", chosen.count)
-        for name, lines in work.items():
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as room:
+        for name, lines in sections(chosen, Path(room)):
             for line in lines:
                 if chosen.json:
                     print(json.dumps({"row": name.partition(" ")[0], **line}), flush=True)
