@@ -55,7 +55,7 @@ from cues.arguments import options_of, text_of
 from cues.checkpoints import Row, Transaction
 from cues.errors import CheckpointError, InvalidArgument, NotInstalled
 from cues.overrides import override
-from cues.processors import SINK, columns, places, takes
+from cues.processors import SINK, columns, places, takes, waits
 from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
 
 _PROPERTY: Final = "cues.position."
@@ -192,7 +192,8 @@ class IcebergTarget(LakeTarget):
     @override
     def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction[Any]]:
         while self._turn.partition(" ")[0] not in ("", process.id) and time.monotonic() < self._waits_until:
-            time.sleep(random.uniform(0.05, 0.15))
+            if not waits.wait(process, random.uniform(0.05, 0.15), new=False):
+                break  # the run ends: it tries without a turn
             self.open()
         return super().transaction(process)
 

@@ -1,4 +1,4 @@
-"""Waits of sources, which a drain of the graph ends."""
+"""Waits of sources and sinks, which a drain or a stop of the graph ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def answered(process: Any) -> None:
 
 
 def wait(process: Any, seconds: float, *, new: bool = True) -> bool:
-    """Wait; return False at once when the graph drains. ``new``: for something new, because the source has answered."""
+    """Wait; return False at once when the graph drains, or (sink) stops.
+
+    ``new``: for something new, because the source has answered.
+    """
     if new:
         answered(process)
     end = time.monotonic() + seconds

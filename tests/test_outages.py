@@ -370,7 +370,7 @@ def test_a_drain_during_a_try_ends_as_one_during_a_wait(tmp_path: Path) -> None:
         until(lambda: len(calls) > 1)
         assert not running.drain(60)
         ending.set()
-    assert not running.counters()["g.in"].away
+    assert running.counters()["g.in"].away.endswith("off")  # the summary of the run says it
     assert [event.text for event in heard.all if "ends while what it needs is away" in event.text]
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -30,6 +31,7 @@ import cues
 from cues import testing
 from cues.base.away import is_away
 from cues.errors import CheckpointError, Diverged, Fenced, InvalidArgument
+from cues.processors import waits
 from cues.processors.iceberg import IcebergTarget
 
 pytest.importorskip("pyiceberg")
@@ -282,6 +284,31 @@ def test_a_turn_ends_by_itself(tmp_path: Path, turn: str) -> None:
         deliver(target, n, n + 1)
     assert numbers(target) == [0, 1] and monotonic() - started < 55
     assert (turn.split()[0] == "g.save") == ("cues.turn" not in target.open().properties)
+
+
+@pytest.mark.parametrize("end", ["drain", "halt"])
+def test_a_wait_for_a_turn_ends_with_the_run(
+    tmp_path: Path, store: cues.Store, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Another sink has a turn of a minute. A drain does not wait for it, and neither does a stop."""
+    target, waiting, wait = target_at(tmp_path, schema=N), Event(), waits.wait
+    target.__cues_prepare__()
+    with target.open().transaction() as change:
+        change.set_properties({"cues.turn": "g.other 60 9999999999"})
+
+    def seen(*args: Any, **options: Any) -> bool:
+        waiting.set()
+        return wait(*args, **options)
+
+    monkeypatch.setattr(waits, "wait", seen)
+    with cues.Graph("g", [cues.Source("q"), target.sink("q")]).start(store=store) as running:
+        running.send("q", {"n": 1})
+        assert waiting.wait(60)
+        began = monotonic()
+        running.drain() if end == "drain" else running.halt()
+        running.close()
+        assert monotonic() - began < 50
+    assert numbers(target) == [1]
 
 
 def test_two_owners_that_make_the_table_make_one(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Presented:
         store: str = "ab" * 8,
     ) -> None:
         self.id = id
+        self.stopping = False
         start, end = ({tailer: r[side] for tailer, r in ranges.items()} for side in (0, 1))
         digest = repr((generation, sorted(ranges.items()))).encode()[-16:]
         self.delivery = cues.Delivery(digest, generation, start, end, epoch, store)

@@ -18,7 +18,7 @@ from cues.errors import CuesError
 from cues.graphs.graphfile import shown
 from cues.graphs.pause import ProcessorPause
 from cues.graphs.running import Running
-from cues.operate.runs import end_of, positions_of, queues_of
+from cues.operate.runs import end_of, positions_of, queues_of, rows_of
 from cues.queues.backpressure import WARN_S
 from cues.queues.store import Store
 from cues.steps.delays import Waiting, waiting, waiting_of
@@ -82,6 +82,10 @@ class Summary:
         """Failed messages by error queue, of this run and earlier ones, that no processor of the graph has taken."""
         self.held: list[Waiting] = []
         """The delayed messages that wait for a later run."""
+        self.left: dict[str, int] = {}
+        """By processor: the messages that it has not taken."""
+        self.away: dict[str, str] = {}
+        """By processor: what it waits for."""
         self.paused: list[ProcessorPause] = []
         """The processors of the graph that are paused at the end."""
         self._target, self._store = target, store
@@ -91,6 +95,9 @@ class Summary:
     def finish(self) -> None:
         """Read the figures at the end of the run."""
         self.seconds = time.monotonic() - self._started_at
+        self.left = {row["processor"]: row["lag"] for row in rows_of(self._running, self._queues) if row["lag"]}
+        plan = self._running.plan
+        self.away = {plan.node(id).name: c.away for id, c in self._running.counters().items() if c.away}
         if not self._running.store.closed:
             self.held = waiting(self._running.store)
             from cues.engine.pausing import list_pauses
@@ -166,6 +173,8 @@ class Summary:
                 seconds=round(self.seconds, 3),
                 failed=self.failed,
                 unresolved=self.unresolved,
+                left=self.left,
+                away=self.away,
                 delayed={held.unit: {"messages": held.messages, "next": held.next} for held in self.held},
                 paused=[pause.facts() for pause in self.paused],
                 processors={id: _plain(counter) for id, counter in counters.items()},
@@ -234,19 +243,29 @@ class Summary:
             with contextlib.suppress(CuesError):  # an unreachable target is reported by the run that needs it
                 if targets := fresh.filled(self._running.plan, Path(self._running.store.directory)):
                     anew = f"Without {_and(list(targets))}, {anew}"
+            if self.left or self.away:
+                return f"{graph}: nothing new{self._waiting}"
             return f"{_and(processed)} already processed; nothing new. {anew} starts over"
         took = duration(self.seconds)
         place = self._queues.place
         inputs = _and(_counted(self.inputs))
         what = inputs or "the remaining messages"
         if ending in ("done", "idle"):
-            return f"{graph}: {what} processed in {took}, kept in {place}"
+            return f"{graph}: {what} processed in {took}, kept in {place}{self._waiting}"
         again = f"{self._again} continues"
+        how = "stopped by an error" if ending == "stopped" else "interrupted"
+        if ending == "stopped" or self.left or self.away:
+            return f"{graph}: {how} after {took}; nothing is lost{self._waiting}. {again}"
         if ending == "drained":
-            return f"{graph}: interrupted after {took}; all input ({inputs or 'no message'}) is processed. {again}"
-        if ending == "aborted":
-            return f"{graph}: interrupted after {took}; the remaining messages wait on their queues. {again}"
-        return f"{graph}: stopped by an error after {took}; nothing is lost"
+            return f"{graph}: {how} after {took}; all input ({inputs or 'no message'}) is processed. {again}"
+        return f"{graph}: {how} after {took}; no message waits on its queues. {again}"
+
+    @property
+    def _waiting(self) -> str:
+        """The messages that no processor has taken, and what processors wait for; "" if there is neither."""
+        left = [f"{count(number, 'message')} for {name}" for name, number in self.left.items()]
+        waits = f"; {_and(left)} {'waits' if list(self.left.values()) == [1] else 'wait'}" if left else ""
+        return waits + "".join(f"; {name} was waiting for {what}" for name, what in self.away.items())
 
 
 def _plain(counters: events.Counters) -> dict[str, Any]:

@@ -108,8 +108,7 @@ class OutageWait:
             self._host.emit(events.Away(self._id, f"waiting for {text}", logging.WARNING, what=self._place))
 
     def leave(self) -> None:
-        """Tell that the unit ends while the outage lasts."""
-        self._counters.away = ""
+        """Tell that the unit ends while the outage lasts. Its counters say so to the summary of the run."""
         text = f"ends while {self._place} is away; its messages stay for the next start"
         self._host.emit(events.Event(self._id, text, logging.WARNING))
 

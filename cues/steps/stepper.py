@@ -232,9 +232,9 @@ class Stepper:
         # The state of a source is made with its generator.
         state = None if node.kind == "source" else self.state.call
         store_id = self.store.id.hex()
-        process = Process(
-            node, setting.system, self.builder.hasher, epoch, store_id, state, setting.stopping, imperative
-        )
+        # A source returns when it is told to stop, which is its end. Only a drain asks for that.
+        stopping = setting.stopping if node.kind == "source" else lambda: setting.stopping() or setting.sleep(0)
+        process = Process(node, setting.system, self.builder.hasher, epoch, store_id, state, stopping, imperative)
         process.core.inputs = self.unit.inputs
         return process
 
