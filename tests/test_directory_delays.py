@@ -262,7 +262,7 @@ class DelayedRun(RandomDeaths):
 
 
 @pytest.mark.parametrize(
-    "seed", [*seeds.among(range(12), fast=0), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 200))]
+    "seed", [*seeds.among(range(8), fast=0), *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 200))]
 )
 def test_drivers_that_die_or_sleep_at_any_access_deliver_each_message_once(files: FaultyFiles, seed: int) -> None:
     CALLS.clear()
@@ -384,6 +384,61 @@ def test_a_seek_takes_a_held_message_again_and_it_comes_once(files: FaultyFiles)
     assert Counter(numbers(run)) == Counter([*range(20), *first])
 
 
+FAILING: set[int] = set()
+
+
+def stops(message: Message, process: Any) -> Message:
+    if message["n"] in FAILING:
+        raise ValueError("not yet")
+    return counted(message, process) if process.core.node.options.key else told(message, process)
+
+
+def stops_in_a_batch(messages: list[Message], process: Any) -> list[Message]:
+    return [stops(message, process) for message in messages]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (stops, {}),
+        (stops, {"key": by_four}),
+        (stops, {"side_effects": True}),
+        (stops_in_a_batch, {"batch": True, "batch_size": 3}),
+    ],
+    ids=["stream", "keyed", "side effects", "batch"],
+)
+def test_a_processor_that_stops_holds_what_is_before_the_message_that_failed(
+    fn: Any, options: dict[str, Any], files: FaultyFiles
+) -> None:
+    """At a message that is due at once, and later at one that was delayed. What is after them is taken later."""
+
+    def start() -> DriverRun:
+        graph = Graph("g", [Stream(fn, "in", "out", id="told", errors=None, **options)])
+        return DriverRun(files, graph, 2, lambda: 20).claim()
+
+    with testing.Clock(START) as hands:
+        FAILING.add(10)
+        run = start()
+        send(run, range(20))
+        with pytest.raises(cues.ProcessorStopped, match="not yet"):
+            run.run()
+        assert 10 not in numbers(run)
+        assert held(run) == sum(due_ns(n) > clock.now_ns() for n in range(run.stage.positions["g.told.in"] - 1))
+        FAILING.remove(10)
+        FAILING.add(17)
+        run = start().run()
+        hands.advance(1000)
+        with pytest.raises(cues.ProcessorStopped, match="not yet"):
+            run.run()
+        assert {10, 17} & set(numbers(run)) == {10}
+        FAILING.clear()
+        run = start().run()
+    assert sorted(numbers(run)) == list(range(20)) and held(run) == 0
+    if "key" in options:
+        assert sorted(m["count"] for m in run.messages("out") if m["n"] % 4 == 1) == [1, 2, 3, 4, 5]
+
+
 def test_an_older_version_refuses_records_after_a_message_was_held_and_only_then(files: FaultyFiles) -> None:
     with testing.Clock(START) as hands:
         graph = Graph("g", [Stream(told, "in", "out", id="told")])
@@ -454,6 +509,26 @@ def test_frames_refuse_messages_that_are_not_due(files: FaultyFiles) -> None:
         changed = Graph("g", [Frame(frame, "in", "out", id="told")])
         with pytest.raises(TopologyChanged, match=r"g\.told holds delayed messages, and is a frame now"):
             DriverRun(files, changed).claim()
+
+
+@pytest.mark.slow
+def test_a_feeder_stops_before_a_delayed_message_for_a_frame_and_goes_on_when_it_is_due(
+    files: FaultyFiles, tmp_path: Path
+) -> None:
+    graph = Graph("g", [Source("in"), Frame(lambda rows: rows, "in", "rows", id="frame")], durability="process")
+    with testing.Clock(START) as hands:
+        run = HostRun(files, graph, tmp_path / "store")
+        try:
+            run.feeder.claim()
+            with cues.open(tmp_path / "store") as store:
+                store.queue("in").appender().write({"n": 1})
+                store.queue("in").appender().write({"n": 2}, delay=60)
+            with pytest.raises(Unsupported, match=r"Message 2 of the queue 'in'.*00:01:00.*a frame reads the queue"):
+                run.feeder.step()
+            hands.advance(60)
+            assert run.feeder.step() and run.messages("in") == [{"n": 1}, {"n": 2}]
+        finally:
+            run.close()
 
 
 def again(message: Message) -> Any:
