@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import stat
 from pathlib import Path
 
 import children
 import pytest
+import seeds
 from test_settings import foreign_group, give_away
 
 import cues
@@ -128,3 +130,53 @@ def test_a_store_of_this_user_is_not_told(tmp_path: Path, caplog: pytest.LogCapt
         with cues.open(tmp_path / "s"):
             pass
     assert caplog.records == []
+
+
+# --- links, against a model ---------------------------------------------------------------------------
+
+
+def is_trusted(path: Path, foreign: set[Path], open_to_all: set[Path]) -> bool:
+    """The model: each link of the chain, its end, and the directories that these are in."""
+    while True:
+        directory = path.parent.resolve()
+        path = directory / path.name
+        if {path, directory} & foreign or directory in open_to_all:
+            return False
+        if not path.is_symlink():
+            return path not in open_to_all
+        path = directory / os.readlink(path)
+
+
+def test_files_and_links_of_others_at_random_are_trusted_as_a_model_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to a link in a directory of another user: that user chooses which file is read."""
+    seed = seeds.new()
+    dice, verdicts = random.Random(seed), set()
+    for round in range(150):
+        root = tmp_path / str(round)
+        directories = [root / name for name in "abc"]
+        for directory in directories:
+            directory.mkdir(parents=True)
+        (root / "linked").symlink_to(dice.choice(directories))
+        places = [*directories, root / "linked"]
+        file = dice.choice(directories) / "cues.toml"
+        file.write_text("")
+        chain = [file]
+        for n in range(dice.randrange(4)):
+            link, end = dice.choice(places) / f"link{n}", chain[-1]
+            link.symlink_to(os.path.relpath(end, link.parent.resolve()) if dice.random() < 0.5 else end)
+            chain.append(link)
+        known = [*(place.parent.resolve() / place.name for place in chain), *directories]
+        foreign = {place for place in known if dice.random() < 0.08}
+        open_to_all = {place for place in [file, *directories] if dice.random() < 0.1}
+        for place in open_to_all:
+            place.chmod(place.stat().st_mode | stat.S_IWOTH)
+        monkeypatch.setattr(
+            trust, "is_own", lambda place, foreign=foreign: place.parent.resolve() / place.name not in foreign
+        )
+        expected = is_trusted(chain[-1], foreign, open_to_all)
+        found = trust.problem(chain[-1])
+        assert (found is None) is expected, (seed, round, chain, foreign, open_to_all, found)
+        verdicts.add((expected, len(chain)))
+    assert len(verdicts) > 5

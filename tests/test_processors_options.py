@@ -21,6 +21,7 @@ from cues.base import names
 from cues.errors import CuesError, GraphError
 from cues.graphs.options import OPTION_NAMES
 from cues.processors import event_time, file_sink, joins, shape, sql, sql_sink, windows
+from cues.processors.aggregates import aggregate
 from cues.processors.delta_source import DeltaSource
 from cues.processors.file_source import Files
 from cues.processors.reducers import count
@@ -171,10 +172,31 @@ KITS: dict[str, Callable[..., Any]] = {
     "file_source:Files": files_read,
     "sql_source:Rows": rows_read,
     "delta_source:DeltaSource": delta_read,
+    "aggregates:aggregate": lambda **o: aggregate("a", "out", **{"by": "k", "reduce": {"n": count()}, **o}),
     "file_sink:FileSink": files_written,
     "sql_sink:Table": rows_written,
 }
 """The ready-made processors that need no server. The others have the same allow-lists (see the test of the page)."""
+
+SERVED = {
+    "postgres_changes", "mysql_changes", "kafka_source", "kafka_sink", "mqtt", "rabbitmq", "sqs", "kinesis",
+    "redis_streams", "nats_streams", "http_sink", "http_source", "event_stream", "websocket", "webhook", "link",
+    "delta", "iceberg",
+}  # fmt: skip
+"""Modules whose processors need a server, or tables that take a second for each run; they have tests of their own."""
+
+
+def test_every_declared_processor_has_a_kit_or_is_named() -> None:
+    kits = {kit.partition(",")[0] for kit in KITS}
+    places = {place.removeprefix("cues.processors.") for place in declared().values()}
+    lacking = {
+        place
+        for place in places - kits
+        if place.partition(":")[0] not in SERVED and place.replace(":", ".") not in OF_YOUR_FUNCTION
+    }
+    assert not lacking, "add a kit for each of these"
+    assert kits <= places and {place.partition(":")[0] for place in places} >= SERVED
+
 
 GIVEN = [
     {"q/type": "order", "q/topics": ["orders"], "i": i, "t": NOON.timestamp() + i, "k": "xy"[i % 2]} for i in range(8)
