@@ -16,6 +16,7 @@ from cues import Graph, codec, testing
 from cues.base import names
 from cues.queues.store import Store
 from cues.records.log_row import LogRow, pack_row
+from cues.storage import locks
 
 
 @pytest.fixture
@@ -43,6 +44,11 @@ ENCODERS, DECODERS = codec._encoders, codec._decoders
 def queue_of(running: cues.Running, name: str) -> Any:
     """A queue of a running graph, in the store that it is in."""
     return running._queue(name)
+
+
+def has_ended(pid: int) -> bool:
+    """True for a process that is gone, or that only its parent has not noticed yet."""
+    return locks.process_state(pid) in ("gone", "dead, not reaped")
 
 
 def halted_at_end(running: cues.Running) -> AbstractContextManager[cues.Running]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from children import Child
-from small import until
+from small import has_ended, until
 
 import cues
 from cues.tools import follower
@@ -170,17 +170,6 @@ def replicated(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    stat = Path(f"/proc/{pid}/stat")
-    with contextlib.suppress(FileNotFoundError):
-        return stat.exists() and stat.read_text().split()[2] == "Z"
-    return True
-
-
 @pytest.mark.parametrize("lost", ["killed", "gone"])
 def test_a_machine_is_lost_and_its_copy_promoted(tmp_path: Path, lost: str) -> None:
     """Killed: the original is still there, and nothing is lost. Gone: the copy has a whole earlier moment."""
@@ -190,7 +179,7 @@ def test_a_machine_is_lost_and_its_copy_promoted(tmp_path: Path, lost: str) -> N
             os.kill(pid, 9)
         process.kill()
         process.wait()
-        until(lambda: _gone(pid))
+        until(lambda: has_ended(pid))
     if lost == "gone":
         shutil.rmtree(tmp_path / "data")
     promoted = command(tmp_path, "follow", "--promote", "other/g", "--yes").stdout
@@ -228,7 +217,7 @@ def test_an_old_owner_is_fenced(tmp_path: Path) -> None:
         pid = follower.seen(tmp_path / "data" / "g")[0].pid
         process.kill()
         process.wait()
-        until(lambda: _gone(pid))
+        until(lambda: has_ended(pid))
         command(tmp_path, "follow", "--promote", "other/g", "--yes")
         owner.say("go on")
         assert owner.line().startswith("refused ")

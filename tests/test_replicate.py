@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small import until
+from small import has_ended, until
 
 import cues
 from cues.tools import follower
@@ -110,15 +110,7 @@ def test_after_the_kill_of_a_run_its_follower_copies_the_last_commits_and_ends(t
         until(lambda: copied(tmp_path / "copy") > first)
         process.kill()
         process.wait()
-
-    def gone() -> bool:
-        try:
-            os.kill(seen.pid, 0)
-        except ProcessLookupError:
-            return True
-        return Path(f"/proc/{seen.pid}/stat").read_text().split()[2] == "Z"
-
-    until(gone)
+    until(lambda: has_ended(seen.pid))
     subprocess.run(
         [sys.executable, "-m", "cues", "follow", "--promote", "copy", "--abandon", "--yes"], cwd=tmp_path, check=True
     )

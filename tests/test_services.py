@@ -182,8 +182,11 @@ def first(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started, by any of its threads."""
-    found = Path(f"/proc/{pid}/task").glob("*/children")
-    return sorted(int(child) for path in found for child in path.read_text().split())
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return sorted(found)
 
 
 def inside(unshared: subprocess.Popen[str]) -> int:

@@ -36,6 +36,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 import msgspec
 import spark_graphs
 import test_flights
+from small import has_ended
 from spark_cluster import until
 from spark_graphs import GRAPHS, STORE_GRAPHS
 
@@ -244,8 +245,8 @@ def test_a_step_that_does_not_end_is_given_up_when_the_graph_is_closed(spark: Sp
     for worker in running.engine.workers:
         worker.thread.join(30)
         assert not worker.thread.is_alive() and worker.stopped is None
-    pid = (tmp_path / "held").read_text()
-    until(lambda: not Path("/proc", pid).exists() or f"{pid} (python) Z" in Path("/proc", pid, "stat").read_text())
+    pid = int((tmp_path / "held").read_text())
+    until(lambda: has_ended(pid))
 
 
 def test_a_store_that_executors_cannot_see_is_refused_with_host_and_path(spark: SparkSession, tmp_path: Path) -> None:
