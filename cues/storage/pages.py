@@ -263,6 +263,8 @@ class Census:
         """What is wrong with the structure, one sentence each."""
         self.bad: dict[int, str] = {}
         """Pages that may not be read, with the reason."""
+        self.is_readable = True
+        """False if a part of a tree with rows cannot be read: LMDB may end the process there."""
         self._told = told
         self._done = 0
         self._kinds: dict[str, dict[int, int]] = {}
@@ -288,7 +290,7 @@ class Census:
             for entry in self.file.walk(root, name, self._name, values=False):
                 if isinstance(entry, Lost):
                     self.problems.append(f"A part of {name} cannot be read: {entry.why}.")
-                    lost = True
+                    lost, self.is_readable = True, False
                     continue
                 if entry.key <= last:
                     self.problems.append(f"The keys of {name} are out of order at {entry.key[:40]!r}.")

@@ -147,7 +147,9 @@ class _Walker:
 
     def problems(self) -> Iterator[str]:
         self.at = "the pages"
-        yield from self._pages()
+        if not (yield from self._pages()):
+            yield "The rest was not checked, because LMDB may end the process there. cues salvage reads such pages."
+            return
         with self.store.core.view() as txn:
             record = codec.unpack(txn.get(names.FORMAT_KEY))
         if "seal" not in record and set(record["requires"]) >= ALWAYS:
@@ -193,8 +195,11 @@ class _Walker:
                 return any(f"{owner}.".startswith(f"{key}.") for key in processor_rows.all_keys(txn).values())
         return True
 
-    def _pages(self) -> Iterator[str]:
-        """Count the pages, in one transaction: each is free, or named once (cues/storage/pages.py)."""
+    def _pages(self) -> Generator[str, None, bool]:
+        """Count the pages, in one transaction: each is free, or named once (cues/storage/pages.py).
+
+        Return whether LMDB can follow them.
+        """
         found: list[Meta] = []
         for _ in range(_LOOKS):
             # A writer may write a meta page while it is read, so both are read again if they do not fit.
@@ -203,10 +208,12 @@ class _Walker:
                 found = data.metas
                 metas = [meta for meta in found if meta.txnid == txn.id()]
                 if metas and len(found) == META_PAGES and found[0].txnid - found[1].txnid == (metas[0].txnid > 0):
-                    yield from Census(data, metas[0], lambda done, total: self.progress("pages", done, total)).problems
-                    return
+                    census = Census(data, metas[0], lambda done, total: self.progress("pages", done, total))
+                    yield from census.problems
+                    return census.is_readable
         commits = ", ".join(str(meta.txnid) for meta in found) or "none"
         yield f"The first two pages should be of the last two commits; those that can be read are of {commits}."
+        return True
 
     def _rows(self, prefix: bytes, txn: StoreTransaction | None = None) -> dict[str, bytes]:
         """The rows by the rest of their keys, in the transaction or in one of its own."""
