@@ -2,6 +2,7 @@
 
     DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, made with the queue
     DIR/<queue>/_cues/writer.json              {"graph": id} of the graph that writes the queue
+    DIR/<queue>/_cues/checkpoint.json          {"version": n}: the checkpoint n of the log may not be whole
     DIR/<queue>/_delta_log/<version>.json      an entry for each step: its new files
     DIR/<queue>/partition=<p>/first=<index>/<processor>-<record>-<token>.parquet
 
@@ -22,7 +23,8 @@ An entry is put if absent (files.py), so the log has one order, even with severa
 Delta: the writer's id, and the number of its record (ledger.py). So after a crash a driver finds that an entry was
 written, and does not write it again. The library delta-rs reads the log, writes its checkpoints, and deletes old
 entries and files. It does not write entries: its cost for each entry grows with the number of files of the table, from
-2 ms with a thousand files to 100 ms with 200,000, and one such entry is two lines of JSON.
+2 ms with a thousand files to 100 ms with 200,000, and one such entry is two lines of JSON. It syncs nothing. So a note
+says which checkpoint may not be on the disk yet. After a power cut that one is deleted; its entries are all there.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
 LOG: Final = "_delta_log"
+_NOTE: Final = "_cues/checkpoint.json"
 _OLD_LOG: Final = "_spark_metadata"
 """The log of a queue that an earlier version of Cues wrote."""
 CHECKPOINT_EVERY: Final = 100
@@ -294,6 +297,8 @@ class QueueDirectory:
                 " it too.",
                 "give the queue another name in one of the graphs, or use another --queues DIR.",
             )
+        if drop_checkpoint(self.files, self.folder):
+            self.load()
         columns = self._with_schema()
         if self.version < 0:
             self._commit([{"protocol": _PROTOCOL}, {"metaData": self.metadata_of(self.options, columns)}])
@@ -555,8 +560,14 @@ class QueueDirectory:
 
     def checkpoint(self) -> None:
         """Let the library write a checkpoint of the log, and delete entries that no reader needs any more."""
+        drop_checkpoint(self.files, self.folder)
         table, _ = read_table(self.files, self.folder)
+        note = f"{self.folder}/{_NOTE}"
+        self.files.put(note, sealed_json({"version": table.version()}))
         table.create_checkpoint()
+        self.files.settle(f"{self.folder}/{LOG}", _of_checkpoint(self.files, self.folder, table.version()))
+        self.files.delete(note)
+        self.files.settle(f"{self.folder}/_cues")  # else the note may come back, when the entries are gone
         table.cleanup_metadata()
 
     def vacuum(self, under_way: Callable[[str, int], bool] = lambda writer, record: False) -> None:
@@ -642,11 +653,42 @@ def refuse_old(files: Files, folder: str) -> None:
         )
 
 
+def _of_checkpoint(files: Files, folder: str, version: int) -> list[str]:
+    """The names of the files of a checkpoint, in the folder of the log."""
+    beginnings = (f"{version:020d}.checkpoint", "_last_checkpoint")
+    return [name for name in files.listed(f"{folder}/{LOG}") if name.startswith(beginnings)]
+
+
+def drop_checkpoint(files: Files, folder: str) -> bool:
+    """Delete the checkpoint that was being written when its driver or the machine stopped. Return True if there is one.
+
+    Its entries are in the log. A driver that writes it meanwhile does no harm: it is one checkpoint less.
+    """
+    note = f"{folder}/{_NOTE}"
+    text = files.read(note)
+    if text is None:
+        return False
+    for name in _of_checkpoint(files, folder, parsed(files, note, text)["version"]):
+        files.delete(f"{folder}/{LOG}/{name}")
+    files.settle(f"{folder}/{LOG}")
+    files.delete(note)
+    return True
+
+
 def read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
     """The table of a queue, opened by delta-rs, and its files; no table if nothing was written.
 
     Raises :class:`Diverged` if the log is damaged.
     """
+    try:
+        return _read_table(files, folder)
+    except Diverged:
+        if not drop_checkpoint(files, folder):
+            raise
+    return _read_table(files, folder)
+
+
+def _read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 

@@ -26,8 +26,9 @@ import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -36,6 +37,7 @@ import xxhash
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
 from cues.storage import door
+from cues.storage.datafile import sync_names
 
 ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
@@ -132,6 +134,10 @@ class Files(ABC):
         """Delete a file, or a folder with its content, if it exists."""
 
     @abstractmethod
+    def settle(self, folder: str, names: Iterable[str] = ()) -> None:
+        """Bring files of a folder that a library has written to the disk, and the names in the folder."""
+
+    @abstractmethod
     def table(self, name: str) -> str:
         """The URL of a folder, for delta-rs."""
 
@@ -159,9 +165,11 @@ class LocalFiles(Files):
                 f"The queues cannot be kept in {self.url}: delta-rs, which reads their logs, decodes the percent sign.",
                 "name a directory without a percent sign in its path.",
             )
+        self._durable: set[str] = set()
+        """Folders whose names are on the disk, and those of the folders above."""
         try:
             if make:
-                os.makedirs(self.url, exist_ok=True)
+                self._make_durable(self.url)
         except OSError as error:
             raise Unsupported(
                 f"The queues cannot be kept in {self.url}: {error.strerror}.",
@@ -239,11 +247,18 @@ class LocalFiles(Files):
         self.store(self.path(name), data)
 
     def store(self, path: str, data: bytes) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._make_durable(os.path.dirname(path))
         with open(path, "wb", opener=door.opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+    def _make_durable(self, folder: str) -> None:
+        """Make a folder, and its name durable; also if it is there, for its maker may have died before the sync."""
+        if folder not in self._durable:
+            os.makedirs(folder, exist_ok=True)
+            sync_names(Path(folder))
+            self._durable.add(folder)
 
     @override
     @contextlib.contextmanager
@@ -273,6 +288,12 @@ class LocalFiles(Files):
         with contextlib.suppress(OSError):  # not empty
             while _PARTITION in os.path.basename(name := os.path.dirname(name)):
                 os.rmdir(self.path(name))
+
+    @override
+    def settle(self, folder: str, names: Iterable[str] = ()) -> None:
+        for name in names:
+            _sync(self.path(f"{folder}/{name}"))
+        _sync(self.path(folder))
 
     @override
     def table(self, name: str) -> str:
@@ -380,6 +401,9 @@ class ObjectFiles(Files):
             self.obstore.delete(self.store, paths or [name])
 
     @override
+    def settle(self, folder: str, names: Iterable[str] = ()) -> None: ...
+
+    @override
     def table(self, name: str) -> str:
         return f"{self.url.replace('s3a://', 's3://', 1)}/{name}"
 
@@ -434,7 +458,7 @@ def _make(folder: str) -> None:
 
 
 def _sync(path: str) -> None:
-    """Sync a folder: after a power cut, a record must not name files that are not there."""
+    """Sync a file or a folder: after a power cut, a record must not name files that are not there."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
