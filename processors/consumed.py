@@ -30,8 +30,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
+from cues.checkpoints import sync_names
 from cues.errors import InvalidArgument
 from cues.processors import listings, opened_file, places
 from cues.processors.known_files import Known
@@ -207,6 +209,7 @@ def _move(name: str, target: str) -> None:
                 raise
             os.rename(name, one)
             return
+    sync_names(Path(target).parent)  # else a power cut may leave it at neither place
     os.unlink(name)
 
 

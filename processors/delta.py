@@ -29,23 +29,28 @@ soon as it has a value. A value that the column does not hold exactly fails the 
 Each commit makes at least one file. So let the sink wait for more messages (``linger_s=``), and compact the table from
 time to time (``deltalake.DeltaTable("lake/flights").optimize.compact()``); both are safe while the sink runs.
 
-Not guaranteed: more than the place keeps. A local table is not synced to the disk, so a power cut may damage its last
-versions. The table must not be restored to an earlier version, and must not forget the numbers of applications: the
-property ``delta.setTransactionRetentionDuration`` is refused.
+delta-rs syncs nothing. So after each commit the files of a local table are synced, before the step is acknowledged.
+
+Not guaranteed: more than the place keeps. A power cut in the middle of a commit may leave its version damaged: delete
+its entry in ``_delta_log``, and the sink writes these messages again. What other writers add is not synced. The table
+must not be restored to an earlier version, and must not forget the numbers of applications: the property
+``delta.setTransactionRetentionDuration`` is refused.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import cues
 from cues.arguments import options_of, path_of
-from cues.checkpoints import Row
+from cues.checkpoints import Row, sync_file
 from cues.errors import InvalidArgument, NotInstalled
 from cues.overrides import override
 from cues.processors import SINK, places, takes
@@ -112,6 +117,8 @@ class DeltaTarget(LakeTarget):
         self.where: str = where if isinstance(where, str) and "://" in where else path_of("where", where)
         self.storage_options = options_of("storage_options", storage_options or {})
         super().__init__(schema, mode, key, partition_by, evolve)
+        self._settled = -1
+        """The last version that this process has seen on the disk."""
         if any("`" in name for name in self.key):
             raise InvalidArgument(f"key={self.key}: delta-rs takes no ` in the name of a key.", "rename the column.")
 
@@ -135,6 +142,24 @@ class DeltaTarget(LakeTarget):
             library().DeltaTable.create(
                 self.where, schema, mode="ignore", partition_by=self.partition_by, storage_options=self.storage_options
             )
+
+    @override
+    def settle(self) -> None:
+        log = Path(self.where, "_delta_log")
+        if "://" in self.where or (table := self.open()) is None:
+            return
+        with self.failures():
+            checkpoint = log / "_last_checkpoint"
+            first = max(self._settled + 1, json.loads(checkpoint.read_bytes())["version"] if checkpoint.exists() else 0)
+            found = [checkpoint]
+            for version in range(first, table.version() + 1):
+                entry = log / f"{version:020d}.json"
+                found += [entry, *log.glob(f"{version:020d}.checkpoint*")]
+                found += [Path(self.where, name) for name in _files_of(entry)]
+            for file in found:
+                with suppress(FileNotFoundError):  # another process has removed it from the table
+                    sync_file(file)
+            self._settled = table.version()
 
     @override
     def connect(self) -> Connection:
@@ -312,6 +337,16 @@ class _Positions(LakePositions):
         version = connection.raw.transaction_version
         names = "generation", "partitions"
         return [id for id in self._asked if any(version(f"cues:{id}:{name}") is not None for name in names)]
+
+
+def _files_of(entry: Path) -> Iterator[str]:
+    """Yield the names of the files that an entry of the log adds, in the directory of the table."""
+    with suppress(FileNotFoundError):
+        for line in entry.read_bytes().splitlines():
+            action = json.loads(line)
+            for kind in ("add", "cdc"):
+                if kind in action:
+                    yield unquote(action[kind]["path"])
 
 
 def _number(digits: str) -> int:

@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 import cues
 from cues import jsontext
 from cues.arguments import check_number, options_of, path_of, text_of
+from cues.checkpoints import sync_names
 from cues.errors import Away, InvalidArgument, NotInstalled
 from cues.overrides import override
 
@@ -372,6 +373,7 @@ def _store(path: Path, secret: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(following, path)
+    sync_names(path.parent)
 
 
 _TOKEN_EARLY_S: Final = 60.0

@@ -99,6 +99,10 @@ class LakeTarget(ABC):
     def misfits(self, table: Any, schema: Any) -> list[str]:
         """Return the reasons for which a table with these columns cannot be written with our options."""
 
+    def settle(self) -> None:
+        """Bring what was committed to the disk before the step is acknowledged, if the library does not do it."""
+        return
+
     def column_of(self, part: str) -> str:
         """Return the column that an item of ``partition_by=`` names."""
         return part
@@ -320,6 +324,7 @@ class LakePositions(ABC):
         yield connection
         if connection.row is not None:
             connection.commit()
+        self._target.settle()
 
     @abstractmethod
     def stored(self, connection: Any, processor: str) -> Row | None:

@@ -42,7 +42,7 @@ from typing import Any, Final
 
 import cues
 from cues.arguments import check_number, path_of, text_of
-from cues.checkpoints import Row, enter_wal, held, write_once
+from cues.checkpoints import Row, enter_wal, held, make_directory, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.overrides import override
 
@@ -139,9 +139,7 @@ class SQLite:
 
     def _open(self) -> Any:
         if self._connection is None or self._pid != os.getpid():  # a connection cannot be used after a fork
-            directory = os.path.dirname(self.path)
-            if directory:
-                os.makedirs(directory, exist_ok=True)
+            make_directory(self.path)
             connection = self._connect()
             weakref.finalize(self, connection.close)
             self._connection, self._pid = connection, os.getpid()

@@ -33,6 +33,7 @@ from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
+from cues.checkpoints.sqlite_wal import make_directory
 from cues.errors import CheckpointError
 from cues.overrides import override
 from cues.producers.sequencer import Checkpoint
@@ -86,7 +87,7 @@ class JSONFileCheckpoint(Closing):
         changes nothing if the fence is not that of an earlier :meth:`lease` any more. ``lease`` is written with it.
         Raises :class:`~cues.errors.CheckpointError` for a file that is not a checkpoint, or that stays locked.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path)
         with self._locked():
             record = self._read() or {"cues": _VERSION, "fence": 0, "checkpoint": None, "state": {}}
             if fence is not None and record["fence"] != fence:

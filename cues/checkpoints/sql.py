@@ -44,7 +44,7 @@ from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.deliveries import TABLE, Row, Transaction, held, transaction_ended, write_once
 from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
-from cues.checkpoints.sqlite_wal import enter_wal
+from cues.checkpoints.sqlite_wal import enter_wal, make_directory
 from cues.errors import CheckpointError, InvalidArgument, Unsupported
 from cues.overrides import override
 from cues.producers.sequencer import Checkpoint
@@ -662,9 +662,8 @@ def new_engine(url: sa.URL, timeout_s: float) -> sa.Engine:
 def _engine(url: sa.URL, timeout_s: float) -> sa.Engine:
     if url.get_backend_name() != "sqlite":
         return new_engine(url, timeout_s)
-    directory = os.path.dirname(url.database or "")
-    if directory:
-        os.makedirs(directory, exist_ok=True)
+    if os.path.dirname(url.database or ""):
+        make_directory(url.database or "")
     engine = new_engine(url, timeout_s)
 
     @event.listens_for(engine, "connect")

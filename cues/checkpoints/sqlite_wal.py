@@ -1,12 +1,28 @@
-"""The write-ahead log of a SQLite file."""
+"""The write-ahead log of a SQLite file, and its directory."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
+from pathlib import Path
 from typing import Final
 
+from cues.storage.datafile import sync_names
+
 _RETRY_S: Final = 0.01
+
+
+def make_directory(file: str | os.PathLike[str]) -> None:
+    """Make the directory of a file that does not exist yet, also of a database of another kind.
+
+    The name of the directory survives a power cut. A database syncs at most the names in its directory, so a new
+    directory could be lost with everything that was committed in it.
+    """
+    path = Path(file).absolute()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sync_names(path.parent)
 
 
 def enter_wal(connection: sqlite3.Connection, timeout_s: float) -> None:

@@ -76,7 +76,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_names(path: Path) -> None:
-    """Make the names of a new store's files durable, and its own name: up to the root of its file system.
+    """Make the names in a new directory durable, and its own name: up to the root of its file system.
 
     Which of the directories above are new is not known, because another process may have made them.
     """
@@ -87,6 +87,12 @@ def sync_names(path: Path) -> None:
             if above.stat().st_dev != device:
                 return
             sync_directory(above)
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Make a file that another program has written durable, and its name as :func:`sync_names` does."""
+    sync_directory(Path(path))  # a descriptor for reading syncs a file too
+    sync_names(Path(path).parent)
 
 
 def used(path: Path) -> int:

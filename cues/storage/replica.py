@@ -29,7 +29,7 @@ from cues.errors import StoreError
 from cues.overrides import override
 from cues.storage import environment, locks, timeline
 from cues.storage.base_store import BaseStore
-from cues.storage.datafile import sync_directory
+from cues.storage.datafile import sync_names
 from cues.storage.lmdb_errors import translate
 from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, open_lmdb
 
@@ -246,5 +246,5 @@ def put_in_place(file: Path, directory: Path) -> None:
     else:
         locks.open_locks(directory / "locks").close()
         timeline.mark(directory)  # a death before it costs a timeline
-        sync_directory(directory)
+    sync_names(directory)  # the directory may be new, and the name of another process that died before this
     file.unlink()

@@ -56,7 +56,7 @@ from cues.forwarding import other_stores
 from cues.queues.store import Store
 from cues.storage import door, locks
 from cues.storage.backup_manifest import Backup, StoredStore, manifest_checksum
-from cues.storage.datafile import sync_directory
+from cues.storage.datafile import sync_directory, sync_names
 from cues.storage.lmdb_errors import translate
 from cues.storage.replica import Replica, ReplicaWriter, put_in_place, same_moment
 from cues.storage.retirement import MANIFEST
@@ -206,7 +206,7 @@ def backup(
             made = _write(unfinished, number, place, last, stores, told)
             faults.point("backup.written")
             unfinished.rename(place / f"{number:06d}")
-            sync_directory(place)
+            sync_names(place)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             if isinstance(error, OSError):

@@ -59,7 +59,7 @@ from cues.overrides import override
 from cues.queues.store import Store
 from cues.records import sealed
 from cues.storage import door, locks, retirement
-from cues.storage.datafile import sync_directory
+from cues.storage.datafile import sync_directory, sync_names
 from cues.storage.format_record import read_format
 from cues.storage.replica import (
     Replica,
@@ -302,7 +302,9 @@ class Follower(Closing):
             row = _row(turn, parts.cut.number)
             self._copy_of(store.id.hex()).commit(lambda writer, row=row: writer.txn.put(_COPIED, row))  # type: ignore[misc]
         self.state.save(self.dest / STATE)
-        sync_directory(self.dest)
+        for followed in self.state.stores:
+            sync_names(_folder_of(self.dest, followed))
+        sync_names(self.dest)
 
     def _counting(self, parts: Iterator[changes.Change]) -> Iterator[changes.Change]:
         for change in parts:
@@ -396,9 +398,13 @@ def _apply(copy: Replica, parts: Iterator[changes.Change], turn: int, number: Ca
     faults.point("follow.applied")
 
 
+def _folder_of(dest: Path, followed: Followed) -> Path:
+    return dest / followed.copy / COPY
+
+
 def _replica(dest: Path, followed: Followed) -> Replica:
     directory = dest
-    for name in (*Path(followed.copy).parts, COPY):
+    for name in _folder_of(dest, followed).relative_to(dest).parts:
         directory /= name
         door.folder(directory)
     return Replica(directory / "data.mdb")
