@@ -361,12 +361,29 @@ def choices(waiting: list[Change], rng: random.Random) -> Iterator[Choice]:
         yield Choice(whole, torn, sizes=rng.random() < 0.5)
 
 
+ALL_OF = 10
+"""Up to so many changes that wait, every subset of them is tried by :func:`every_choice`."""
+
+
+def every_choice(waiting: list[Change], rng: random.Random) -> Iterator[Choice]:
+    """All subsets of the changes, each one whole; and :func:`choices`, which has torn writes. Of more, those alone."""
+    yield from choices(waiting, rng)
+    for chosen in range(2 ** len(waiting) if len(waiting) <= ALL_OF else 0):
+        yield Choice(frozenset(each.number for place, each in enumerate(waiting) if chosen >> place & 1), {})
+
+
 class State(NamedTuple):
     at: int
     choice: Choice
 
 
-def states(records: list[Record], seed: int, most: int | None, ignored: Callable[[Record], bool]) -> list[State]:
+def states(
+    records: list[Record],
+    seed: int,
+    most: int | None,
+    ignored: Callable[[Record], bool],
+    chosen: Callable[[list[Change], random.Random], Iterator[Choice]] = choices,
+) -> list[State]:
     """All states within the bounds, or ``most`` of them, from all parts of the run, and always the last one.
 
     The power may go after each record. Between a sync and the mark after it nothing waits, and a state that is reached
@@ -379,7 +396,7 @@ def states(records: list[Record], seed: int, most: int | None, ignored: Callable
         disk.apply(record)
         if record.kind == SYNC or record.flags & AT_ONCE:
             durable = at
-        for choice in choices(disk.waiting(), rng):
+        for choice in chosen(disk.waiting(), rng):
             found[durable, choice.key] = State(at, choice)
     every = sorted(found.values(), key=lambda state: state.at)
     if most is None or most >= len(every):
@@ -427,5 +444,5 @@ def kind_of(record: Record) -> str:
     """Name a sync: what it makes durable, and by which call. For tables and controls."""
     if record.kind != SYNC:
         return "write at once"
-    name = re.sub(r"\d+", "N", record.first.rpartition("/")[2])
+    name = re.sub(r"(?<![a-z])[0-9a-f]*\d[0-9a-f]*", "N", record.first.rpartition("/")[2])
     return f"{record.second} {name}"

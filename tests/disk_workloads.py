@@ -5,11 +5,14 @@ Beside its writes, a program that is recorded leaves marks:
     {"disk": {"home": {"in": 5}}}       this commit of a "disk" store returned; queue "in" ends before index 5
     {"synced": {"abroad": {"out": 3}}}  a sync of a "process" store returned
     {"files": {name: content}}          these finished files were there after a transaction of a FileSink
+
+Workloads with more than stores and files are in disk_targets.py.
 """
 
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -161,6 +164,20 @@ def continue_appends(root: str, durability: str) -> dict[str, Any]:
         return {"found": found, "end": queue.last_index}
 
 
+def run_small(root: str, durability: str) -> None:
+    """Few commits, of which every subset of writes can be tried: appends, a purge and a sync."""
+    with cues.open(root + "/store", durability=durability, map_size=scenarios.MAP_BYTES) as store:
+        mark_commits(lambda: {"home": store})
+        queue = store.queue("in")
+        for n in range(1, 4):
+            queue.appender().write(message(n))
+        queue.purge(before=2)
+        store.sync()
+
+
+continue_small = continue_appends
+
+
 def look(root: str, durabilities: dict[str, str]) -> dict[str, Any]:
     """The ends of the logs of each store that is there, and what its check finds; or the error of its opening."""
     found: dict[str, Any] = {}
@@ -175,11 +192,14 @@ def look(root: str, durabilities: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def look_and_continue(function: str, root: str, argument: str, durabilities: dict[str, str]) -> dict[str, Any]:
+def look_and_continue(module: str, name: str, root: str, argument: str, durabilities: dict[str, str]) -> dict[str, Any]:
     """Everything that a judge wants to know of one state, which it changes."""
+    functions = vars(importlib.import_module(module))
     found: dict[str, Any] = {"files": files_of(root), "stores": look(root, durabilities)}
     try:
-        found["after"] = globals()[function](root, argument)
+        if f"has_{name}" in functions:
+            found["has"] = functions[f"has_{name}"](root, argument)
+        found["after"] = functions[f"continue_{name}"](root, argument)
     except REFUSED as error:
         found["refused"] = str(error)
     return found

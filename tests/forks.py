@@ -56,14 +56,14 @@ class Outcome(NamedTuple):
 
 
 class Forks:
-    """The test's end."""
+    """The test's end. The children have imported ``modules``, and the usual ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a function prints is shown beside its errors
                 pass_fds=(theirs.fileno(),),
@@ -145,9 +145,9 @@ class Started:
 
 
 @functools.cache
-def shared() -> Forks:
-    """The one of this process, from its first use to its end."""
-    found = Forks()
+def shared(*modules: str) -> Forks:
+    """The one of this process with these modules, from its first use to its end."""
+    found = Forks(*modules)
     atexit.register(found.close)
     return found
 
@@ -263,7 +263,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import forks
 
-    for module in ("scenarios", "cues.testing", "cues.engine.local", "consumers", "httpx"):
+    for module in ("scenarios", "cues.testing", "cues.engine.local", "consumers", "httpx", *sys.argv[2:]):
         with contextlib.suppress(ImportError):  # of an extra that is not installed
             importlib.import_module(module)
     from cues.cli import app

@@ -23,6 +23,7 @@ import pytest
 import scenarios
 from disk_states import AT_ONCE, LINK, SYNC, UNLINK, Record, kind_of
 from disk_workloads import APPENDS, message
+from sets import bounded
 from test_crashes import judge
 from test_power import by_message
 
@@ -68,14 +69,20 @@ def wrong_with(marks: list[str], found: dict[str, Any], durabilities: dict[str, 
     for name, content in latest(marks, "files").items():
         if found["files"].get(name) != content:
             return f"file {name} is lost or changed"
+    for name, count in latest(marks, "has").items():
+        if "has" in found and found["has"].get(name, 0) < count:
+            return f"{name}: {count} were acknowledged, and {found['has'].get(name, 0)} are there"
     return ""
 
 
 class Workload:
     """A workload by its name: how it is recorded and continued, and how its results are judged."""
 
-    def __init__(self, run: str, argument: str, **durabilities: str) -> None:
-        self.run, self.argument, self.durabilities = run, argument, durabilities
+    def __init__(
+        self, run: str, argument: str, module: str = "disk_workloads", needs: str = "", **durabilities: str
+    ) -> None:
+        """``needs``: modules that the children import only once; without the first one it is skipped."""
+        self.run, self.argument, self.module, self.needs, self.durabilities = run, argument, module, needs, durabilities
 
     def judge(self, expected: dict[str, Any], found: dict[str, Any], where: str) -> None:
         after = found["after"]
@@ -85,6 +92,8 @@ class Workload:
             judge(scenarios.find(self.argument), by_message(expected, expected), by_message(expected, after), where)
         elif self.run == "files":
             assert after == {**expected, "changed": []}, where
+        elif self.module == "disk_targets":
+            assert after == expected, f"{where}: {after}, not {expected}"
         else:
             assert after["end"] >= APPENDS, where
             assert after["found"] == [{"wrong": [], "check": []}] * 2, where
@@ -100,8 +109,14 @@ def of_graph(name: str, home: str, abroad: str) -> Workload:
     )
 
 
+def beside(run: str, argument: str, needs: str = "") -> Workload:
+    durability = argument if argument == "process" else "disk"
+    return Workload(run, argument, "disk_targets", needs, home=durability)
+
+
 WORKLOADS = {
     "appends to a disk store": Workload("appends", "disk", home="disk"),
+    "few appends": Workload("small", "disk", home="disk"),
     "appends to a process store": Workload("appends", "process", home="process"),
     "files": Workload("files", "", home="disk"),
     "files, compressed": Workload("files", "gzip", home="disk"),
@@ -111,7 +126,20 @@ WORKLOADS = {
     "forwarding from a process store": of_graph("stream abroad", "process", "disk"),
     "forwarding between process stores": of_graph("stream abroad", "process", "process"),
     "reading from a process store": of_graph("stream from abroad", "disk", "process"),
+    "a shared directory": beside("directory", "disk", "pyspark directory_steps deltalake"),
+    "a shared directory of a process store": beside("directory", "process", "pyspark directory_steps deltalake"),
+    "backups and restores": beside("backup", "disk"),
+    "compaction": beside("compact", "disk"),
+    "compaction of a process store": beside("compact", "process"),
+    "a sink into SQLite": beside("sink", "sqlite"),
+    "a table in SQLite": beside("sink", "table-sqlite", "sqlalchemy"),
+    "a Delta table": beside("sink", "delta", "deltalake"),
+    "an Iceberg table": beside("sink", "iceberg", "pyiceberg pyiceberg.catalog.sql pyiceberg.io.pyarrow"),
 }
+
+
+def children_of(workload: Workload) -> forks.Forks:
+    return forks.shared(*(workload.needs.split() and [*workload.needs.split(), workload.module]))
 
 
 class Recording(NamedTuple):
@@ -134,13 +162,16 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
     @functools.cache
     def make(name: str) -> Recording:
         workload = WORKLOADS[name]
+        if workload.needs:
+            pytest.importorskip(workload.needs.split()[0])
         beside = directory / str(len(list(directory.iterdir())))
         beside.mkdir()
         root = beside / "root"
-        made = disk_states.record(f"disk_workloads:run_{workload.run}", root, beside, workload.argument)
+        made = disk_states.record(f"{workload.module}:run_{workload.run}", root, beside, workload.argument)
         missed = disk_states.differences(disk_states.whole(made), root, beside / "copy")
         assert not missed, f"the recorder has missed writes to {missed}"
-        continued = forks.shared().run(f"disk_workloads:continue_{workload.run}", str(root), workload.argument)
+        children = children_of(workload)
+        continued = children.run(f"{workload.module}:continue_{workload.run}", str(root), workload.argument)
         return Recording(workload, made, continued.value)
 
     return make
@@ -156,11 +187,12 @@ def lose_power(
     most: int | None = None,
     ignored: Callable[[Record], bool] = happened,
     within: range | None = None,
+    chosen: Any = disk_states.choices,
 ) -> tuple[Counter[str], str]:
     """Count the states that are exact and that are refused; and say what is wrong with the first other one."""
     workload, records, expected = recording
     found: Counter[str] = Counter()
-    wanted = disk_states.states(records, SEED, most, ignored)
+    wanted = disk_states.states(records, SEED, most, ignored, chosen)
     if within is not None:
         wanted = [state for state in wanted if state.at in within]
     for state, path, marks in disk_states.replay(records, wanted, directory, ignored):
@@ -185,16 +217,26 @@ def lose_power(
 
 def one_state(workload: Workload, path: Path) -> forks.Outcome:
     """Open and continue a state in a child, which it may kill."""
-    children = forks.shared()
-    arguments = (f"continue_{workload.run}", str(path), workload.argument, workload.durabilities)
+    children = children_of(workload)
+    arguments = (workload.module, workload.run, str(path), workload.argument, workload.durabilities)
     return children.wait(children.start("disk_workloads:look_and_continue", *arguments))
 
 
 # --- tests --------------------------------------------------------------------------------------
 
 
-FEW = ("files, compressed", "forwarding", "reading from a process store")
-"""In the slow set, with a few states; the long set has all workloads."""
+FEW = {
+    "files, compressed": 10,
+    "forwarding": 10,
+    "reading from a process store": 10,
+    "a shared directory": 3,
+    "backups and restores": 4,
+    "compaction of a process store": 5,
+    "a sink into SQLite": 8,
+    "a Delta table": 4,
+    "an Iceberg table": 4,
+}
+"""The numbers of states in the slow set; the long set has all workloads, with a thousand."""
 
 
 def few_and_many(slow: Iterable[Any], values: Iterable[Any], few: int, many: int) -> list[Any]:
@@ -204,7 +246,13 @@ def few_and_many(slow: Iterable[Any], values: Iterable[Any], few: int, many: int
     ]
 
 
-@pytest.mark.parametrize(("name", "most"), few_and_many(FEW, WORKLOADS, 10, 1000))
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        *(pytest.param(name, most, marks=pytest.mark.slow) for name, most in FEW.items()),
+        *(pytest.param(name, 1000, marks=pytest.mark.long) for name in WORKLOADS),
+    ],
+)
 def test_every_state_after_a_lost_power_is_exact_or_refused(
     name: str, most: int, recording: Recorder, tmp_path: Path
 ) -> None:
@@ -213,6 +261,15 @@ def test_every_state_after_a_lost_power_is_exact_or_refused(
     assert not wrong, f"{name}: {wrong}"
     assert found["exact"], found
     print(f"{name}: {dict(found)}")
+
+
+@bounded("most", 40, None)  # type: ignore[arg-type]
+def test_all_states_of_a_small_workload(most: int | None, recording: Recorder, tmp_path: Path) -> None:
+    """At each moment each subset of up to ten writes and names; the long set makes all of these states."""
+    found, wrong = lose_power(recording("few appends"), tmp_path, most, chosen=disk_states.every_choice)
+    assert not wrong, wrong
+    print(f"few appends, all states: {dict(found)}")
+    assert found["exact"] >= 40
 
 
 MOMENTS = {
@@ -246,6 +303,13 @@ CONTROLS = [
     ("files", "fsync N-N.open"),
     ("files", "fsync N.json.next"),
     ("files", "fsync g.save"),
+    ("a shared directory", "fsync .N.json.N"),
+    ("a shared directory", "fsync N.checkpoint.parquet"),
+    ("backups and restores", "fsync backups"),
+    ("compaction", "fsync data.mdb.compact"),
+    ("a sink into SQLite", "fdatasync target.db-wal"),
+    ("a Delta table", "fsync N.json"),
+    ("an Iceberg table", "fdatasync target"),
 ]
 """A workload, and a kind of its syncs that has not happened."""
 
@@ -279,3 +343,5 @@ def test_pages_of_different_moments_are_refused_before_lmdb_follows_them(tmp_pat
     (path / "data.mdb").write_bytes(data)
     with pytest.raises(StoreDamaged, match="page"):
         cues.open(path)
+    with cues.open(path, readonly=True) as store:  # the check ends after the count of the pages
+        assert store.check()[-1].startswith("The rest was not checked")

@@ -1,0 +1,283 @@
+"""Workloads that lose their power with more than stores: shared directories, backups, compaction, databases, lakes.
+
+Each workload is up to three functions, which take a directory and an argument (test_disk_states.py runs them):
+
+    run_…         is recorded. Its marks {"has": {name: number}} say how much of something was acknowledged
+    has_…         on a state of the disk: how much of it is there, by the same names
+    continue_…    to the end of the workload: its results, which are those of an undisturbed run
+
+See disk_workloads.py for the marks of stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import contracts_sinks
+import disk_states
+import scenarios
+from disk_workloads import mark_commits, message
+
+import cues
+from cues import testing
+from cues.checkpoints import sync_names
+from cues.errors import QueueNotFound
+from cues.queues.store import Store
+from cues.tools import backup, compaction
+
+open_store = functools.partial(cues.open, map_size=scenarios.MAP_BYTES)
+
+
+def has(**numbers: int) -> None:
+    """Leave a mark: so much was acknowledged."""
+    disk_states.mark(json.dumps({"has": numbers}))
+
+
+# --- a shared directory ---------------------------------------------------------------------------
+
+COUNT = 18
+
+
+def counted(position: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    for i in range(position or 0, COUNT):
+        yield i + 1, {"i": i, "k": i % 3}
+
+
+def number(message: dict[str, Any], process: Any) -> dict[str, Any]:
+    """The number of messages of a key so far."""
+    process.state["n"] = process.state.get("n", 0) + 1
+    return {**message, "n": process.state["n"]}
+
+
+def same(message: dict[str, Any]) -> dict[str, Any]:
+    return message
+
+
+def _driver(root: str, durability: str) -> Any:
+    from directory_steps import HostRun
+
+    from cues.spark.cluster.files import LocalFiles
+
+    streams = [cues.Stream(number, "src", "out", id="a", key="k"), cues.Stream(same, "out", "end", id="b")]
+    graph = cues.Graph("g", [cues.Source("src", counted), *streams], durability=durability)
+    return HostRun(LocalFiles(root + "/queues"), graph, Path(root, "store"), size=lambda: 4)
+
+
+def _turn(run: Any, most: int) -> bool:
+    """Let each part of a driver work once; what a step has committed is acknowledged when it returns."""
+    busy = sum(run.pull(source, 3) for source in run.sources if (source.position[0] or 0) < most)
+    for each in (run.feeder, *run.stages):
+        busy += bool(each.step())
+        has(**_ends(run))
+    return bool(busy)
+
+
+def _ends(run: Any) -> dict[str, int]:
+    return {queue: directory.logs[0].next for queue, directory in run.queues.items()}
+
+
+LIVES = 3
+
+
+def run_directory(root: str, durability: str) -> None:
+    """Drivers, one after another: steps, merges of files, and checkpoints of the log of each queue."""
+    run: Any = None
+    for life in range(1, LIVES + 1):
+        run = _driver(root, durability)
+        mark_commits(lambda: {} if run.assembly.store.closed else {"home": run.assembly.store})
+        run.claim()
+        run.maintenance.merge_files = 3
+        while _turn(run, life * COUNT // LIVES):
+            pass
+        for directory in run.queues.values():
+            run.maintenance.merge(directory.logs[0])
+            directory.checkpoint()
+        run.close()
+
+
+def has_directory(root: str, durability: str) -> dict[str, int]:
+    """The messages that readers see, without a driver."""
+    from directory_steps import messages_of
+
+    from cues.spark.cluster.directory import QueueDirectory
+    from cues.spark.cluster.files import LocalFiles
+
+    found, files = {}, LocalFiles(root + "/queues", make=False)
+    for queue in ("src", "out", "end"):
+        with contextlib.suppress(QueueNotFound):
+            directory = QueueDirectory(files, queue, cues.QueueOptions(), make=False)
+            found[queue] = 1 + len(messages_of(directory))
+    return found
+
+
+def continue_directory(root: str, durability: str) -> dict[str, Any]:
+    from cues.spark.cluster import inspection
+
+    results = []
+    for _ in range(2):  # the second one finds nothing to do
+        run = _driver(root, durability)
+        try:
+            run.claim()
+            while _turn(run, COUNT):
+                pass
+            results.append({queue: run.messages(queue) for queue in run.queues})
+        finally:
+            run.close()
+    assert results[0] == results[1]
+    return {"problems": inspection.problems_of(root + "/queues"), **results[0]}
+
+
+# --- backups --------------------------------------------------------------------------------------
+
+BACKUPS = 3
+
+
+def _grow(store: Store, end: int) -> None:
+    queue = store.queue("in")
+    while (n := queue.last_index) < end:
+        queue.appender().write(message(n + 1))
+        if n % 4 == 3:
+            queue.purge(before=n - 2)
+
+
+def run_backup(root: str, _: str) -> None:
+    """Backups, each of the changes since the one before, and a restore of each."""
+    with open_store(root + "/store") as store:
+        mark_commits(lambda: {"home": store})
+        for n in range(1, BACKUPS + 1):
+            _grow(store, 4 * n)
+            backup.backup(store, root + "/backups", since="auto")
+            has(**{f"backup {n}": store.queue("in").last_index})
+            if n != 2:
+                backup.restore(root + "/backups", f"{root}/restored-{n}")
+                has(**{f"restored {n}": store.queue("in").last_index})
+
+
+def _whole(path: Path) -> int:
+    """The last index of a store whose messages are right."""
+    with open_store(path) as store:
+        problems = store.check()
+        assert not problems, problems
+        queue = store.queue("in")
+        for index, each in enumerate(queue.tailer(), queue.first_index):
+            assert each == message(index), index
+        return queue.last_index
+
+
+def has_backup(root: str, _: str) -> dict[str, int]:
+    """Each backup is restored beside; and the stores that were restored."""
+    found = {}
+    for n in backup.numbers_of(Path(root, "backups")):
+        backup.restore(root + "/backups", f"{root}/beside-{n}", at=n)
+        found[f"backup {n}"] = _whole(Path(f"{root}/beside-{n}"))
+    for n in range(1, BACKUPS + 1):
+        path = Path(f"{root}/restored-{n}")
+        if (path / "data.mdb").exists():
+            found[f"restored {n}"] = _whole(path)
+    return found
+
+
+def continue_backup(root: str, _: str) -> dict[str, Any]:
+    """A new backup, and its restore to each place in which there is no store."""
+    with open_store(root + "/store") as store:
+        _grow(store, 4 * BACKUPS)
+        backup.backup(store, root + "/backups", since="auto")
+        problems = store.check()
+    for n in range(1, BACKUPS + 1):
+        path = Path(f"{root}/restored-{n}")
+        if not (path / "data.mdb").exists():
+            backup.restore(root + "/backups", path)
+            assert _whole(path) == 4 * BACKUPS
+    return {"problems": problems, "end": _whole(Path(root, "store"))}
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+
+def run_compact(root: str, durability: str) -> None:
+    """Appends and purges, and compactions that remove a queue."""
+    for n in range(1, 4):
+        with open_store(root + "/store", durability=durability) as store:
+            mark_commits(lambda store=store: {} if store.closed else {"home": store})  # type: ignore[misc]
+            _grow(store, 5 * n)
+            store.queue(f"empty{n}")
+            store.sync()
+        gone = {"home": {f"empty{n}": 0}}
+        disk_states.mark(json.dumps({"disk": gone, "synced": gone}))
+        compaction.compact(root + "/store", remove=[f"empty{n}"])
+        has(**{f"removed {n}": 1})
+
+
+def has_compact(root: str, durability: str) -> dict[str, int]:
+    with open_store(root + "/store", durability=durability) as store:
+        queues = store.queues()
+    return {f"removed {n}": int(f"empty{n}" not in queues) for n in range(1, 4)}
+
+
+def continue_compact(root: str, durability: str) -> dict[str, Any]:
+    with open_store(root + "/store", durability=durability) as store:
+        _grow(store, 15)
+    compaction.compact(root + "/store")
+    end = _whole(Path(root, "store"))
+    return {"end": end, "beside": sorted(path.name for path in Path(root, "store").glob("*.compact"))}
+
+
+# --- targets of sinks -----------------------------------------------------------------------------
+
+ROWS = 10
+
+
+def rows(position: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    for n in range(position or 0, ROWS):
+        yield n + 1, {"n": n + 1}
+
+
+def _fill(root: str, kind: str, store: Store) -> list[int]:
+    case = contracts_sinks.SINKS[kind]
+    target = case.make(Path(root, "target"))
+    graph = cues.Graph("g", [cues.Source("in", rows, batch_size=2)])
+    graph.add(cues.Sink(case.save, "in", id="save", batch=True, batch_size=2, checkpoint=target))
+    try:
+        testing.run_until_idle(graph, store)
+        return case.numbers(target)
+    finally:
+        if hasattr(target, "close"):
+            target.close()
+
+
+def _delete_damaged_version(table: Path) -> None:
+    """Delete the last version of a Delta table if it is not whole, as its page says."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    entries = sorted((table / "_delta_log").glob("*.json"))
+    for entry in entries:
+        try:
+            for action in map(json.loads, entry.read_text().splitlines() or ["no action"]):
+                if "add" in action:
+                    pq.read_table(table / action["add"]["path"])
+        except (ValueError, OSError, pa.ArrowException):
+            assert entry == entries[-1], f"{entry.name} is damaged, and was acknowledged"
+            entry.unlink()
+
+
+def run_sink(root: str, kind: str) -> None:
+    if kind == "iceberg":  # the catalog is the user's, and so is its directory
+        Path(root, "target").mkdir()
+        sync_names(Path(root, "target"))
+    with open_store(root + "/store") as store:
+        mark_commits(lambda: {"home": store})
+        _fill(root, kind, store)
+
+
+def continue_sink(root: str, kind: str) -> dict[str, Any]:
+    if kind == "delta":
+        _delete_damaged_version(Path(root, "target", "table"))
+    with open_store(root + "/store") as store:
+        found = _fill(root, kind, store)
+        return {"rows": found, "problems": store.check() + testing.check_attempts(store)}
