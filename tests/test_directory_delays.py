@@ -27,7 +27,7 @@ from sets import slow_except
 import cues
 from cues import AnyOf, Frame, Graph, QueueOptions, Sink, Source, Stream, codec, faults, testing
 from cues.base import clock
-from cues.errors import Diverged, TopologyChanged, Unsupported
+from cues.errors import Diverged, Fenced, TopologyChanged, Unsupported
 from cues.records.provenance import Provenance
 from cues.spark.cluster import delays, inspection, operations
 from cues.spark.cluster.data import Writer
@@ -470,6 +470,17 @@ def test_a_missing_file_of_held_messages_is_damage(files: FaultyFiles) -> None:
         assert found is not None
         operations.remove(files, "g", found)
         assert files.names("_cues/delayed") == []
+
+
+@pytest.mark.slow
+def test_a_driver_that_slept_while_another_one_delivered_is_fenced(files: FaultyFiles) -> None:
+    with testing.Clock(START) as hands:
+        asleep = holding(files)
+        hands.advance(1000)
+        DriverRun(files, Graph("g", [Stream(told, "in", "out", id="told")])).claim().run()
+        with pytest.raises(Fenced):
+            asleep.run()
+    assert sorted(numbers(DriverRun(files, Graph("g", [Stream(told, "in", "out", id="told")])))) == list(range(20))
 
 
 @pytest.mark.slow

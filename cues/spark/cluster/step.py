@@ -376,7 +376,11 @@ class Stage:
             count = sum(run.left for run in lost)
             text = f"gives up {count:,} delayed messages of queues that it does not read any more"
             self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
-        move = delays.move(files, folder, known, now_ns)
+        try:
+            move = delays.move(files, folder, known, now_ns)
+        except Diverged:
+            self.ledger.check()  # the next owner may have moved them, and deleted these files
+            raise
         record, due, moved = now.number + 1, dict[str, DataFile](), dict(now.moved)
         for tailer, table in move.tables.items():
             id = self._moved.ids[tailer]
