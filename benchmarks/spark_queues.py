@@ -6,8 +6,8 @@
                run; then ten messages at a time: seconds from ``send`` to the output
     state      the same with a state for every message's key, a million keys in the end; then ten messages at a time
     history    ten messages at a time, with a thousand, 100,000 and a million files in the log of the output
-    tables     functions of tables over rows that came as a table, with queues in a store and in a directory: CPU of
-               all processes, Java too, for a row
+    tables     functions of tables over rows that came as a table, with queues in a store and in a directory, and with
+               a plain mapInArrow from and into Parquet files: CPU of all processes, Java too, for a row
     rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
                with Structured Streaming, both over the same values in Parquet files and into Parquet files
     slots      growth with executors, on simulated work: a function that sleeps, with 1 to 16 slots, workers that are
@@ -223,6 +223,37 @@ def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
             if turn:
                 yield {"what": f"two functions of tables, queues in a {kind}", **usage.by_kind(count)}
                 yield usage.memory()
+        usage = plain_tables(spark, place / f"plain-{turn}", count)
+        if turn:
+            yield {"what": "two functions of tables, mapInArrow, Parquet", **usage.by_kind(count)}
+
+
+def plain_tables(spark: Any, place: Path, count: int) -> Usage:
+    """The floor: the same rows and functions with what Spark itself has, and without queues."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def called(function: Any) -> Any:
+        def call(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                yield from function(pa.Table.from_batches([batch])).to_batches()
+
+        return call
+
+    (place / "in").mkdir(parents=True)
+    for low in range(0, count, FILE_ROWS):
+        rows = pa.Table.from_pylist(messages(low, min(count, low + FILE_ROWS)))
+        pq.write_table(rows, place / "in" / f"{low:012}.parquet")
+    with Usage() as usage:
+        fields = "id long, key long, delay double"
+        table = spark.read.parquet(str(place / "in")).mapInArrow(
+            called(flagged), f"{fields}, note string, late boolean"
+        )
+        table.write.parquet(str(place / "middle"))
+        table = spark.read.parquet(str(place / "middle")).mapInArrow(called(flagged_again), f"{fields}, late boolean")
+        table.write.parquet(str(place / "out"))
+    assert spark.read.parquet(str(place / "out")).count() == count
+    return usage
 
 
 def mapped(batches: Iterator[Any]) -> Iterator[Any]:
@@ -299,10 +330,10 @@ def growth(place: Path) -> Iterator[dict[str, Any]]:
             out = running.engine.driver.queues["out"]  # type: ignore[attr-defined]
             for messages in (slots * 20, slots * 60, count):
                 end = out.log(0).next + messages
-                for n in range(messages):
-                    running.send("in", {"n": n})
                 began = time.monotonic()
                 with Timed() as timed:
+                    for n in range(messages):
+                        running.send("in", {"n": n})
                     assert running.wait_idle(600)
                 took = time.monotonic() - began
                 assert out.log(0).next == end

@@ -55,9 +55,14 @@ if TYPE_CHECKING:
 
 STEP_MESSAGES: Final = 1_000_000
 """Most messages of a step."""
-FIRST_MESSAGES: Final = 10_000
-"""Messages of the first step. Later ones grow as long as a step takes less than :data:`STEP_S`."""
+FIRST_MESSAGES: Final = 1_000
+"""Most messages of the first step, when the time of a call is not known."""
+SECOND_MESSAGES: Final = 10_000
+"""Most messages of the second step. Later ones grow as long as a step takes less than :data:`STEP_S`."""
 STEP_S: Final = 5.0
+SLOWEST_S: Final = 2 * STEP_S
+"""The longest time of a step of slow calls, approximately: fewer messages are taken then. It is more than
+:data:`STEP_S`, because the calls of a step of few messages seem to be slow."""
 STEP_BYTES: Final = 64 << 20
 """Most bytes of messages that a step takes for each core, approximately. They are in the memory of a worker."""
 ORDERED_MESSAGES: Final = 10_000
@@ -127,7 +132,7 @@ class Stage:
         self._hasher = self._own.hasher
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._stop: ProcessorStopped | None = None
-        self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=FIRST_MESSAGES, fixed=True)
+        self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=SECOND_MESSAGES, fixed=True)
         self._each_s: float | None = None
         """The work of a message, as tasks have measured it."""
         self._each_bytes = 0.0
@@ -421,15 +426,26 @@ class Stage:
         if self.node.kind == "frame" or self.node.at_most_once:
             return options.batch_size
         if options.batch:
-            most = ORDERED_MESSAGES if self._single else self._pace.count
+            most = ORDERED_MESSAGES if self._single else self._paced
             return max(1, most // self._call_size) * self._call_size
         if not self.ordered:
-            return self._pace.count
+            return self._paced
         return options.batch_size if options.batch_size != BATCH_SIZE else ORDERED_MESSAGES
+
+    @property
+    def _paced(self) -> int:
+        """Most messages of a step, by the times of the steps before."""
+        if not self._each_s:
+            return FIRST_MESSAGES
+        return max(1, min(self._pace.count, int(SLOWEST_S * (1 if self._single else self._cores) / self._each_s)))
+
+    @property
+    def _cores(self) -> int:
+        return int(self.driver.context.defaultParallelism)
 
     def _bounded(self, ranges: dict[str, tuple[int, int]], count: int) -> int:
         """The number of messages to take: fewer than ``count`` if they are large."""
-        most = STEP_BYTES * (1 if self._single else int(self.driver.context.defaultParallelism))
+        most = STEP_BYTES * (1 if self._single else self._cores)
         if self._each_bytes:
             count = max(1, min(count, int(most / self._each_bytes)))
         for tailer, (low, _) in ranges.items():
@@ -446,7 +462,7 @@ class Stage:
         """Most messages of a call of a batch function. Tables have more, if no size is set, as a step has time."""
         size = self.node.options.batch_size
         if self.node.takes_columns and size == BATCH_SIZE and not self._single:
-            size = max(size, min(TABLE_SIZE, self._pace.count // int(self.driver.context.defaultParallelism)))
+            size = max(size, min(TABLE_SIZE, self._pace.count // self._cores))
         return size
 
     def _batch(self, count: int) -> int:
@@ -536,9 +552,8 @@ class Stage:
 
     def _tasks(self, count: int) -> int:
         """The number of tasks: one for every :data:`TASK_S` of work, as far as there are cores."""
-        cores = int(self.driver.context.defaultParallelism)
         worth = count if self._each_s is None else math.ceil(count * self._each_s / TASK_S)
-        return max(1, min(count, cores, worth))
+        return max(1, min(count, self._cores, worth))
 
     def _task(self, taking: StepRange) -> Task:
         """The common facts of the tasks of a step."""
