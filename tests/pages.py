@@ -12,6 +12,7 @@ Blocks without a language are shown, not run.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -26,6 +27,13 @@ import cues
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 HEADER = re.compile(r"# (\w+\.(?:py|toml))(?:: (add|replace (.*)))?\n")
+
+
+@functools.cache
+def names_of_tests() -> set[str]:
+    """The names of all tests, for pages that name some."""
+    texts = [path.read_text() for path in Path(__file__).parent.glob("*.py")]
+    return {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
 
 
 def run_page(page: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import names_of_tests
 
 import cues
 from cues import groups, txn
@@ -103,9 +104,26 @@ def with_refusals(page: str) -> str:
     return replaced
 
 
+REFUSED = {
+    "`max_lag=` and `max_bytes=` of a queue": "test_a_queue_for_which_writers_wait_is_refused_in_a_shared_directory",
+    "`path=` of a queue that a processor on Spark writes": "test_what_has_no_form_there_is_refused_by_name",
+    "a queue of a source as the output of a processor": "test_what_has_no_form_there_is_refused_by_name",
+    "frames with state over several partitions": "test_a_frame_that_keeps_state_over_partitions_is_refused_by_name",
+    "`spark.speculation` with sinks or `side_effects=True`": "test_speculation_is_refused_for_functions_with_effects",
+    "`renamed_from=` of a processor that DIR has under its former name": (
+        "test_a_processor_of_a_shared_directory_cannot_be_renamed"
+    ),
+}
+"""The other rows of that table: no option of a processor is refused there by itself. Each has its test."""
+
+
 def test_the_page_of_spark_has_the_options_that_spark_refuses() -> None:
     page = (DOCS / "spark.md").read_text()
     assert with_refusals(page) == page, "run: python tests/test_options_docs.py"
+    (table,) = re.findall(r"^\| refused with `--queues` \| instead \|\n\|---\|---\|\n((?:\|.*\n)+)", page, re.M)
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()]
+    assert [row for row in rows if not re.fullmatch(r"`\w+=`(?:, `\w+=`)*", row)] == list(REFUSED)
+    assert set(REFUSED.values()) <= names_of_tests()
 
 
 @pytest.mark.parametrize("section", GENERATED)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from test_format import GOLDEN
 
 import cues
-from cues.errors import GraphError
+from cues.errors import GraphError, Unsupported
 from cues.graphs.option import FACTS
 from cues.graphs.options import OPTION_NAMES, TABLE
 from cues.processors import sql
@@ -67,6 +71,39 @@ def test_queues_in_a_shared_directory_refuse_by_name_each_option_that_the_table_
             GraphError, match=rf"g\.p .*{name}=.*shared directory.* Try: run the graph without --queues"
         ):
             check(graph.plan())
+
+
+def nothing(position: Any) -> Iterator[Any]:
+    """Give no message."""
+    yield from ()
+
+
+@pytest.mark.parametrize("name", ["max_lag", "max_bytes"])
+def test_a_queue_for_which_writers_wait_is_refused_in_a_shared_directory(name: str) -> None:
+    check = pytest.importorskip("cues.spark.cluster.engine").check
+    for queue in ("in", "out"):
+        bounded = {queue: cues.QueueOptions(**{name: 10_000})}
+        graph = cues.Graph("g", [cues.Source("in"), cues.Stream(work, "in", "out", id="p")], queues=bounded)
+        with pytest.raises(GraphError, match=rf"queue '{queue}' has max_lag= or max_bytes=.* Try: remove them"):
+            check(graph.plan())
+
+
+@pytest.mark.parametrize(
+    ("name", "former", "hint"),
+    [("price", "price_each", r"give it id='price_each'"), ("arrivals", "orders", "keep the queue's name, 'orders'")],
+)
+def test_a_processor_of_a_shared_directory_cannot_be_renamed(name: str, former: str, hint: str, tmp_path: Path) -> None:
+    """The directory has files with the former name. Not a byte of it changes, and Spark is not started."""
+    pytest.importorskip("cues.spark.cluster.engine")
+    place = shutil.copytree(GOLDEN / "v1-shared", tmp_path / "shared")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    source = cues.Source("arrivals", nothing, renamed_from=former) if name == "arrivals" else cues.Source("orders")
+    stream = cues.Stream(work, source.id, "out", id="price", renamed_from=None if name == "arrivals" else former)
+    graph = cues.Graph("golden", [source, stream])
+    with pytest.raises(Unsupported, match=rf"golden\.{name} has renamed_from='{former}'.*cannot be renamed.*{hint}"):
+        graph.start(engine="spark", queues=place, store=tmp_path / "store")
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "store").exists()
 
 
 FRAMES = [

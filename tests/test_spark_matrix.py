@@ -3,14 +3,15 @@
     KINDS    the graphs of spark_graphs.py; a new one there is in the matrix
     MODES    ways to run a graph; a new one is an entry here
 
-The slow set has one mode of each kind, by a fixed rotation, and the long set has all. This command prints the table for
-the docs, ``python tests/test_spark_matrix.py``: it says what the tests hold.
+The slow set has one mode of each kind, by a fixed rotation, and the long set has all. This command writes the table of
+docs/spark-reference.md, ``python tests/test_spark_matrix.py``: it says what the tests hold.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -337,15 +338,31 @@ def queues_of(place: Path, made: Any) -> dict[str, Any]:
     return found
 
 
-def table() -> str:
-    """The table of the docs: kinds × modes."""
-    lines = [f"| graph | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
+PAGE = Path(__file__).parents[1] / "docs" / "spark-reference.md"
+
+
+def with_table(page: str) -> str:
+    """The page with the table of kinds × modes. Kinds with the same results share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for kind in KINDS:
-        refused = [refusal(kind, mode) for mode in MODES]
-        shown = [f"refused: {text}" if text else "equal" for text in refused]
-        lines.append(f"| {kind} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        rows.setdefault(tuple(refusal(kind, mode) for mode in MODES), []).append(kind)
+    lines = [f"| graphs | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
+    for refused, kinds in rows.items():
+        cells = [f"refused: {f'`{text}`' if text.endswith('=') else text}" if text else "equal" for text in refused]
+        lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")
+    table = "".join(f"{line}\n" for line in lines)
+    replaced, count = re.subn(r"^\| graphs \|.*\n(?:\|.*\n)+", lambda _: table, page, flags=re.M)
+    assert count == 1
+    return replaced
+
+
+@pytest.mark.fast
+def test_the_page_has_the_table() -> None:
+    page = PAGE.read_text()
+    assert with_table(page) == page, "run: python tests/test_spark_matrix.py"
+    cells = len(KINDS) * len(MODES)
+    assert f"{len(KINDS)} kinds of graphs and {len(MODES)} modes are {cells} cells" in page
 
 
 if __name__ == "__main__":
-    print(table())
+    PAGE.write_text(with_table(PAGE.read_text()))

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+import cues
 from cues.cli.app import COMMANDS
+from cues.errors import CuesError
 
 DOCS = Path(__file__).parents[1] / "docs"
 CUES = str(Path(sys.executable).with_name("cues"))
@@ -87,8 +89,9 @@ def options() -> set[str]:
 def test_the_manifest_for_kubernetes_starts_a_command_that_exists() -> None:
     yaml: Any = pytest.importorskip("yaml")
     (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "spark-platforms.md").read_text(), re.S)
-    service, stateful = yaml.safe_load_all(block)
-    assert service["kind"] == "Service" and stateful["kind"] == "StatefulSet"
+    by_kind = {each["kind"]: each for each in yaml.safe_load_all(block)}
+    assert set(by_kind) == {"Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet"}
+    service, stateful = by_kind["Service"], by_kind["StatefulSet"]
     assert service["spec"]["clusterIP"] == "None", "a service without an address, which names the pod"
     pod = stateful["spec"]["template"]
     assert pod["metadata"]["labels"] == service["spec"]["selector"] == stateful["spec"]["selector"]["matchLabels"]
@@ -103,9 +106,39 @@ def test_the_manifest_for_kubernetes_starts_a_command_that_exists() -> None:
     assert ports == {"driver": conf["spark.driver.port"], "blocks": conf["spark.blockManager.port"]}
     assert conf["spark.driver.host"] == service["metadata"]["name"]
     assert conf["spark.kubernetes.container.image"] == container["image"]
+    require_rights(by_kind, pod["spec"]["serviceAccountName"])
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]
     }
+
+
+def require_rights(by_kind: dict[str, Any], account: str) -> None:
+    """The account of the driver's pod is bound to a role that may do what Spark does to pods and their settings."""
+    assert by_kind["ServiceAccount"]["metadata"]["name"] == account
+    role, binding = by_kind["Role"], by_kind["RoleBinding"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert binding["roleRef"] == {
+        "apiGroup": role["apiVersion"].partition("/")[0],
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
+    (rule,) = role["rules"]
+    assert rule["apiGroups"] == [""], "the group of pods has no name"
+    assert {"pods", "configmaps"} <= set(rule["resources"])
+    assert {"create", "get", "list", "watch", "delete", "deletecollection"} <= set(rule["verbs"])
+
+
+@pytest.mark.timeout(300)
+def test_speculation_is_refused_for_functions_with_effects(spark: Any, tmp_path: Path) -> None:
+    """Nothing is written: neither the directory nor a store of the driver."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.speculation", "true")
+    places: dict[str, Any] = {"engine": "spark", "spark": session, "queues": tmp_path / "queues"}
+    for how in (cues.Sink(print, "in", id="p"), cues.Stream(print, "in", "out", id="p", side_effects=True)):
+        with pytest.raises(CuesError, match=r"spark\.speculation .* functions of g\.p .*twice.*Try: set spark\.spec"):
+            cues.Graph("g", [cues.Source("in"), how]).start(store=tmp_path / "store", **places)
+        assert not (tmp_path / "queues").exists()
 
 
 def test_the_options_of_the_pages_exist() -> None:
