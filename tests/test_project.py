@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pages import names_of_tests
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -46,6 +47,9 @@ def test_the_workflow_runs_the_test_line_of_the_readme_on_each_python_and_system
     assert PROJECT["project"]["requires-python"] == f">={pythons[0]}"
     line = jobs["fast"]["steps"][-1]["run"]
     assert f"```sh\n{line}\n```" in (ROOT / "README.md").read_text()
+    before = [step.get("run", "") for step in jobs["fast"]["steps"][:-1]]
+    assert ".ci/locked" in before[-1] and "PIP_NO_INDEX=1" in before[-1], "the lock is installed before that line"
+    assert not any("pip install" in each for each in before)
     assert jobs["all"]["steps"][-1]["run"] == ".ci/run"
 
 
@@ -66,12 +70,10 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_each_test_that_the_page_about_security_names_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
-    there = {
-        name for path in (ROOT / "tests").glob("*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())
-    }
-    assert len(named) > 20 and named <= there, named - there
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/proof.md"])
+def test_each_test_that_a_page_names_is_there(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text()))
+    assert len(named) > 20 and named <= names_of_tests(), named - names_of_tests()
 
 
 # --- the lock of CI -----------------------------------------------------------------------------------

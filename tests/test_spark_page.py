@@ -130,15 +130,21 @@ def require_rights(by_kind: dict[str, Any], account: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_speculation_is_refused_for_functions_with_effects(spark: Any, tmp_path: Path) -> None:
-    """Nothing is written: neither the directory nor a store of the driver."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
-    session.conf.set("spark.speculation", "true")
-    places: dict[str, Any] = {"engine": "spark", "spark": session, "queues": tmp_path / "queues"}
-    for how in (cues.Sink(print, "in", id="p"), cues.Stream(print, "in", "out", id="p", side_effects=True)):
-        with pytest.raises(CuesError, match=r"spark\.speculation .* functions of g\.p .*twice.*Try: set spark\.spec"):
-            cues.Graph("g", [cues.Source("in"), how]).start(store=tmp_path / "store", **places)
-        assert not (tmp_path / "queues").exists()
+    """The directory is not made."""
+    settings = {"spark.sql.legacy.setCommandRejectsSparkCoreConfs": "false", "spark.speculation": "true"}
+    sinks = cues.Sink(print, "in", id="s"), cues.Stream(print, "in", "out", id="t", side_effects=True)
+    graph = cues.Graph("g", [cues.Source("in"), *sinks])
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        with pytest.raises(
+            CuesError, match=r"spark\.speculation .* functions of g\.s, g\.t .*twice.*Try: set spark\.spec"
+        ):
+            graph.start(engine="spark", spark=spark, queues=tmp_path / "queues", store=tmp_path / "store")
+    finally:
+        for name in reversed(settings):
+            spark.conf.unset(name)
+    assert not (tmp_path / "queues").exists()
 
 
 def test_the_options_of_the_pages_exist() -> None:
