@@ -237,10 +237,10 @@ def _data_files() -> Iterator[bytes]:
 
 
 def _row(unpack: Callable[[bytes], Any], *rows: Any, modules: tuple[types.ModuleType, ...]) -> Decoder:
-    """A row with a checksum; struct.error is told as damage by the transaction that reads it."""
+    """A row with a checksum. Another form than any version wrote is damage, too."""
     seeds = [row if isinstance(row, bytes) else row.pack() for row in rows]
     pack = None if isinstance(rows[0], bytes) else lambda value: bytes(value.pack())
-    return Decoder(modules, lambda: seeds, unpack, FOREIGN, pack, _reseal)
+    return Decoder(modules, lambda: seeds, unpack, encode=pack, seal=_reseal)
 
 
 VALUES: list[Any] = [
@@ -297,7 +297,9 @@ DECODERS: dict[str, Decoder] = {
     ),
     "queue record": _row(
         lambda raw: read_record(types.SimpleNamespace(path="s"), "in", raw) and None,
-        sealed.seal_map({"identity": b"identity", "options": QueueOptions(retention=5).to_dict(), "version": 1}),
+        sealed.seal_map(
+            {"identity": b"identity", "options": QueueOptions(retention=5).to_dict(), "partitions": 1, "version": 1}
+        ),
         modules=(sealed,),
     ),
     "claim": _row(
