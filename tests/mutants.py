@@ -773,6 +773,48 @@ MUTANTS: Final = (
         ("            os.replace(draft, path)\n            self.store(draft, data)\n"),
         "test_directory_steps.py::test_a_link_whose_answer_is_lost_counts",
     ),
+    Mutant(
+        "gap-hinders-restore",
+        "cues/tools/backup.py",
+        "    problems = [problem for problem in found if not check.is_gap(problem)]\n",
+        "    problems = found\n",
+        "test_backup.py::test_a_salvaged_store_is_backed_up_and_restored_with_its_gap",
+    ),
+    Mutant(
+        "increment-of-a-salvaged-store",
+        "cues/tools/changes.py",
+        "    if any(id not in before.lines for _, id in lines):\n",
+        "    if any(first < before.next and id not in before.lines for first, id in lines):\n",
+        "test_backup.py::test_a_salvaged_store_is_backed_up_and_restored_with_its_gap",
+    ),
+    Mutant(
+        "damaged-row-is-backed-up",
+        "cues/tools/changes.py",
+        "                if not check.is_sound(name, key, value):\n",
+        "                if False:\n",
+        "test_backup.py::test_a_backup_of_a_damaged_store_is_refused_or_can_be_restored[processor_flipped]",
+    ),
+    Mutant(
+        "row-of-any-form",
+        "cues/records/sealed.py",
+        "    if not fits(value, form):\n",
+        "    if False:\n",
+        "test_row_forms.py::test_the_note_of_a_replay_ignores_new_keys_and_refuses_other_forms",
+    ),
+    Mutant(
+        "row-of-a-later-version",
+        "cues/checkpoints/deliveries.py",
+        "            if (version := _decoded(version)) == VERSION:\n",
+        "            if (version := _decoded(version)) is not None:\n",
+        "test_later_versions.py::test_a_sink_reads_no_row_of_another_version",
+    ),
+    Mutant(
+        "link-of-another-user",
+        "cues/base/trust.py",
+        "        path = directory / os.readlink(path)\n",
+        "        path = path.resolve()\n",
+        "test_permissions.py::test_files_and_links_of_others_at_random_are_trusted_as_a_model_says",
+    ),
 )
 """All mutants, by area: the commit of a step, the fence, the start, seeks, leases, hashes, sources, state, logs and
 retention, the disk and other processes, forwarding, publishers, groups and transactions, targets."""

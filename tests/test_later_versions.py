@@ -248,6 +248,16 @@ def test_what_is_not_the_row_of_a_sink_is_refused_in_words(kept: Any) -> None:
         Row.kept(kept, "The key k", "use another key.")
 
 
+def test_a_sink_reads_no_row_of_another_version() -> None:
+    """Although it has the fields of this version: they may mean something else."""
+    row = Row("ab" * 8, 2, 3, {"t": 9}, "cd" * 16)
+    for version, advice in ((2, NEWER), (0, "use another key.")):
+        for kept in ([version, *row.listed()[1:]], {"cues": version, **row.columns()}):
+            with pytest.raises(Diverged) as raised:
+                Row.kept(kept, "The key k", "use another key.")
+            assert raised.value.hint == advice
+
+
 @pytest.mark.parametrize("seals", [{}, {"t": "ab"}])
 def test_a_row_comes_back_from_each_form_in_which_targets_keep_it(seals: dict[str, str]) -> None:
     row = Row("ab" * 8, 2, 3, {"t": 9}, "cd" * 16, seals)

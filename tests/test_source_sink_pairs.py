@@ -8,6 +8,7 @@ message or need a server of their own, are skipped by name; each has a file of t
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -124,8 +125,9 @@ def judge(source: str, sink: str, place: Path, request: pytest.FixtureRequest) -
         case_of(source, contracts_sources.SOURCES, request),
         case_of(sink, contracts_sinks.SINKS, request),
     )
+    place /= uuid.uuid4().hex  # objects in memory outlive a test, and its directory may be named again
     for name in ("data", "target"):
-        (place / name).mkdir()
+        (place / name).mkdir(parents=True)
     read, target = one.make(place / "data"), other.make(place / "target")
     graph = contracts_sources.graph_over(read)
     graph.stream("rows", "numbers", id="number")(lambda message: {"n": int(one.row(message)["n"]) + 1})
