@@ -315,6 +315,8 @@ def test_a_salvaged_store_is_backed_up_and_restored_with_its_gap(tmp_path: Path)
     shutil.rmtree(store)
     (tmp_path / "salvaged").rename(store)
     with cues.open(store) as opened:
+        for n in range(40):  # so that the new store has more commits than the one before
+            opened.queue("other").appender().write({"n": n})
         opened.backup(dest, since="auto")
         opened.queue("in").appender().write({"n": 9})
         opened.backup(dest, since="auto")
