@@ -62,6 +62,8 @@ from cues.processors import SINK, columns, places, takes, waits
 from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
 
 _PROPERTY: Final = "cues.position."
+_TRIES: Final = 6
+"""Tries to make something that another one makes at the same time."""
 _TURN: Final = "cues.turn"
 _LOST_MAX: Final = 2
 """Commits that a sink loses in a row before it asks for a turn: with fewer, a chance meeting costs a commit more."""
@@ -411,16 +413,18 @@ def _commit_durably(engine: Any) -> None:
 
 
 def _made_once(make: Callable[[], Any]) -> Any:
-    """Call a function of a catalog that makes something unless it is there; again if another process was faster.
+    """Call a function of a catalog that makes something unless it is there; again if another one was faster.
 
-    pyiceberg looks first, and then makes it, so a catalog in a database refuses the second of two.
+    pyiceberg looks first, and then makes it, so a catalog in a database refuses the second of two: once for each of its
+    tables.
     """
-    try:
-        return make()
-    except Exception as error:
-        if not type(error).__module__.startswith("sqlalchemy"):
-            raise
-    return make()
+    for number in range(_TRIES):
+        try:
+            return make()
+        except Exception as error:
+            if not type(error).__module__.startswith("sqlalchemy") or number == _TRIES - 1:
+                raise
+        time.sleep(random.uniform(0, 0.02 * 2**number))  # so that two do not meet at each table
 
 
 def _transform(part: str) -> Any:
