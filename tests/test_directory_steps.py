@@ -28,7 +28,6 @@ pytest.importorskip("deltalake", reason="deltalake is not installed (pip install
 
 import hypothesis
 import pyarrow as pa
-import pyarrow.parquet as pq
 import seeds
 import terminal
 from directory_steps import (
@@ -52,7 +51,7 @@ from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorSt
 from cues.processors import sql
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
-from cues.spark.cluster import data, inspection, maintenance, operations, state_files
+from cues.spark.cluster import data, inspection, maintenance, operations, parquet, state_files
 from cues.spark.cluster import directory as directory_module
 from cues.spark.cluster import engine as engine_module
 from cues.spark.cluster import files as files_module
@@ -570,25 +569,15 @@ def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles
     run = state_files.write(files, "s", 1, rows)
     spans = [state_files.span(number, 4) for number in range(4)]
     groups = 0
-    real = state_files._opened
+    real = parquet.StoredFile.read
 
-    class Opened:
-        def __init__(self, opened: Any) -> None:
-            self.metadata, self._opened = opened.metadata, opened
-
-        def __enter__(self) -> Opened:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._opened.close()
-
-        def read_row_groups(self, numbers: list[int], **options: Any) -> Any:
-            nonlocal groups
-            groups += len(numbers)
-            return self._opened.read_row_groups(numbers, **options)
+    def counted(file: parquet.StoredFile, numbers: Any, columns: Any = None) -> Any:
+        nonlocal groups
+        groups += len(numbers)
+        return real(file, numbers, columns)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_files, "_opened", lambda files, name: Opened(real(files, name)))
+        patch.setattr(parquet.StoredFile, "read", counted)
         merged = state_files.joined([state_files.merge(files, "s", 2, [run], True, span) for span in spans])
     assert merged is not None and state_files.load(files, "s", [merged], None) == rows
     assert groups <= -(-len(rows) // state_files.GROUP_ROWS) + len(spans)
@@ -1382,16 +1371,15 @@ def test_a_reader_has_one_row_group_in_memory(files: FaultyFiles, monkeypatch: p
     monkeypatch.setattr(data, "GROUP_ROWS", 10)
     queue = queue_of(files)
     append(claimed(files, "g.p"), queue, given=numbers(1000))
-    read_group, groups = pq.ParquetFile.read_row_group, []
+    real, groups = parquet.StoredFile.read, []
 
-    def counted(file: Any, number: int, columns: list[str], **more: Any) -> Any:
-        groups.append(columns)
-        return read_group(file, number, columns=columns, **more)
+    def counted(file: parquet.StoredFile, numbers: Any, columns: Any = None) -> Any:
+        groups.append((list(numbers), columns))
+        return real(file, numbers, columns)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
-    monkeypatch.delattr(pq.ParquetFile, "read_row_groups")
+    monkeypatch.setattr(parquet.StoredFile, "read", counted)
     first = next(inspection.QueueReader(files.url, "q").read([15]))
-    assert (first.index, first.message["i"]) == (15, 15) and groups == [["time", "hash", "value"]]
+    assert (first.index, first.message["i"]) == (15, 15) and groups == [([1], ["time", "hash", "value"])]
 
 
 @pytest.mark.parametrize("damaged", ["_cues/id.json", "in/_cues/queue.json", "_cues/steps/g.p/{last}"])

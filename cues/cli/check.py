@@ -31,9 +31,7 @@ def check(place: Place, adopt: bool, output: CommandOutput) -> int:
     """
     with slowly() as say:
         problems = place.check(
-            lambda what, done, total: say(
-                f"checking {what}: {done:,} of {total:,} records", at=what, done=done, total=total
-            )
+            lambda what, done, total: say(f"checking {what}: {done:,} of {total:,}", at=what, done=done, total=total)
         )
     for problem in problems:
         output.say(problem, problem=problem)

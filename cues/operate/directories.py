@@ -396,7 +396,7 @@ class DirectoryPlace:
 
     def check(self, tell: Callable[[str, int, int], None]) -> list[str]:
         """The damage, one sentence each."""
-        return inspection.problems_of(self.location)
+        return inspection.problems_of(self.location, tell)
 
     repair: ClassVar = "restore the directory from a copy."
     """The remedy for damage."""

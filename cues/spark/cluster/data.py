@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cues import codec
 from cues.base import names
@@ -41,6 +40,7 @@ from cues.records.packed import packed_arrays, unpacked
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name, placed
 from cues.spark.cluster.files import ID, folder_of
+from cues.spark.cluster.parquet import FileWriter, StoredFile
 from cues.spark.cluster.statistics import Statistics
 from cues.spark.cluster.typed import NONE, ROWS, TypedColumns, rows_of
 from cues.steps.outgoing import place_of
@@ -96,18 +96,16 @@ def read(files: Files, piece: Piece, columns: Sequence[str] | None = COLUMNS.nam
 
     Raises :class:`Diverged` if the file is gone, or is another one.
     """
-    with _opened(files, piece) as opened:
-        groups, skipped = _groups(opened.metadata, piece.start, piece.stop)
-        # Several tasks run in one process of Spark: more threads for each would only change turns.
-        rows = opened.read_row_groups(groups, columns=None if columns is None else list(columns), use_threads=False)
-        rows = rows.replace_schema_metadata(opened.metadata.metadata)
+    with opened(files, piece) as file:
+        groups, skipped = _groups(file.sizes, piece.start, piece.stop)
+        rows = file.read(groups, columns).replace_schema_metadata(file.metadata)
     return rows.slice(piece.start - skipped, piece.stop - piece.start)
 
 
 class RowGroup(NamedTuple):
     """The rows of a piece in one row group of its file. It can be read until the next one is asked for."""
 
-    opened: Any
+    file: StoredFile
     number: int
     first: int
     """The index of the first message."""
@@ -116,23 +114,22 @@ class RowGroup(NamedTuple):
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """The rows, with those of these columns that the file has."""
-        rows = self.opened.read_row_group(self.number, columns=list(columns), use_threads=False)
-        return rows.slice(self.start, self.length)
+        return self.file.read([self.number], columns).slice(self.start, self.length)
 
     def type_of(self, column: str) -> pa.DataType | None:
         """The type of a column; None if the file does not have it."""
-        at = self.opened.schema_arrow.get_field_index(column)
-        return None if at < 0 else self.opened.schema_arrow.field(at).type
+        at = self.file.schema.get_field_index(column)
+        return None if at < 0 else self.file.schema.field(at).type
 
 
 def row_groups(files: Files, piece: Piece) -> Iterator[RowGroup]:
     """The rows of a piece, one row group after another. Raises the errors of :func:`read`."""
-    with _opened(files, piece) as opened:
-        groups, low = _groups(opened.metadata, piece.start, piece.stop)
+    with opened(files, piece) as file:
+        groups, low = _groups(file.sizes, piece.start, piece.stop)
         for group in groups:
-            high = low + opened.metadata.row_group(group).num_rows
+            high = low + file.sizes[group]
             start = max(piece.start, low)
-            yield RowGroup(opened, group, piece.file.first + start, start - low, min(piece.stop, high) - start)
+            yield RowGroup(file, group, piece.file.first + start, start - low, min(piece.stop, high) - start)
             low = high
 
 
@@ -147,41 +144,35 @@ def read_groups(files: Files, piece: Piece, columns: Sequence[str]) -> Iterator[
 
 def last_time(files: Files, folder: str, file: DataFile) -> int:
     """The last time in a file, in microseconds. Reads only its metadata."""
-    with _opened(files, Piece(folder, file, 0, file.count)) as opened:
-        groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
-    return max(int(group.column(_TIME_AT).statistics.max_raw) for group in groups)
+    with opened(files, Piece(folder, file, 0, file.count)) as stored:
+        return max(high for _, high in stored.bounds(_TIME_AT))
 
 
 @contextlib.contextmanager
-def _opened(files: Files, piece: Piece) -> Iterator[pq.ParquetFile]:
-    """The file of a piece. Raises :class:`Diverged` if it is gone, or is another one."""
+def opened(files: Files, piece: Piece) -> Iterator[StoredFile]:
+    """The file of a piece. Raises :class:`Diverged` if it is gone, or is another one, or is damaged."""
     path = f"{piece.folder}/{piece.file.name}"
+    role = "which a step has committed"
     try:
-        with pq.ParquetFile(files.open(path)) as opened:
-            if opened.metadata.num_rows != piece.file.count:
-                raise _damaged(files, path, f"has {opened.metadata.num_rows} messages, not {piece.file.count}")
-            yield opened
+        with StoredFile(files, path, role, COLUMNS) as file:
+            if file.rows != piece.file.count:
+                raise file.damaged(f"has {file.rows} messages, not {piece.file.count}")
+            yield file
     except FileNotFoundError:
         if files.size(ID) is None:
             raise Unsupported(
                 f"{socket.gethostname()} does not see {files.url}, where the queues are.",
                 "name a directory that this machine and all executors share.",
             ) from None
-        raise _damaged(files, path, "is missing") from None
-    except pa.ArrowInvalid as error:
-        raise _damaged(files, path, f"cannot be read ({error})") from error
+        raise Diverged(f"{files.url}/{path}, {role}, is missing.", "restore the directory from a copy.") from None
 
 
-def _damaged(files: Files, path: str, what: str) -> Diverged:
-    return Diverged(f"{files.url}/{path}, which a step has committed, {what}.", "restore the directory from a copy.")
-
-
-def _groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
+def _groups(sizes: Sequence[int], start: int, stop: int) -> tuple[list[int], int]:
     """The numbers of the row groups that have rows of [start, stop), and the number of rows before them."""
     groups: list[int] = []
     skipped = low = 0
-    for number in range(metadata.num_row_groups):
-        high = low + metadata.row_group(number).num_rows
+    for number, size in enumerate(sizes):
+        high = low + size
         if high <= start:
             skipped = high
         elif low < stop:
@@ -471,15 +462,15 @@ class Writer:
     def flush(self) -> None:
         if self._open is None:
             self._target = self._files.create(f"{self._folder}/{self._name}")
-            self._open = pq.ParquetWriter(
+            self._open = FileWriter(
                 self._target.__enter__(),
                 self._schema,
-                use_dictionary=["hash", *self._typed.scalars],
-                write_statistics=["offset", "time", *self._typed.scalars],
+                dictionaries=["hash", *self._typed.scalars],
+                statistics=["offset", "time", *self._typed.scalars],
             )
         table = pa.Table.from_batches(self.batches, self._schema)
         self._statistics.add(table.select(["offset", "time", "hash", *self._typed.schema.names]))
-        self._open.write_table(table, GROUP_ROWS)
+        self._open.write(table, GROUP_ROWS)
         self.batches, self._bytes = [], 0
 
     def close(self) -> DataFile | None:
@@ -487,9 +478,7 @@ class Writer:
         if not self.count:
             return None
         self.flush()
-        if self._whole:
-            self._open.add_key_value_metadata({ROWS.decode(): json.dumps(self._whole)})
-        self._open.close()
+        self._open.close({ROWS.decode(): json.dumps(self._whole)} if self._whole else {})
         self._target.__exit__(None, None, None)
         size = self._files.size(f"{self._folder}/{self._name}")
         if size is None:

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cues.base.data import dataclass
+from cues.errors import Diverged
 from cues.graphs.plan import Plan
 from cues.overrides import override
 from cues.records.columns import integers
@@ -41,6 +41,7 @@ from cues.spark.cluster import state_files
 from cues.spark.cluster.data import COLUMNS, GROUP_ROWS, Piece, Rows, provenance_arrays, read, with_place
 from cues.spark.cluster.directory import DataFile, PartitionLog
 from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.parquet import FileWriter, StoredFile
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -152,12 +153,22 @@ def _write(files: Files, folder: str, record: int, table: pa.Table) -> str:
     name = f"{record:012d}-{secrets.token_hex(6)}.parquet"
     table = table.set_column(0, "offset", integers(range(table.num_rows)))
     table = table.cast(pa.schema([*COLUMNS, *list(table.schema)[len(COLUMNS) :]]))
-    with (
-        files.create(f"{folder}/{name}") as target,
-        pq.ParquetWriter(target, table.schema, use_dictionary=False, write_statistics=False) as writer,
-    ):
-        writer.write_table(table, GROUP_ROWS)
+    with files.create(f"{folder}/{name}") as target:
+        writer = FileWriter(target, table.schema, dictionaries=[], statistics=[])
+        writer.write(table, GROUP_ROWS)
+        writer.close({})
     return name
+
+
+def held(files: Files, folder: str, name: str) -> StoredFile:
+    """A file of delayed messages. Raises :class:`Diverged` if it is missing or damaged."""
+    role = "a part of the delayed messages of a processor"
+    try:
+        return StoredFile(files, f"{folder}/{name}", role, COLUMNS)
+    except FileNotFoundError as error:
+        raise Diverged(
+            f"{files.url}/{folder}/{name}, {role}, is missing.", "restore the directory from a copy."
+        ) from error
 
 
 def _read(files: Files, folder: str, run: HeldRun, tailer: str, stop: int, columns: Sequence[str]) -> pa.Table:

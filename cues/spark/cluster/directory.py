@@ -29,6 +29,7 @@ says which checkpoint may not be on the disk yet. After a power cut that one is 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -38,16 +39,18 @@ import time
 import uuid
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote
+
+import xxhash
 
 from cues import faults
 from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.base.texts import quoted
-from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
+from cues.errors import CuesError, Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions, changed, placing_to_dict, to_open
 from cues.queues.queue import refuse_replacing, refuse_shrinking
 from cues.records.schema import INFER
@@ -400,10 +403,11 @@ class QueueDirectory:
         with self.lock:
             self._published = {}
             self._table, live = read_table(self.files, self.folder)
-            self.version = -1 if self._table is None else self._table.version()
-            if self._table is not None:
-                self.columns = TypedColumns.of_log(json.loads(self._table.schema().to_json())["fields"])
-            self._place({} if self._table is None else self._table.metadata().configuration)
+            with _log_is_read(self.files, self.folder):
+                self.version = -1 if self._table is None else self._table.version()
+                if self._table is not None:
+                    self.columns = TypedColumns.of_log(json.loads(self._table.schema().to_json())["fields"])
+                self._place({} if self._table is None else self._table.metadata().configuration)
             self._keep(live)
 
     def _place(self, configuration: Mapping[str, str]) -> None:
@@ -417,6 +421,11 @@ class QueueDirectory:
     def _keep(self, live: Iterable[DataFile]) -> None:
         shares: list[list[DataFile]] = [[] for _ in self.logs]
         for file in live:
+            if file.partition >= len(shares):
+                raise _damaged(
+                    f"The log of {self.files.url}/{self.folder} has the file {file.name} in partition"
+                    f" {file.partition}; the queue has {len(shares)}."
+                )
             shares[file.partition].append(file)
         for log, share in zip(self.logs, shares):
             log.keep(share)
@@ -425,28 +434,22 @@ class QueueDirectory:
         """Read the entries that were written since the log was read."""
         with self.lock:
             live: dict[str, DataFile] | None = None
-            while (raw := self.files.read(self._entry(self.version + 1))) is not None:
+            while (raw := self.files.read(name := self._entry(self.version + 1))) is not None:
                 if live is None:
                     live = {file.name: file for file in self.live}
+                self._apply(parsed_entry(self.files, name, raw), live)
                 self.version += 1
-                for line in raw.decode().splitlines():
-                    self._apply(json.loads(line), live)
             if live is not None:
                 self._keep(live.values())
 
-    def _apply(self, action: dict[str, Any], live: dict[str, DataFile]) -> None:
-        if "add" in action:
-            add = action["add"]
-            name, values = unquote(add["path"]), add["partitionValues"]
-            first, partition, count = int(values["first"]), int(values["partition"]), json.loads(add["stats"])
-            live[name] = DataFile(name, first, count["numRecords"], add["size"], add["modificationTime"], partition)
-        elif "remove" in action:
-            live.pop(unquote(action["remove"]["path"]), None)
-        elif "metaData" in action:
-            self.columns = TypedColumns.of_log(json.loads(action["metaData"]["schemaString"])["fields"])
-            self._place(action["metaData"]["configuration"])
-        elif "txn" in action:
-            self._published[action["txn"]["appId"]] = action["txn"]["version"]
+    def _apply(self, entry: LogEntry, live: dict[str, DataFile]) -> None:
+        if entry.metadata is not None:
+            self.columns, placing = entry.metadata
+            self._place(placing)
+        for name in entry.removed:
+            live.pop(name, None)
+        live |= {file.name: file for file in entry.added}
+        self._published |= entry.published
 
     def _entry(self, version: int) -> str:
         return f"{self.folder}/{LOG}/{version:020d}.json"
@@ -455,7 +458,8 @@ class QueueDirectory:
         """The number of the last record of a writer whose files are in the log; -1 if there is none."""
         with self.lock:
             if writer not in self._published:
-                known = None if self._table is None else self._table.transaction_version(writer)
+                with _log_is_read(self.files, self.folder):
+                    known = None if self._table is None else self._table.transaction_version(writer)
                 self._published[writer] = -1 if known is None else known
             return self._published[writer]
 
@@ -521,15 +525,12 @@ class QueueDirectory:
         self, actions: Sequence[dict[str, Any]], new: Sequence[DataFile] = (), gone: Collection[str] = ()
     ) -> bool:
         """Write the next entry. If its number is taken, read on and return False."""
-        about = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "engineInfo": "cues"}
-        lines = [_to_json(action) for action in ({"commitInfo": about}, *actions)]
-        if not self.files.put(self._entry(self.version + 1), "\n".join(lines).encode()):
+        raw, name = sealed_entry(actions), self._entry(self.version + 1)
+        if not self.files.put(name, raw):
             self.read_on()
             return False
         self.version += 1
-        for action in actions:
-            if "txn" in action or "metaData" in action:
-                self._apply(action, {})
+        self._apply(parsed_entry(self.files, name, raw), {})
         if gone:
             self._keep([*(file for file in self.live if file.name not in gone), *new])
         else:
@@ -675,6 +676,80 @@ def drop_checkpoint(files: Files, folder: str) -> bool:
     return True
 
 
+class LogEntry(NamedTuple):
+    """The actions of an entry that a queue needs."""
+
+    added: list[DataFile]
+    removed: list[str]
+    metadata: tuple[TypedColumns, Mapping[str, str]] | None
+    """The typed columns and the configuration, if the entry changes them."""
+    published: dict[str, int]
+    """By writer: the number of its record."""
+
+
+_ENTRY_SEAL: Final = re.compile(rb', "seal": "([0-9a-f]{16})"(?=\}\}(\n|$))')
+
+
+def sealed_entry(actions: Sequence[Mapping[str, Any]]) -> bytes:
+    """The bytes of an entry. The information about it, in the first line, ends with the checksum of all the rest."""
+    about = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "engineInfo": "cues"}
+    first, *lines = [_to_json(action) for action in ({"commitInfo": about}, *actions)]
+    seal = xxhash.xxh3_64_hexdigest("\n".join([first, *lines]).encode())
+    return "\n".join([f'{first[:-2]}, "seal": "{seal}"}}}}', *lines]).encode()
+
+
+def parsed_entry(files: Files, name: str, raw: bytes) -> LogEntry:
+    """Decode an entry. Raises :class:`Diverged` if it is damaged. Earlier versions and others write no checksum."""
+    try:
+        first = raw.partition(b"\n")[0]
+        seal = _ENTRY_SEAL.search(first)
+        if seal and seal[1].decode() != xxhash.xxh3_64_hexdigest(raw[: seal.start()] + raw[seal.end() :]):
+            raise ValueError("its checksum fails")
+        if not seal and b'"commitInfo"' in first and b'"seal"' in first:
+            raise ValueError("its checksum cannot be read")
+        return _entry_of([json.loads(line) for line in raw.decode().splitlines()])
+    except CuesError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise _damaged(f"The file {files.url}/{name}, an entry of the log of a queue, is damaged: {reason}.") from error
+
+
+def _entry_of(actions: Sequence[dict[str, Any]]) -> LogEntry:
+    entry = LogEntry([], [], None, {})
+    for action in actions:
+        if not isinstance(action, dict):
+            raise ValueError(f"an action is not a JSON object ({action!r})")
+        if "add" in action:
+            add = action["add"]
+            values, count = add["partitionValues"], json.loads(add["stats"])["numRecords"]
+            first, partition = int(values["first"]), int(values["partition"])
+            place = unquote(add["path"]), first, count, add["size"], add["modificationTime"], partition
+            entry.added.append(_data_file(*place))
+        elif "remove" in action:
+            entry.removed.append(unquote(action["remove"]["path"]))
+        elif "metaData" in action:
+            metadata = action["metaData"]
+            columns = TypedColumns.of_log(json.loads(metadata["schemaString"])["fields"])
+            entry = entry._replace(metadata=(columns, dict(metadata["configuration"])))
+        elif "txn" in action:
+            writer, number = action["txn"]["appId"], action["txn"]["version"]
+            if not isinstance(writer, str) or type(number) is not int:
+                raise ValueError(f"the transaction {writer!r}, {number!r}")
+            entry.published[writer] = number
+    return entry
+
+
+def _data_file(name: str, first: int, count: int, size: int, modified_ms: int, partition: int) -> DataFile:
+    """A file of the log. Raises :class:`ValueError` if one value is wrong by itself or beside the others."""
+    if not all(type(value) is int and value >= 0 for value in (first, count, size, modified_ms, partition)):
+        raise ValueError(f"the file {name} has {(first, count, size, modified_ms, partition)}, which are not counts")
+    file = DataFile(name, first, count, size, modified_ms, partition)
+    if "/" in name and not file.is_placed:
+        raise ValueError(f"the file {name} has the partition {partition} and the first message {first}")
+    return file
+
+
 def read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
     """The table of a queue, opened by delta-rs, and its files; no table if nothing was written.
 
@@ -690,17 +765,44 @@ def read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
 
 def _read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
     from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError, TableNotFoundError
 
     if not files.names(f"{folder}/{LOG}"):
         return None, []
-    try:
+    with _log_is_read(files, folder):
         table = DeltaTable(files.table(folder))
         adds = table.get_add_actions(flatten=True)
-    except (DeltaError, TableNotFoundError, OSError, ValueError) as error:
-        raise _damaged(
-            f"The log of {files.url}/{folder} cannot be read: {str(error).partition(': ParsedLogPath')[0]}."
-        ) from error
-    columns = ("path", "partition.first", "num_records", "size_bytes", "modification_time", "partition.partition")
-    rows = zip(*(adds[column].to_pylist() for column in columns))
-    return table, [DataFile(unquote(path), *rest) for path, *rest in rows]
+        columns = (
+            "path",
+            "partition.first",
+            "num_records",
+            "size_bytes",
+            "modification_time",
+            "partition.partition",
+        )
+        rows = zip(*(adds[column].to_pylist() for column in columns))
+        return table, [_data_file(unquote(path), *rest) for path, *rest in rows]
+
+
+@contextlib.contextmanager
+def _log_is_read(files: Files, folder: str) -> Iterator[None]:
+    """Turn any error of delta-rs, or of its results, into one of damage, which names the entry if one is wrong."""
+    try:
+        yield
+    except Exception as error:
+        for damage in problems_of_log(files, folder):
+            raise damage from error
+        if isinstance(error, CuesError):
+            raise
+        reason = str(error).partition(": ParsedLogPath")[0]
+        raise _damaged(f"The log of {files.url}/{folder} cannot be read: {reason}.") from error
+
+
+def problems_of_log(files: Files, folder: str) -> Iterator[CuesError]:
+    """The damage of the entries that are kept."""
+    for name in files.names(f"{folder}/{LOG}"):
+        raw = files.read(f"{folder}/{LOG}/{name}") if re.fullmatch(r"\d{20}\.json", name) else None
+        if raw is not None:
+            try:
+                parsed_entry(files, f"{folder}/{LOG}/{name}", raw)
+            except CuesError as error:
+                yield error

@@ -22,7 +22,6 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cues.base import clock, names
 from cues.base.data import dataclass
@@ -30,9 +29,11 @@ from cues.errors import CodecError, CuesError, InvalidArgument, QueueNotFound
 from cues.queues.base import check_index, view_of
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
+from cues.spark.cluster import state_files
 from cues.spark.cluster.batches import Batches
-from cues.spark.cluster.data import Piece, messages, pieces_of, read
-from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
+from cues.spark.cluster.data import Piece, messages, opened, pieces_of, read
+from cues.spark.cluster.delays import held
+from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory, problems_of_log
 from cues.spark.cluster.files import ID, Files, folder_of, name_of, open_files, parsed
 from cues.spark.cluster.ledger import LedgerRecord
 
@@ -287,35 +288,52 @@ def records_of(place: Place, processor: str, count: int | None) -> list[Processo
     """The last ``count`` records of a processor, oldest first; None: all that are kept."""
     files, folder = _files(place), f"_cues/steps/{folder_of(processor)}"
     names = files.names(folder)
-    found = []
-    for name in names if count is None else names[-count:]:
-        raw = files.read(f"{folder}/{name}")
-        if raw is not None:  # else the driver has deleted it, because it is old
-            fields = parsed(files, f"{folder}/{name}", raw)
-            record = LedgerRecord.of(int(name.removesuffix(".json")), fields)
-            found.append(ProcessorRecord(processor, record, fields))
-    return found
+    found = [_record_of(files, processor, f"{folder}/{name}") for name in (names if count is None else names[-count:])]
+    return [record for record in found if record is not None]
 
 
-def problems_of(place: Place) -> list[str]:
-    """The damage of a directory, one sentence each: what a start would refuse, and files with other contents."""
+def _record_of(files: Files, processor: str, name: str) -> ProcessorRecord | None:
+    """A record; None if the driver has deleted it, because it is old."""
+    raw = files.read(name)
+    if raw is None:
+        return None
+    fields = parsed(files, name, raw)
+    return ProcessorRecord(
+        processor, LedgerRecord.of(int(name.rpartition("/")[2].removesuffix(".json")), fields), fields
+    )
+
+
+def problems_of(place: Place, tell: Callable[[str, int, int], None] = lambda what, done, total: None) -> list[str]:
+    """The damage of a directory, one sentence each: what a start would refuse, and files with other contents.
+
+    It reads all files. ``tell`` is called after each file, with what is checked, and how much of it: messages of a
+    queue, files of a state.
+    """
     problems = list(_problems_of_names(place))
     ends: dict[str, int] = {}
     records: list[ProcessorRecord] = []
-    for processor in sorted(map(name_of, _files(place).names("_cues/steps"))):
-        try:
-            records += records_of(place, processor, 1)
-        except CuesError as error:
-            problems.append(error.message)
+    files = _files(place)
+    for processor in sorted(map(name_of, files.names("_cues/steps"))):
+        folder = f"_cues/steps/{folder_of(processor)}"
+        last = None
+        for name in files.names(folder):
+            try:
+                last = _record_of(files, processor, f"{folder}/{name}") or last
+            except CuesError as error:
+                problems.append(error.message)
+                last = None
+        records += [] if last is None else [last]
     for queue in queues_of(place):
+        damage = [error.message for error in problems_of_log(files, folder_of(queue))]
+        problems += damage
         try:
             logs = logs_of(place, queue)
         except CuesError as error:
-            problems.append(error.message)
+            problems += [] if error.message in damage else [error.message]
             continue
         ends |= {log.id: log.next for log in logs}
         live = [file for log in logs for file in log.live]
-        problems += _problems_of_files(place, queue, live)
+        problems += _problems_of_files(place, queue, live, tell)
         problems += _problems_of_writers(logs[0].directory, live, records)
     for last in records:
         wanted = {} if last.is_feeder else dict(last.positions)
@@ -328,10 +346,7 @@ def problems_of(place: Place) -> list[str]:
                 )
         if last.record.batch is not None:
             problems += _problems_of_batches(place, last)
-        for folder, needed in last.record.needs(last.processor).items():
-            what = "the state" if folder.startswith("_cues/state/") else "the delayed messages"
-            missing = sorted(needed - set(_files(place).names(folder))) if needed else []
-            problems += [f"{name}, a part of {what} of {last.processor}, is missing." for name in missing]
+        problems += _problems_of_state(place, last, tell)
     return problems
 
 
@@ -371,15 +386,33 @@ def _problems_of_writers(
             yield f"Queue {directory.queue!r} has messages of record {newest} of {writer}, which is missing."
 
 
-def _problems_of_files(place: Place, queue: str, live: list[DataFile]) -> Iterator[str]:
-    files = _files(place)
+def _problems_of_files(
+    place: Place, queue: str, live: list[DataFile], tell: Callable[[str, int, int], None]
+) -> Iterator[str]:
+    files, total, done = _files(place), sum(file.count for file in live), 0
     for file in live:
         try:
-            with pq.ParquetFile(files.open(f"{folder_of(queue)}/{file.name}")) as opened:
-                count = opened.metadata.num_rows
-        except (OSError, ValueError) as error:
-            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-            yield f"{file.name} of queue {queue!r} {reason}."
-        else:
-            if count != file.count:
-                yield f"{file.name} of queue {queue!r} has {count} messages, not {file.count}."
+            with opened(files, Piece(folder_of(queue), file, 0, file.count)) as stored:
+                stored.verify()
+        except CuesError as error:
+            yield error.message
+        done += file.count
+        tell(queue, done, total)
+
+
+def _problems_of_state(place: Place, last: ProcessorRecord, tell: Callable[[str, int, int], None]) -> Iterator[str]:
+    """The damage of the files of a processor's state and of its delayed messages."""
+    files = _files(place)
+    for folder, needed in last.record.needs(last.processor).items():
+        is_state = folder == state_files.folder_of_state(last.processor)
+        what = "state" if is_state else "delayed messages"
+        for done, name in enumerate(sorted(needed), 1):
+            try:
+                with state_files.opened(files, f"{folder}/{name}") if is_state else held(files, folder, name) as stored:
+                    stored.verify()
+            except CuesError as error:
+                # A running driver merges such files, and deletes the old ones.
+                now = records_of(place, last.processor, 1)
+                if any(name in each.record.needs(each.processor)[folder] for each in now):
+                    yield error.message
+            tell(f"files of the {what} of {last.processor}", done, len(needed))

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
 from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.parquet import FileWriter, StoredFile
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -47,7 +47,9 @@ _TASK_BYTES: Final = 64 << 20
 _CACHE_BYTES: Final = 256 << 20
 """Bytes of row groups that a worker process keeps in memory."""
 _ENTRY_BYTES: Final = 8 << 10
-"""Bytes of a row group, or of the metadata of a file, besides the data."""
+"""Bytes of a row group, or of the bounds of a file, besides the data."""
+_BOUNDS_BYTES: Final = 128
+"""Bytes of the bounds of a row group."""
 _SLOTS: Final = 1 << 64
 
 
@@ -100,18 +102,18 @@ def folder_of_state(processor: str) -> str:
 
 
 class _Cache:
-    """Row groups and metadata of files, the last used at the end."""
+    """Row groups of files and the bounds of their slots, the last used at the end."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
         self._bytes = 0
 
     def get(self, files: Files, name: str, group: int) -> Any:
-        """A row group; for -1 the metadata."""
+        """A row group; for -1 the first and the last slot of each."""
         key = files.url, name, group
         if key not in self._kept:
-            with _opened(files, name) as opened:
-                value = opened.metadata if group < 0 else opened.read_row_group(group, use_threads=False)
+            with opened(files, name) as file:
+                value = file.bounds(0) if group < 0 else file.read([group])
             self._kept[key] = value
             self._bytes += _size(value)
             while self._bytes > _CACHE_BYTES and len(self._kept) > 1:
@@ -119,9 +121,13 @@ class _Cache:
         self._kept.move_to_end(key)
         return self._kept[key]
 
+    def clear(self) -> None:
+        self._kept.clear()
+        self._bytes = 0
+
 
 def _size(value: Any) -> int:
-    return _ENTRY_BYTES + int(value.nbytes if isinstance(value, pa.Table) else value.serialized_size)
+    return _ENTRY_BYTES + (int(value.nbytes) if isinstance(value, pa.Table) else _BOUNDS_BYTES * len(value))
 
 
 _cache = _Cache()
@@ -142,21 +148,16 @@ def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table
     """The rows of a file with these slots, by row group."""
     if slots is not None and not _any(slots, *_slots_of(name)):
         return []
-    metadata = _cache.get(files, name, -1)
+    bounds = _cache.get(files, name, -1)
     if slots is None:
-        return [_cache.get(files, name, number) for number in range(metadata.num_row_groups)]
+        return [_cache.get(files, name, number) for number in range(len(bounds))]
     found = []
     wanted = pa.array(slots, pa.int64())
-    for number in range(metadata.num_row_groups):
-        bounds = metadata.row_group(number).column(0).statistics
-        if _any(slots, bounds.min, bounds.max):
+    for number, (low, high) in enumerate(bounds):
+        if _any(slots, low, high):
             group = _cache.get(files, name, number)
             found.append(group.filter(pc.is_in(group.column("slot"), value_set=wanted)))
     return found
-
-
-def _meet(bounds: Any, slots: Span) -> bool:
-    return bool(bounds.min < slots.high and bounds.max >= slots.low)
 
 
 def _slots_of(name: str) -> tuple[int, int]:
@@ -175,15 +176,13 @@ def _any(slots: Sequence[int], low: int, high: int) -> bool:
     return at < len(slots) and slots[at] <= high
 
 
-def _opened(files: Files, name: str) -> Any:
+def opened(files: Files, name: str) -> StoredFile:
+    """A file of the state. Raises :class:`Diverged` if it is missing or damaged."""
+    role = "a part of the state of a processor"
     try:
-        return pq.ParquetFile(files.open(name))
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-        raise Diverged(
-            f"{files.url}/{name}, a part of the state of a processor, {reason}.",
-            "restore the directory from a copy.",
-        ) from error
+        return StoredFile(files, name, role, _SCHEMA)
+    except FileNotFoundError as error:
+        raise Diverged(f"{files.url}/{name}, {role}, is missing.", "restore the directory from a copy.") from error
 
 
 def write(files: Files, folder: str, record: int, changes: Mapping[bytes, bytes | None]) -> StateRun:
@@ -200,11 +199,10 @@ def write(files: Files, folder: str, record: int, changes: Mapping[bytes, bytes 
 def _write(files: Files, folder: str, record: int, table: pa.Table) -> StateRun:
     slots = table.column("slot")
     name = f"{record:012d}-{slots[0].as_py():+x}-{slots[-1].as_py():+x}-{secrets.token_hex(6)}.parquet"
-    with (
-        files.create(f"{folder}/{name}") as target,
-        pq.ParquetWriter(target, _SCHEMA, use_dictionary=False, write_statistics=["slot"]) as writer,
-    ):
-        writer.write_table(table, GROUP_ROWS)
+    with files.create(f"{folder}/{name}") as target:
+        writer = FileWriter(target, _SCHEMA, dictionaries=[], statistics=["slot"])
+        writer.write(table, GROUP_ROWS)
+        writer.close({})
     return StateRun(files.size(f"{folder}/{name}") or 0, (name,))
 
 
@@ -215,13 +213,9 @@ def merge(
     tables = []
     for run in reversed(runs):
         for name in run.files:
-            with _opened(files, f"{folder}/{name}") as opened:
-                groups = [
-                    number
-                    for number in range(opened.metadata.num_row_groups)
-                    if _meet(opened.metadata.row_group(number).column(0).statistics, slots)
-                ]
-                table = opened.read_row_groups(groups, use_threads=False)
+            with opened(files, f"{folder}/{name}") as file:
+                bounds = enumerate(file.bounds(0))
+                table = file.read([number for number, (low, high) in bounds if low < slots.high and high >= slots.low])
             slot = table.column("slot")
             tables.append(table.filter(pc.and_(pc.greater_equal(slot, slots.low), pc.less_equal(slot, slots.high - 1))))
     table = pa.concat_tables(tables)
