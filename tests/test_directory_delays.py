@@ -463,7 +463,9 @@ def test_a_missing_file_of_held_messages_is_damage(files: FaultyFiles) -> None:
         (folder,) = {delays.folder_of_delayed(stage.node.id) for stage in run.stages}
         name = files.names(folder)[0]
         files.delete(f"{folder}/{name}")
-        assert inspection.problems_of(files.place) == [f"{name}, a part of the delayed messages of g.told, is missing."]
+        assert inspection.problems_of(files.place) == [
+            f"{files.url}/{folder}/{name}, a part of the delayed messages of a processor, is missing."
+        ]
         with pytest.raises(Diverged, match="Committed files are missing"):
             DriverRun(files, Graph("g", [Stream(told, "in", "out", id="told")])).claim()
         found = operations.files_of(files, "g")
