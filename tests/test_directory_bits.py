@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 def everything(place: Path) -> Any:
     """All that readers and a next start take from the directory."""
     files = LocalFiles(str(place), make=False)
-    state_files._cache.clear()
+    state_files.cache.clear()
     found: list[Any] = []
     for queue in ("in", "out"):
         directory = QueueDirectory(files, queue, QueueOptions(), make=False)

@@ -130,7 +130,8 @@ def _size(value: Any) -> int:
     return _ENTRY_BYTES + (int(value.nbytes) if isinstance(value, pa.Table) else _BOUNDS_BYTES * len(value))
 
 
-_cache = _Cache()
+cache: Final = _Cache()
+"""That of this process."""
 
 
 def load(files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] | None) -> dict[bytes, bytes]:
@@ -148,14 +149,14 @@ def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table
     """The rows of a file with these slots, by row group."""
     if slots is not None and not _any(slots, *_slots_of(name)):
         return []
-    bounds = _cache.get(files, name, -1)
+    bounds = cache.get(files, name, -1)
     if slots is None:
-        return [_cache.get(files, name, number) for number in range(len(bounds))]
+        return [cache.get(files, name, number) for number in range(len(bounds))]
     found = []
     wanted = pa.array(slots, pa.int64())
     for number, (low, high) in enumerate(bounds):
         if _any(slots, low, high):
-            group = _cache.get(files, name, number)
+            group = cache.get(files, name, number)
             found.append(group.filter(pc.is_in(group.column("slot"), value_set=wanted)))
     return found
 
