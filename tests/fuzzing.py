@@ -197,6 +197,37 @@ def _directory_records() -> Iterator[bytes]:
     ).to_json()
 
 
+def _log_entry(raw: bytes) -> Any:
+    from cues.spark.cluster.directory import parsed_entry
+
+    return parsed_entry(_Files(), "3.json", raw)  # type: ignore[arg-type]
+
+
+def _log_entries() -> Iterator[bytes]:
+    from cues.spark.cluster.directory import sealed_entry
+
+    add = {"path": "a.parquet", "partitionValues": {"partition": "0", "first": "1"}, "size": 9, "modificationTime": 7}
+    field = {"name": "n", "type": "long", "nullable": True, "metadata": {"cues.field": "n"}}
+    schema = json.dumps({"type": "struct", "fields": [field]})
+    yield sealed_entry([{"metaData": {"schemaString": schema, "configuration": {"cues.placing": "{}"}}}])
+    yield sealed_entry(
+        [
+            {"add": {**add, "stats": '{"numRecords": 5}'}},
+            {"remove": {"path": "b"}},
+            {"txn": {"appId": "g.f", "version": 2}},
+        ]
+    )
+
+
+def _seal_entry(raw: bytes) -> bytes:
+    from cues.spark.cluster.directory import sealed_entry
+
+    try:
+        return sealed_entry([json.loads(line) for line in raw.decode().splitlines()[1:]])
+    except (ValueError, RecursionError):
+        return raw
+
+
 def _seal_json(raw: bytes) -> bytes:
     from cues.spark.cluster.files import sealed_json
 
@@ -406,6 +437,12 @@ DECODERS: dict[str, Decoder] = {
         _directory_records,
         lambda raw: _directory_record(raw) and None,
         seal=_seal_json,
+    ),
+    "directory log": Decoder(
+        (importlib.import_module("cues.spark.cluster.directory"), importlib.import_module("cues.spark.cluster.typed")),
+        _log_entries,
+        lambda raw: _log_entry(raw) and None,
+        seal=_seal_entry,
     ),
     "pages": Decoder((pages,), _data_files, _pages, ()),
 }
