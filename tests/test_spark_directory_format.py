@@ -17,7 +17,6 @@ from cues import codec
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 pytest.importorskip("grpc", reason="Spark Connect is not installed (pip install 'cues-streams[test]')")
 
-import pyarrow.parquet as pq
 from children import Child
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import types as T
@@ -31,6 +30,7 @@ from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.files import open_files
 from cues.spark.cluster.maintenance import Maintenance
+from cues.spark.cluster.parquet import StoredFile
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
 from cues.spark.reading import ROW, QueueReader
 from cues.spark.streams import QueueStream
@@ -165,13 +165,13 @@ def test_queries_on_one_table_do_not_change_each_other(spark: SparkSession, tmp_
 def test_columns_that_nobody_asked_for_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue_of(tmp_path, ints(0, 10), ints(10, 20))
     read = []
-    real = pq.ParquetFile.read_row_group
+    real = StoredFile.read
 
-    def remember(self: pq.ParquetFile, group: int, columns: list[str], **more: Any) -> Any:
+    def remember(self: StoredFile, groups: Any, columns: Any = None) -> Any:
         read.append(columns)
-        return real(self, group, columns=columns, **more)
+        return real(self, groups, columns)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", remember)
+    monkeypatch.setattr(StoredFile, "read", remember)
     for schema, columns in [
         (ROW, ["time", "hash", "value"]),
         (T.StructType([ROW["index"]]), []),
