@@ -34,7 +34,7 @@ from cues.spark.cluster import inspection
 from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory, read_table
 from cues.spark.cluster.files import ID
-from cues.spark.cluster.ledger import Ledger, LedgerRecord
+from cues.spark.cluster.ledger import FORMAT, Ledger, LedgerRecord
 from cues.spark.cluster.maintenance import Maintenance
 from cues.spark.cluster.shared import SharedQueue
 from cues.spark.options import READ, READ_STREAM, QueueAddress, ReadOptions
@@ -280,8 +280,8 @@ def test_a_table_of_the_version_before_is_a_queue_of_one_partition(
               "files": {"q": [{"name": "f", "first": 5, "count": 1, "size": 1, "modified_ms": 1}]}}  # fmt: skip
     record = LedgerRecord.of(7, fields)
     assert record.ends_after() == {"q": 6}
-    with pytest.raises(Diverged, match=r"has format 5; this version reads 2 to 4\."):
-        LedgerRecord.of(7, fields | {"format": 5})
+    with pytest.raises(Diverged, match=rf"has format {FORMAT + 1}; this version reads 2 to {FORMAT}\."):
+        LedgerRecord.of(7, fields | {"format": FORMAT + 1})
 
 
 def _old_metadata(now: Any) -> Any:
