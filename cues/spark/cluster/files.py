@@ -255,7 +255,7 @@ class LocalFiles(Files):
 
     def _make_durable(self, folder: str) -> None:
         """Make a folder, and its name durable; also if it is there, for its maker may have died before the sync."""
-        if folder not in self._durable:
+        if folder not in self._durable or not os.path.isdir(folder):  # a fresh start deletes some
             os.makedirs(folder, exist_ok=True)
             sync_names(Path(folder))
             self._durable.add(folder)
