@@ -353,7 +353,7 @@ def test_a_drain_ends_the_wait_at_once_and_the_next_start_goes_on(tmp_path: Path
         assert [message["n"] for message in running.messages("out")] == list(range(10))
 
 
-def test_a_drain_during_a_try_ends_as_one_during_a_wait(tmp_path: Path) -> None:
+def test_a_drain_during_a_try_of_a_source_ends_as_one_during_a_wait(tmp_path: Path) -> None:
     graph = cues.Graph("g", store=tmp_path / "s")
     calls, ending = [], threading.Event()
 
@@ -366,9 +366,9 @@ def test_a_drain_during_a_try_ends_as_one_during_a_wait(tmp_path: Path) -> None:
         yield
 
     heard = Heard()
-    with pytest.raises(ProcessorStopped, match="Away: off"), graph.start(listeners=(heard,)) as running:
+    with graph.start(listeners=(heard,)) as running:
         until(lambda: len(calls) > 1)
-        assert not running.drain(60)
+        assert running.drain(60)
         ending.set()
     assert running.counters()["g.in"].away.endswith("off")  # the summary of the run says it
     assert [event.text for event in heard.all if "ends while what it needs is away" in event.text]
@@ -1075,7 +1075,8 @@ def test_a_wait_names_the_place_although_the_driver_does_not(part: str, tmp_path
     if part == "target":
         graph.sink("in", id="save", batch=True, checkpoint=Nameless())(lambda messages, process: None)
     waits = "g.in" if part == "source" else "g.save"
-    with pytest.raises(ProcessorStopped), graph.start() as running:
+    stopped = pytest.raises(ProcessorStopped) if part == "target" else contextlib.nullcontext()
+    with stopped, graph.start() as running:
         if part == "target":
             running.send("in", {"n": 1})
         text = until(lambda: running.counters()[waits].away)
@@ -1087,10 +1088,7 @@ def test_a_wait_names_the_place_although_the_driver_does_not(part: str, tmp_path
 def test_a_table_of_a_database_that_is_away_is_named(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     rows = Rows("postgresql+psycopg://ada@127.0.0.1:9/shop", "orders", "id", follow=True)
-    with (
-        pytest.raises(ProcessorStopped),
-        cues.Graph("g", [cues.Source("in", rows)], store=tmp_path / "s").start() as run,
-    ):
+    with cues.Graph("g", [cues.Source("in", rows)], store=tmp_path / "s").start() as run:
         text = until(lambda: run.counters()["g.in"].away)
     assert text.startswith("orders at postgresql+psycopg://ada@127.0.0.1:9/shop since ")
 

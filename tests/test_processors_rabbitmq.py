@@ -675,7 +675,7 @@ def test_a_queue_that_is_deleted_meanwhile_stops_with_its_reason(tmp_path: Path,
 
 def test_a_broker_that_is_not_there_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = RabbitQueue("amqp://127.0.0.1:1", "in")
-    with pytest.raises(ProcessorStopped, match="is away"), graph_of(source).start(store=tmp_path / "s"):
+    with graph_of(source).start(store=tmp_path / "s"):
         until(lambda: "waiting for amqp://127.0.0.1:1" in caplog.text)
     assert "ends while amqp://127.0.0.1:1 is away" in caplog.text
 

@@ -31,6 +31,7 @@ from cues.errors import CodecError, QueueOptionsError
 from cues.spark.cluster import data, typed
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.maintenance import merged
+from cues.spark.cluster.parquet import StoredFile
 from cues.spark.cluster.typed import TypedColumns
 from cues.spark.options import READ, ReadOptions
 from cues.spark.reading import ROW, QueueReader
@@ -253,13 +254,13 @@ def test_a_checkpoint_of_the_log_keeps_the_columns(files: FaultyFiles) -> None:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The columns that are read from files."""
     seen: list[str] = []
-    real = pq.ParquetFile.read_row_group
+    real = StoredFile.read
 
-    def remember(self: pq.ParquetFile, group: int, columns: list[str], **more: Any) -> Any:
+    def remember(self: StoredFile, groups: Any, columns: Any = None) -> Any:
         seen.extend(columns)
-        return real(self, group, columns=columns, **more)
+        return real(self, groups, columns)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", remember)
+    monkeypatch.setattr(StoredFile, "read", remember)
     return seen
 
 
@@ -297,6 +298,7 @@ def test_a_query_over_files_with_and_without_columns(files: FaultyFiles, read: l
     ran(files, graph_of(None, "infer"), given)
     ran(files, graph_of({"id": int}), [*orders(5, 7), {"id": 1.5}])
     schema = struct(("id", T.LongType()))
+    read.clear()
     assert [row["id"] for row in rows(files, schema)] == [0, 1, 2, None, None, 5, 6, None]
     assert set(read) == {"value", "id"}
     with pytest.raises(CodecError, match=r"Message 8, field id: found float \(1.5\)"):

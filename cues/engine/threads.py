@@ -208,12 +208,12 @@ class Worker:
 
     @property
     def left(self) -> BaseException | None:
-        """The error of what was away at the end of the run, because of which messages stay; None if nothing was.
+        """The error of what was away at the end of the run, because of which messages stay on queues; or None.
 
-        A try that had not ended counts as one that failed.
+        A try that had not ended counts as one that failed. What a source has not read is on no queue: a drain ends it.
         """
         outage = self._outage  # the thread of the unit may end it now
-        return None if outage is None else outage.error
+        return None if outage is None or isinstance(self.stepper, SourceStepper) else outage.error
 
     def _is_called_away(self) -> bool:
         """Return whether somebody has paused the unit, moved its position, or taken it over."""
