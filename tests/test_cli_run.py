@@ -424,6 +424,45 @@ def test_a_changed_topology_stops_the_start_until_it_is_accepted(graph) -> None:
     assert cues("run", path, "--idle-exit", "0", "--accept-topology").code == 0
 
 
+RAISING = """
+import cues
+graph = cues.Graph("g", errors={errors!r})
+
+@graph.source("in")
+def read(position):
+    n = position or 0
+    while n < 5:
+        n += 1
+        if {place!r} == "source" and n > 3:
+            raise ValueError("mark 77")
+        yield n, {{"n": n}}
+
+@graph.stream("in", "out")
+def change(message):
+    if {place!r} == "stream":
+        raise ValueError("mark 77")
+    return message
+
+@graph.sink("out", batch=True, errors=None)
+def save(messages):
+    if {place!r} == "sink":
+        raise ValueError("mark 77")
+"""
+
+
+@pytest.mark.parametrize("place", ["source", "stream", "sink", "errors"])
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_an_error_is_told_once(graph, place: str, json: list[str]) -> None:  # type: ignore[no-untyped-def]
+    """Beside the last line of its traceback. Errors on an error queue are one line with their number."""
+    given = {"errors": "errors", "place": "stream"} if place == "errors" else {"errors": None, "place": place}
+    path = graph(RAISING.format(**given))
+    result = cues("run", "graph.py", *json, cwd=path.parent)
+    told = [line for line in result.err.splitlines() if "mark 77" in line]
+    told = [line for line in told if line != "ValueError: mark 77" and "raise ValueError" not in line]
+    assert len(told) == 1, result.err
+    assert place == "errors" or told[0].startswith("Error: g."), told
+
+
 # --- graph files that are wrong -------------------------------------------------------------------
 
 
