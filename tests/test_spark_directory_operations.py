@@ -89,7 +89,8 @@ def test_the_commands_read_an_object_store(object_store: str) -> None:
     (name,) = [name for name in files.listed("in") if name.endswith(".parquet")]
     files.delete(f"in/{name}")
     damage = terminal.cues("check", object_store)
-    assert damage.code == 1 and json.loads(damage.out)["problem"] == f"{name} of queue 'in' is missing."
+    problem = f"{object_store}/in/{name}, which a step has committed, is missing."
+    assert damage.code == 1 and json.loads(damage.out)["problem"] == problem
     nothing = f"{object_store}-of-nobody"
     assert f"no directory of cues run --queues at {nothing}" in refused(1, "tail", f"{nothing}#in")
     assert open_files(nothing).names("") == []
