@@ -80,7 +80,8 @@ def pass_hours(files: LocalFiles, hours: float) -> None:
             entry.unlink()
         elif entry.suffix == ".json":
             older = lambda found: f'"deletionTimestamp": {int(found[1]) - int(hours * 3_600_000)}'  # noqa: E731
-            entry.write_text(re.sub(r'"deletionTimestamp": (\d+)', older, entry.read_text()))
+            text = re.sub(r', "seal": "[0-9a-f]{16}"', "", entry.read_text(), count=1)  # as of an earlier version
+            entry.write_text(re.sub(r'"deletionTimestamp": (\d+)', older, text))
 
 
 def vacuum(files: LocalFiles, queue: str) -> set[str]:
