@@ -56,11 +56,11 @@ class Pace:
             return  # the usual case
         largest = count if calls is None else max(calls)[0]
         fits = count * self.bound_ns / spent_ns if jumped else self._fits(largest, self.bound_ns)
-        fits = max(self._least, min(self.most, int(fits)))
-        if fits < self.count:
-            self.count = fits
+        size = max(self._least, min(self.most, int(fits)))
+        if size < self.count:
+            self.count = size
         elif count >= self.count:  # a step with fewer messages proves nothing about more
-            self.count = min(fits, 2 * largest)
+            self.count = min(size, 2 * largest)
 
     def _jumped(self, calls: deque[tuple[int, int]], count: int, spent_ns: int, bound_ns: int) -> bool:
         """Remember a call. Return whether it took four times as long as any before it, and twice the bound.
