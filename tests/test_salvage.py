@@ -20,6 +20,7 @@ from terminal import cues
 import cues as library
 from cues.base import names
 from cues.records import batch
+from cues.storage.pages import DataFile
 from cues.tools import check, salvage
 
 Records = dict[tuple[bytes, bytes], bytes]
@@ -216,24 +217,43 @@ def test_one_meta_page_is_enough(sound: Path, tmp_path: Path) -> None:
         assert check.walk(str(tmp_path / f"n{page}")) == []
 
 
+def bring_root_forward(store: Path) -> int:
+    """Commit until the first page of all, of which each commit writes a new one, is not at the end of the file.
+
+    Returns the bytes that the file uses.
+    """
+    for n in range(100):
+        with library.open(store) as opened:
+            opened.queue("more").appender().write({"n": n})
+            used = int(opened.info()["used"])
+        with (store / "data.mdb").open("rb") as file:
+            data = DataFile(file.fileno())
+            if data.metas[0].main.page * data.page_bytes < 0.9 * used:
+                return used
+    raise AssertionError("it is always at the end")
+
+
 @pytest.mark.slow
 def test_a_truncated_store_gives_what_is_left_and_names_the_rest(sound: Path, tmp_path: Path, forks: Forks) -> None:
-    before = records(str(sound))
-    with library.open(sound, readonly=True) as opened:
-        size = opened.info()["used"]
+    whole = copied(sound, tmp_path / "whole")
+    size = bring_root_forward(whole)
+    before = records(str(whole))
+    seen = 0
     for number, part in enumerate((0.95, 0.7, 0.3)):
-        store = copied(sound, tmp_path / f"s{number}")
+        store = copied(whole, tmp_path / f"s{number}")
         os.truncate(store / "data.mdb", int(size * part))
         with pytest.raises(library.errors.StoreDamaged):
             library.open(store)
         try:
             done = salvage.salvage(store, tmp_path / f"n{number}")
-        except library.errors.StoreDamaged:  # the last commit has put the first page of all behind the cut
+        except library.errors.StoreDamaged:
             assert not (tmp_path / f"n{number}").exists()
             continue
+        seen += 1
         found = forks.run("test_salvage:records", str(tmp_path / f"n{number}")).value
         assert all(before.get(key) == value for key, value in found.items())
-        assert done.losses
+        assert done.losses or found == before  # there may be only free pages behind the cut
+    assert seen
 
 
 @pytest.mark.parametrize("what", ["zeros", "empty", "text"])
