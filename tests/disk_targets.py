@@ -183,7 +183,7 @@ def has_backup(root: str, _: str) -> dict[str, int]:
 
 
 def continue_backup(root: str, _: str) -> dict[str, Any]:
-    """A new backup, and its restore to each place in which there is no store."""
+    """Make a backup, and restore it to each place where there is no store."""
     with open_store(root + "/store") as store:
         _grow(store, 4 * BACKUPS)
         backup.backup(store, root + "/backups", since="auto")

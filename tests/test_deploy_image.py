@@ -49,7 +49,7 @@ def square(message):
 
 
 def works(tool: str) -> bool:
-    """Whether a tool is here and can build: a client of Docker without a daemon cannot."""
+    """Return whether a tool is installed and can build. A Docker client without a daemon cannot."""
     if shutil.which(tool) is None or (tool != "docker" and os.geteuid() != 0):
         return False
     return subprocess.run([tool, "info"], capture_output=True, timeout=60, check=False).returncode == 0

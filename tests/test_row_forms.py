@@ -116,7 +116,7 @@ def uses() -> Iterator[tuple[str, Callable[[cues.Store, Path], Any]]]:
 
 
 def parts_of(raw: bytes) -> tuple[bytes, Any]:
-    """What is before the msgpack of a row, and its value; without msgpack nothing and None."""
+    """Return the bytes before the msgpack of a row, and its value; ``b""`` and None if it has no msgpack."""
     body = raw[:-8]
     for start in (0, 1, 32):
         try:

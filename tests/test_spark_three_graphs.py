@@ -121,7 +121,7 @@ class Three:
             "workers with their executors": self._worker,
             "processes that call functions": lambda chance: killed_one(chance, self._forked()),
         }
-        """How one of each kind is killed. The result is False if there is none, or it has ended meanwhile."""
+        """Functions that kill one process of a kind. They return False if there is none, or it has already ended."""
 
     def __enter__(self) -> Three:
         """Start them, and wait until all have begun. The third one needs a queue of the first."""

@@ -94,7 +94,7 @@ class Row(NamedTuple):
 
         In a map the version is ``cues``; there is none in a row of version 1. Texts of JSON and of numbers are decoded.
         Raises :class:`cues.errors.Diverged` for a row of a later version, with the advice to install a newer Cues, and
-        for everything that is no row, with the advice ``otherwise``. ``what`` names the place: a noun phrase.
+        for anything else that is not a row, with the advice ``otherwise``. ``what`` is a noun phrase for the place.
         """
         version: Any = None
         try:

@@ -371,7 +371,7 @@ class Restored:
     places: dict[str, Path] = field(default_factory=dict)
     """The directory of each store, by its name in the backup."""
     problems: list[str] = field(default_factory=list)
-    """What ``cues check`` finds in the stores: gaps, which they had when the backup was made; others if ``damaged``."""
+    """The findings of ``cues check``: gaps that were there when the backup was made, and others if ``damaged``."""
 
 
 def chain_of(dest: Path, at: int | None = None) -> list[Backup]:

@@ -98,7 +98,7 @@ class Soak:
                 other.queue(name, retention=kept(name))
         with contextlib.closing(sqlite3.connect(self.place.table)) as db:
             db.executescript(model.TABLES)
-        # A starved run may begin after more messages were written than the queues keep for nobody.
+        # A starved run may start late: its queues would by then have deleted messages, because nobody had read any.
         command = [self.python, "-m", "soak.roles", "register", str(self.place.root), "0", "1"]
         subprocess.run(command, env=self.environment, cwd=self.place.root, check=True, timeout=CALM_S)
         self.note(f"the store begins as {self.begins}")
