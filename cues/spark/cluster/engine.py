@@ -161,8 +161,8 @@ class _StageThread(_Turns):
             # Each look lists a folder, so many units look less often.
             fence_s = max(_FENCE_S, len(self._stages) / _LOOKS_PER_S)
             due_s = max(0.0, (self.stage.due_ns - clock.now_ns()) / 1e9)
-            rung = lambda: self.driver.rings != self._rings or self.running.halted  # noqa: E731
-            self.driver.bell.wait_for(rung, min(fence_s, due_s))
+            wait_s = min(fence_s, due_s)
+            self.driver.bell.wait_for(lambda: self.driver.rings != self._rings or self.running.halted, wait_s)
 
 
 class _InletThread(_Turns):
