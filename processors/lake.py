@@ -99,7 +99,7 @@ class LakeTarget(ABC):
     def misfits(self, table: Any, schema: Any) -> list[str]:
         """Return the reasons for which a table with these columns cannot be written with our options."""
 
-    def settle(self) -> None:
+    def settle(self, connection: Any) -> None:
         """Bring what was committed to the disk before the step is acknowledged, if the library does not do it."""
         return
 
@@ -324,7 +324,7 @@ class LakePositions(ABC):
         yield connection
         if connection.row is not None:
             connection.commit()
-        self._target.settle()
+        self._target.settle(connection)
 
     @abstractmethod
     def stored(self, connection: Any, processor: str) -> Row | None:
