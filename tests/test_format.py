@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gzip
 import importlib.util
 import re
 import shutil
@@ -33,19 +35,22 @@ V1 = GOLDEN / "v1"
 SEALS = GOLDEN / "v1-seals"
 UNREAD = GOLDEN / "v1-unread"
 COLUMNS = GOLDEN / "v1-columns"
+ALL = [GOLDEN / "v1-all" / name for name in ("home", "other", "replay")]
+STORES = [V1, SEALS, UNREAD, COLUMNS, *ALL]
 DOCS = Path(__file__).parent.parent / "docs" / "format.md"
 
 
-def _golden() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden_make", GOLDEN / "make.py")
+def _golden(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"golden_{name}", GOLDEN / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["golden_make"] = module
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-golden = _golden()
+golden = _golden("make")
+everything = _golden("everything")
 
 
 @pytest.fixture(params=[V1, SEALS, UNREAD], ids=lambda golden: golden.name)
@@ -61,8 +66,11 @@ def first(tmp_path: Path) -> Path:
 
 
 def copied(golden: Path, path: Path) -> Path:
-    path.mkdir()
-    shutil.copy(golden / "data.mdb", path)
+    path.mkdir(parents=True)
+    if (golden / "data.mdb").exists():
+        shutil.copy(golden / "data.mdb", path)
+    else:
+        (path / "data.mdb").write_bytes(gzip.decompress((golden / "data.mdb.gz").read_bytes()))
     return path
 
 
@@ -146,7 +154,7 @@ def test_every_golden_store_opens_grows_and_is_whole(tmp_path: Path, files: Path
 
 
 @pytest.mark.damages_stores
-@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, COLUMNS], ids=lambda files: files.name)
+@pytest.mark.parametrize("files", STORES, ids=lambda files: files.name)
 @pytest.mark.parametrize("change", [{"format": 2}, {"requires": ["seals", "of a later version"]}], ids=str)
 def test_a_golden_store_that_a_later_version_wrote_is_refused_unchanged(
     tmp_path: Path, files: Path, change: dict[str, Any]
@@ -161,6 +169,63 @@ def test_a_golden_store_that_a_later_version_wrote_is_refused_unchanged(
         with pytest.raises(StoreVersion):
             cues.open(path, readonly=readonly)
     assert (path / "data.mdb").read_bytes() == before
+
+
+def test_every_kind_of_row_is_in_a_golden_store(tmp_path: Path) -> None:
+    """The kinds are the literals of bytes in names.py; a kind that is added there needs a golden store with it."""
+    literals = {
+        node.value
+        for node in ast.walk(ast.parse(Path(names.__file__).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, bytes)
+    }
+    kinds, found = {literal.strip(b"\0:") for literal in literals} - {b""}, set()
+    for files in STORES:
+        with cues.open(copied(files, tmp_path / files.name), readonly=True) as store:
+            found |= {
+                (key.split(b"\0")[1] if place == "rows" else place.partition(":")[0].encode())
+                for place, key, _ in golden.pairs(store)
+            }
+    assert len(kinds) > 30 and found == kinds
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize("loses", [None, names.CLAIMS], ids=["whole", "control"])
+def test_a_golden_store_with_everything_is_continued_to_its_end(tmp_path: Path, loses: bytes | None) -> None:
+    """All that was under way when the files were copied; the control loses the claims of the group."""
+    homes = [copied(files, tmp_path / files.name) for files in ALL]
+    for place in homes:
+        with cues.open(place) as store:
+            assert store.check() == []
+            if loses is not None:
+                doomed = [key for _, key, _ in golden.pairs(store) if key.startswith(loses)]
+                store.core.commit(lambda txn: [txn.delete(key) for key in doomed])
+    everything.go_on(tmp_path)
+    results = {}
+    for place in homes:
+        with cues.open(place, readonly=True) as store:
+            assert store.check() == []
+            for name in store.queues():
+                results[name] = list(store.queue(name).tailer(isolation="committed"))
+    worked, jobs = sorted(message["n"] for message in results["worked"]), [job["n"] for job in everything.JOBS]
+    if loses is not None:
+        assert len(worked) > len(jobs), "the messages before the lost positions are there twice"
+        return
+    assert worked == jobs
+    every = list(range(everything.COUNT))
+    for name in ("away", "back", "later", "pended", "fired", "parted", "done", "seen"):
+        assert sorted(message["n"] for message in results[name]) == every, name
+    for key in range(3):
+        counts = [message["count"] for message in results["done"] if message["k"] == key]
+        assert counts == list(range(1, len(counts) + 1))
+    assert [message["last"] for message in results["seen"]] == every
+    assert [message["n"] for message in results["moved"]] == everything.JOURNAL
+    assert results["table"] == [{"n": 1}, {"n": 2}, {"n": 3}] and results["old"][-1] == {"n": 5}
+    assert [message["n"] for message in results["out"]] == [0, 2, 4, 6, 8]
+    assert [error.state for error in cues.list_errors(homes[0], settled=True)] == [
+        "resolved",
+        "failed again",
+        "resolved",
+    ]
 
 
 def test_a_store_with_records_of_columns_is_read(tmp_path: Path) -> None:
