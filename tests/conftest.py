@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sets
 from forks import Forks, shared
+from hypothesis import HealthCheck, settings
 from small import store as store  # the fixture of all tests
 
 import cues
@@ -43,6 +44,11 @@ SPARK_PROCESSES = {
 """Files of tests whose drivers are mostly processes of their own: half of the time of Spark."""
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 8 << 30
+
+
+# The time of an example is that of a machine with other work, and no fault of the test.
+settings.register_profile("cues", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("cues")
 
 
 def pytest_configure(config: pytest.Config) -> None:
