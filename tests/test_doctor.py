@@ -6,18 +6,20 @@ import errno
 import json
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from children import Child
 from terminal import cues as command
 
 import cues
 from cues import errors
 from cues.cli.app import run
 from cues.spark import java
-from cues.storage import locks
+from cues.storage import locks, read_slots
 from cues.storage.free_space import Space
 from cues.tools import doctor
 
@@ -68,13 +70,55 @@ def test_a_store_is_read_and_no_byte_of_its_data_changes(store: Path) -> None:
 
     before, names = files(), sorted(os.listdir(store))
     found = findings(store, "store")
-    assert [finding.state for finding in found.values()] == ["ok", "ok", "ok"]
+    assert [finding.state for finding in found.values()] == ["ok", "ok", "ok", "ok"]
     assert found["store"].facts["durability"] == "disk"
     with doctor.place(store) as place:
         assert place.probes is not None and place.probes.parent == store.parent
         doctor.examine(place)
     assert files() == before and sorted(os.listdir(store)) == names
     assert os.listdir(store.parent) == ["store"]
+
+
+READS = """
+import sys, cues
+with cues.open(sys.argv[1]) as store, store.core.view() as txn:
+    print("reads")
+    sys.stdin.read()
+"""
+
+
+def test_a_read_transaction_that_does_not_end_is_named(tmp_path: Path) -> None:
+    """Of another process, by status and doctor; the file grows meanwhile. Not named: a young one, one that ended."""
+    store = tmp_path / "s"
+
+    def commits(count: int) -> int:
+        with cues.open(store, durability="process") as opened:
+            for n in range(count):
+                opened.core.commit(lambda txn, n=n: txn.put(b"\0sub\0q\0none", b"%d" % n))
+            return opened.info()["used"]
+
+    def told() -> tuple[bool, dict[str, Any] | None, doctor.Finding]:
+        text, line = command("status", store, "--table").out, command("status", store, "--json").out.splitlines()[0]
+        return "OLD READ" in text and "Try: " in text, json.loads(line)["old_read"], findings(store, "store")["readers"]
+
+    before = commits(50)
+    assert commits(50) == before
+    with Child(READS, store) as child:
+        assert child.line() == "reads"
+        commits(50)
+        assert told()[:2] == (False, None)
+        grown = commits(read_slots.OLD_COMMITS)
+        shown, row, finding = told()
+        assert shown and finding.state == "warning" and f"process {child.pid} (" in finding.text
+        assert row is not None and row["pid"] == child.pid and row["commits"] >= read_slots.OLD_COMMITS + 50
+        child.signal(signal.SIGSTOP)
+        child.wait_stopped()
+        assert f"kill -CONT {child.pid}" in findings(store, "store")["readers"].hint
+        child.signal(signal.SIGCONT)
+        child.end()
+    assert grown > before + (64 << 20)
+    assert told()[:2] == (False, None)
+    assert commits(50) == grown
 
 
 def test_the_process_that_runs_a_graph_is_named(tmp_path: Path) -> None:

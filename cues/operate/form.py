@@ -41,6 +41,8 @@ def headline(seen: Measurement) -> str:
     if space is not None and space.is_near:
         state = "runs and appends stop" if space.is_low else f"runs and appends stop below {size(space.limit)}"
         lines.append(f"LOW DISK: {size(space.free)} free; {state} (--min-free): free space, or cues purge and compact")
+    if seen.old_read is not None:
+        lines.append(f"OLD READ: {seen.old_read.text}. Try: {seen.old_read.hint}")
     if any(queue.growth for queue in seen.queues):
         lines.append(f"Room for {size(seen.room_bytes or 0)}: {full}")
     return "\n".join(lines)
@@ -110,6 +112,7 @@ def _store(seen: Measurement) -> dict[str, Any]:
             }
             for supervisor in seen.supervisors
         },
+        "old_read": seen.old_read._asdict() if seen.old_read is not None else None,
         "readers": [vars(reader) for reader in seen.readers],
         "waits": [asdict(note) for note in seen.waits if note.edges],
         "followers": [vars(copy) for copy in seen.copies],

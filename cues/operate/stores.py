@@ -147,6 +147,7 @@ class StorePlace:
             missing=() if plan is None else tuple(node.id for node in plan.running if node.id not in known),
             waits=tuple(backpressure.notes(path)),
             copies=tuple(follower.seen(path)),
+            old_read=store.core.old_read(),
             space=free_space.look(path),
             noted=record.queues_of(path, plan.id) if plan is not None else None,
         )

@@ -49,6 +49,7 @@ from cues.storage.format_record import format_of, make_data_file, mismatch, read
 from cues.storage.group_commit import GroupCommit
 from cues.storage.lmdb_errors import DATABASES_MAX, translate
 from cues.storage.lmdb_map import MAP_BYTES, databases_wanted, may_lock, open_map, refuse_written
+from cues.storage.read_slots import read_slots
 from cues.storage.transaction import StoreTransaction, rows
 from cues.storage.writer_lock import WriterLock
 
@@ -494,11 +495,10 @@ def _check_suspect(check: Check, shared: Environment) -> None:
 
 def _before_fork() -> None:
     """Note the environments that a child may close: those without a transaction in any thread."""
-    pid = str(os.getpid())
+    pid = os.getpid()
     for shared in environments.values():
-        slots = [line.split() for line in shared.env.readers().splitlines()]
         writing = shared.writer_lock is not None and shared.writer_lock.inside
-        shared.quiet = not writing and not any(slot[:1] == [pid] for slot in slots)
+        shared.quiet = not writing and not any(slot.pid == pid for slot in read_slots(shared.env))
 
 
 def _after_fork_in_child() -> None:

@@ -35,6 +35,7 @@ from cues.errors import Closed, StoreFull
 from cues.storage import datafile, free_space, locks
 from cues.storage.format_record import record_of, write_size
 from cues.storage.lmdb_errors import translate
+from cues.storage.read_slots import read_slots
 from cues.storage.writer_lock import WriterLock
 
 _NAP_S: Final = 0.001
@@ -162,9 +163,8 @@ def _alone(shared: MappedStore) -> Iterator[None]:
 
 def _reading(shared: MappedStore) -> set[int]:
     """Return the threads of this process that have a transaction, from LMDB's table of readers."""
-    slots = [line.split() for line in shared.env.readers().splitlines()]
-    mine = [slot for slot in slots if slot[:1] == [str(os.getpid())]]
-    return {int(slot[1], 16) for slot in mine if slot[2] != "-"}
+    mine = [slot for slot in read_slots(shared.env) if slot.pid == os.getpid()]
+    return {slot.thread for slot in mine if slot.commit is not None}
 
 
 def _need_room(shared: MappedStore) -> None:

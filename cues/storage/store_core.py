@@ -27,6 +27,7 @@ from cues.storage import datafile, environment, locks, map_growth, wakeup
 from cues.storage.environment import Environment
 from cues.storage.lmdb_errors import described, translate
 from cues.storage.lmdb_map import open_lmdb, refuse_written
+from cues.storage.read_slots import OldRead, old_read
 from cues.storage.transaction import StoreTransaction
 from cues.storage.writer_lock import reentered
 
@@ -258,6 +259,11 @@ class StoreCore:
             unnamed = env.stat()
         databases = [figures for _, figures in self.figures()]
         return sum(map(datafile.pages_of, (unnamed, *databases)), start=2) * int(unnamed["psize"])
+
+    def old_read(self) -> OldRead | None:
+        """Return the read transaction, of any process, that keeps many freed pages from being used again."""
+        with self.environment.calling() as env:
+            return old_read(env)
 
     def dump(self, write: Callable[[bytes], object]) -> int:
         """Pass a compacted copy of the data file to ``write``, in pieces; returns the number of its last transaction.

@@ -554,6 +554,11 @@ def _opened(where: Place, store: Store) -> Iterator[Finding]:
         yield Finding("map", "warning", text, hint, facts)
     else:
         yield Finding("map", "ok", text, facts=facts)
+    old = store.core.old_read()
+    if old is not None:
+        yield Finding("readers", "warning", old.text, old.hint, old._asdict())
+    else:
+        yield Finding("readers", "ok", "no read transaction keeps many freed pages")
     owners: dict[int, tuple[Owner, list[str]]] = {}
     for processor in standing.processors(store):
         owner = metrics.owner(store, processor)

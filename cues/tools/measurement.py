@@ -26,6 +26,7 @@ from cues.queues.backpressure import Note
 from cues.queues.options import QueueOptions
 from cues.steps.delays import Waiting
 from cues.storage import free_space
+from cues.storage.read_slots import OldRead
 from cues.txn.operate import ConsumerMetrics, TransactionMetrics
 
 if TYPE_CHECKING:
@@ -388,6 +389,8 @@ class Measurement:
     waits: tuple[Note, ...] = ()
     """The writers that wait for readers."""
     copies: tuple[FollowerSeen, ...] = ()
+    old_read: OldRead | None = None
+    """The read transaction that keeps many freed pages from being used again."""
     space: free_space.Space | None = None
     """The space of its disk."""
     noted: QueuesPlace | None = None
