@@ -6,7 +6,6 @@ pages. The content of free pages, and the room between the entries of a page, ar
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import struct
@@ -182,7 +181,7 @@ class _Here:
     url = "here"
 
 
-def test_each_bit_of_a_json_record_is_checked_or_harmless() -> None:
+def test_each_bit_of_a_json_record_is_checked() -> None:
     """Of a shared directory: a record of a processor, of a queue, and an empty one."""
     records: list[dict[str, Any]] = [
         {},
@@ -197,13 +196,8 @@ def test_each_bit_of_a_json_record_is_checked_or_harmless() -> None:
             for bit in range(8):
                 wrong = bytearray(raw)
                 wrong[at] ^= 1 << bit
-                try:
-                    found = parsed(_Here(), "x.json", bytes(wrong))  # type: ignore[arg-type]
-                except Diverged:
-                    continue
-                # Only the name of the seal itself: the rest of the record is as it was.
-                assert {name: found.get(name) for name in record} == record, (json.dumps(record), at, bit)
-                assert len(found) == len(record) + 1
+                with pytest.raises(Diverged):
+                    parsed(_Here(), "x.json", bytes(wrong))  # type: ignore[arg-type]
 
 
 def test_the_rows_without_a_second_name_are_these(store: Path) -> None:

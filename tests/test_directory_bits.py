@@ -16,7 +16,7 @@ from sets import amounts
 from cues import Graph, QueueOptions, Stream
 from cues.errors import CuesError, Diverged
 from cues.spark.cluster import inspection, state_files
-from cues.spark.cluster.directory import QueueDirectory, parsed_entry
+from cues.spark.cluster.directory import QueueDirectory, parsed_entry, sealed_entry
 from cues.spark.cluster.files import LocalFiles
 
 KINDS = {
@@ -147,6 +147,17 @@ def test_a_damaged_entry_of_the_log_is_named_by_all_that_read_it(place: Path, wr
         running.read_on()
     assert reason in str(caught.value)
     assert any(name in problem for problem in inspection.problems_of(str(place)))
+
+
+def test_each_bit_of_an_entry_of_the_log_is_checked() -> None:
+    files = LocalFiles("/", make=False)
+    raw = sealed_entry([{"txn": {"appId": "g.sum", "version": 3}}, {"remove": {"path": "a%20b"}}])
+    for at in range(len(raw)):
+        for bit in range(8):
+            wrong = bytearray(raw)
+            wrong[at] ^= 1 << bit
+            with pytest.raises(Diverged):
+                parsed_entry(files, "0.json", bytes(wrong))
 
 
 def test_an_entry_without_a_checksum_is_read() -> None:

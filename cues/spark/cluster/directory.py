@@ -687,7 +687,8 @@ class LogEntry(NamedTuple):
     """By writer: the number of its record."""
 
 
-_ENTRY_SEAL: Final = re.compile(rb', "seal": "([0-9a-f]{16})"(?=\}\}(\n|$))')
+_ENTRY_SEAL: Final = re.compile(rb', "([^"]{4})": "([0-9a-f]{16})"(?=\}\}(\n|$))')
+"""Under any name of four bytes, because a bit of the name may have flipped."""
 
 
 def sealed_entry(actions: Sequence[Mapping[str, Any]]) -> bytes:
@@ -703,9 +704,11 @@ def parsed_entry(files: Files, name: str, raw: bytes) -> LogEntry:
     try:
         first = raw.partition(b"\n")[0]
         seal = _ENTRY_SEAL.search(first)
-        if seal and seal[1].decode() != xxhash.xxh3_64_hexdigest(raw[: seal.start()] + raw[seal.end() :]):
-            raise ValueError("its checksum fails")
-        if not seal and b'"commitInfo"' in first and b'"seal"' in first:
+        if seal:
+            fits = seal[2].decode() == xxhash.xxh3_64_hexdigest(raw[: seal.start()] + raw[seal.end() :])
+            if fits != (seal[1] == b"seal"):
+                raise ValueError("its checksum fails")
+        elif b'"commitInfo"' in first and b'"seal"' in first:
             raise ValueError("its checksum cannot be read")
         return _entry_of([json.loads(line) for line in raw.decode().splitlines()])
     except CuesError:
