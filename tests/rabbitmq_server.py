@@ -122,11 +122,21 @@ class RabbitMQ:
         return channel
 
     def declare(self, queue: str, durable: bool = True, **arguments: Any) -> None:
-        """Make a queue; ``arguments`` have underscores in the place of hyphens: ``x_queue_type="quorum"``."""
+        """Make a queue; ``arguments`` have underscores in the place of hyphens: ``x_queue_type="quorum"``.
+
+        RabbitMQ writes the name of a new quorum queue to its file up to some seconds later. Killed before that, it
+        would never have a leader for the queue again, so this waits.
+        """
         channel = self.channel()
         given = {name.replace("_", "-"): value for name, value in arguments.items()}
         channel.queue_declare(queue, durable=durable, arguments=given)
         channel.connection.close()
+        until = time.monotonic() + 60
+        while given.get("x-queue-type") == "quorum" and not any(
+            f"2F_{queue}".encode() in file.read_bytes() for file in self._path.glob("data/*/quorum/*/names.dets")
+        ):
+            assert time.monotonic() < until, "the name of the queue is not in the file"
+            time.sleep(0.05)
 
     def publish(
         self, queue: str, bodies: Iterable[bytes], ids: bool = False, confirm: bool = False, **properties: Any
