@@ -38,10 +38,11 @@ MESSAGE_BYTES_MAX, METADATA_BYTES_MAX = 1_000_000, 4_096
 HOOK = 9_999  # not of Kafka: api, error, times
 
 VERSIONS = {
-    0: 7, 1: 11, 2: 5, 3: 12, 9: 7, 10: 2, 16: 2, 18: 0, 19: 4, 20: 1, 21: 1, 22: 3, 23: 2, 24: 0, 25: 0, 26: 1, 28: 2,
-    37: 1,
+    0: 7, 1: 11, 2: 5, 3: 12, 9: 7, 10: 2, 16: 2, 17: 1, 18: 0, 19: 4, 20: 1, 21: 1, 22: 3, 23: 2, 24: 0, 25: 0, 26: 1,
+    28: 2, 36: 0, 37: 1,
 }  # fmt: skip
 """Of each API, the only version that is spoken."""
+SASL_AUTHENTICATION_FAILED = 58
 
 
 class Reader:
@@ -272,6 +273,13 @@ class Cluster:
     def _18(self, r: Reader, failure: int) -> bytes:
         listed = [pack("hhh", api, low, high) for api, high in VERSIONS.items() for low in [high if api != 18 else 0]]
         return pack("h", failure) + array(listed)
+
+    def _17(self, r: Reader, failure: int) -> bytes:
+        return pack("h", failure) + array([string("PLAIN")])
+
+    def _36(self, r: Reader, failure: int) -> bytes:
+        """Refuse every user and password (SASL); without SASL nobody is asked."""
+        return pack("h", SASL_AUTHENTICATION_FAILED) + string("Authentication failed.") + pack("i", 0)
 
     def _3(self, r: Reader, failure: int) -> bytes:
         def topic() -> str | None:
