@@ -1,11 +1,13 @@
 """Queues in a shared directory (``--queues DIR``): large steps, small steps, keyed state, history.
 
     python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--json] [--only PART,…]
+    python benchmarks/spark_queues.py --all    # each part, and before them spark.py: every rate of the pages of Spark
 
     steps      a light function over a queue that is there: messages a second of the largest steps, and of the whole
                run; then ten messages at a time: seconds from ``send`` to the output
     state      the same with a state for every message's key, a million keys in the end; then ten messages at a time
     history    ten messages at a time, with a thousand, 100,000 and a million files in the log of the output
+    frame      ten messages at a time through a frame that keeps windows: seconds until idle
     tables     functions of tables over rows that came as a table, with queues in a store and in a directory, and with
                a plain mapInArrow from and into Parquet files: CPU of all processes, Java too, for a row
     rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
@@ -25,10 +27,13 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +47,8 @@ from cues.spark.cluster.step import Stage
 
 SMALL = 10
 SMALL_STEPS = 25
+FRAME_BATCHES = 20
+WARM_BATCHES = 3
 SLOTS = (1, 2, 4, 8, 16)
 SLEEP_S = 0.02
 """A call of the simulated work."""
@@ -124,6 +131,39 @@ def run(spark: Any, place: Path, stream: cues.Stream, count: int) -> Iterator[di
         yield usage.memory()
         if stream.fn is counted:
             assert running.messages("out")[-1]["count"] == count // 1_000_000 + 1
+
+
+def windows(rows: Any) -> Any:
+    """Messages of each key in each minute."""
+    from pyspark.sql import functions as F
+
+    late = rows.withWatermark("at", "1 minute")
+    counts = late.groupBy(F.window("at", "1 minute"), "key").count()
+    return counts.select(F.col("window.start").alias("start"), "key", "count")
+
+
+def frame(spark: Any, place: Path) -> Iterator[dict[str, Any]]:
+    """The first batches are not counted: Spark plans the query, Java compiles, and Python workers start."""
+    graph = cues.Graph("g", [cues.Source("in")], durability="process")
+    graph.frame("in", "out", fields="key long, at timestamp", output_mode="update", id="windows")(windows)
+    began_at = datetime(2026, 1, 1, tzinfo=UTC)
+    how: dict[str, Any] = {"store": place / "store", "queues": place / "queues"}
+    with Usage() as usage, graph.start(engine="spark", spark=spark, **how) as running:
+        out = running.engine.driver.queues["out"]  # type: ignore[attr-defined]
+        latencies = []
+        for turn in range(WARM_BATCHES + FRAME_BATCHES):
+            start, began = out.log(0).next, time.monotonic()
+            for n in range(SMALL * turn, SMALL * (turn + 1)):
+                running.send("in", {"key": n % SMALL, "at": began_at + timedelta(seconds=n)})
+            assert running.wait_idle(120)
+            assert out.log(0).next > start
+            latencies.append(time.monotonic() - began)
+        counts = {(row["start"], row["key"]): row["count"] for row in running.messages("out")}
+        assert sum(counts.values()) == SMALL * (WARM_BATCHES + FRAME_BATCHES)
+    counted = sorted(latencies[WARM_BATCHES:])
+    what = f"{SMALL} messages through a frame with windows, until idle"
+    yield {"what": what, "s": round(statistics.median(counted), 2), "most": round(counted[-1], 2)}
+    yield usage.memory()
 
 
 def flagged(table: Any) -> Any:
@@ -371,8 +411,11 @@ def history(spark: Any, place: Path, files: int) -> Iterator[dict[str, Any]]:
         spark.conf.unset("spark.cues.mergeFiles")
 
 
+PARTS = ("steps", "state", "history", "frame", "rows", "tables", "slots")
+
+
 def sections(chosen: argparse.Namespace, room: Path) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
-    parts = chosen.only.split(",")
+    parts = list(PARTS) if chosen.all else chosen.only.split(",")
     if "slots" in parts:  # it makes sessions of its own
         yield "slots", growth(room / "slots")
     if parts == ["slots"]:
@@ -385,6 +428,8 @@ def sections(chosen: argparse.Namespace, room: Path) -> Iterator[tuple[str, Iter
         if "history" in parts:
             for files in HISTORY:
                 yield f"history {files}", history(spark, room / f"history-{files}", files)
+        if "frame" in parts:
+            yield "frame", frame(spark, room / "frame")
         if "rows" in parts:
             yield "rows", rows(spark, room / "rows", chosen.count, chosen.turns)
         if "tables" in parts:
@@ -395,10 +440,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--only", default="steps,state,history")
+    parser.add_argument("--only", default="steps,state,history", help=f"of {', '.join(PARTS)}, with commas")
+    parser.add_argument("--all", action="store_true", help="each part, and spark.py before them")
     parser.add_argument("--turns", type=int, default=3, help="of the part rows")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
+    if unknown := set(chosen.only.split(",")) - set(PARTS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is not a part: {', '.join(PARTS)}")
+    if chosen.all:
+        options = ["--count", str(chosen.count), "--cores", str(chosen.cores), *["--json"][: chosen.json]]
+        subprocess.run([sys.executable, str(Path(__file__).with_name("spark.py")), *options], check=True)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as room:
         for name, lines in sections(chosen, Path(room)):
             for line in lines:

@@ -27,7 +27,7 @@ from cues.errors import GraphError, InvalidArgument, ProcessorStopped, Unsupport
 from cues.queues.base import views_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -40,6 +40,7 @@ from small import has_ended
 from spark_cluster import until
 from spark_graphs import GRAPHS, STORE_GRAPHS
 
+from cues.spark.cluster.step import Stage
 from cues.spark.place import Site
 from cues.spark.remote import require_sight
 from cues.spark.shipping import ship
@@ -102,24 +103,31 @@ def without_times(value: Any) -> Any:
 IN_STORE = {**GRAPHS, **STORE_GRAPHS}
 
 
-def test_the_parts_of_a_failed_batch_cost_no_jobs(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "directory"])
+def test_many_batches_and_the_parts_of_those_that_fail_are_one_job(
+    shared: bool, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executor that calls the batch calls its parts too, because each job costs more than most calls."""
+    """The executor that calls the batches calls their parts too, because each job costs more than most calls."""
     jobs: list[int] = []
-    real = StretchStepper.cut
 
-    def cut(self: StretchStepper, taken: Any) -> Any:
-        jobs.append(taken.count)
-        return real(self, taken)
+    def counting(owner: Any, name: str, count: Callable[[Any], int]) -> None:
+        real = getattr(owner, name)
 
-    monkeypatch.setattr(StretchStepper, "cut", cut)
-    batches = Stream(spark_graphs.poisoned, "in", "out", batch=True, step_s=None)
+        def call(self: Any, taking: Any) -> Any:
+            jobs.append(count(taking))
+            return real(self, taking)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counting(StretchStepper, "cut", lambda taken: taken.count)
+    counting(Stage, "run", lambda taking: sum(high - low for low, high in taking.ranges.values()))
+    batches = Stream(spark_graphs.poisoned, "in", "out", batch=True, batch_size=10, step_s=None)
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("in").appender().write_many([{"n": n} for n in range(100)])
     made = Graph("g", [batches], errors="errors", durability="process")
-    with made.start(store=tmp_path / "store", engine="spark", spark=spark) as running:
-        assert running.wait_idle(timeout=60)
+    where = {"queues": tmp_path / "queues"} if shared else {}
+    with made.start(store=tmp_path / "store", engine="spark", spark=spark, **where) as running:
+        assert running.wait_idle(timeout=240)
         assert [m["n"] for m in running.messages("out")] == [n for n in range(100) if n % 50 != 7]
         assert [m["err.proc/messages"]["in"] for m in running.messages("errors")] == [[{"n": 7}], [{"n": 57}]]
     assert jobs == [100]

@@ -56,6 +56,11 @@ failure: Lost task 1.3 in stage 3.0 (TID 17) (10.0.0.7 executor 2): {}
             "credentials of the object store",
         ),
         ("java.io.IOException: No space left on device", "No space left on device", "spark.local.dir"),
+        (
+            "org.apache.spark.SparkException: Python worker failed to connect back.",
+            "Python worker failed to connect back",
+            "fewer cores",
+        ),
         ("ExecutorLostFailure (heartbeat)", "ExecutorLostFailure (heartbeat)", "look at the log of the executor"),
         ("java.lang.IllegalStateException: something new", "something new", "start again"),
     ],

@@ -13,7 +13,12 @@ from cues.base.logs import logger
 _log: Final = logger("cues.spark")
 _ADVICE: Final = (
     (
-        "Python worker exited unexpectedly|Python worker failed to connect back|EOFException",
+        "Python worker failed to connect back",
+        "give Spark fewer cores (--conf spark.executor.cores=2, or the master local[2]), or the machine less"
+        " other work; then start again. A worker process of Python did not start within Spark's ten seconds.",
+    ),
+    (
+        "Python worker exited unexpectedly|EOFException",
         "give a call fewer messages (batch_size=), or workers more memory; then start again. A worker process ended in"
         " the function: it took more memory than there is, or ended itself.",
     ),
