@@ -184,6 +184,7 @@ def run(made: Graph, place: Path, dies_at: str, **where: Any) -> None:
     assert died == bool(dies_at), running[0].stopped
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("queues", "point"),
     [
