@@ -12,6 +12,8 @@
                a plain mapInArrow from and into Parquet files: CPU of all processes, Java too, for a row
     rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
                with Structured Streaming, both over the same values in Parquet files and into Parquet files
+    floors     CPU time in one process, without Spark: decode, call and encode a message; pack a message; write and read
+               a row of four columns with pyarrow. And a job with one task that does nothing: seconds
     slots      growth with executors, on simulated work: a function that sleeps, with 1 to 16 slots, workers that are
                warm and a session for each number of slots. Efficiency: the rate by slots × the rate of one
 
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -352,6 +354,37 @@ def rows(spark: Any, place: Path, count: int, turns: int) -> Iterator[dict[str, 
                 yield {"what": f"{name}, turn {turn}", **usage.by_kind(count)}
 
 
+def floors(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
+    """The least that each part of a step costs. The best of three turns counts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    given = messages(0, count)
+    packed = [codec.pack(message) for message in given]
+    table = pa.Table.from_pylist(given)
+    file = place.with_suffix(".parquet")
+
+    def least(call: Callable[[], object], timer: Callable[[], float] = time.process_time) -> float:
+        found = []
+        for _ in range(3):
+            began = timer()
+            call()
+            found.append(timer() - began)
+        return min(found)
+
+    parts: dict[str, Callable[[], object]] = {
+        "decode, call and encode a message": lambda: [codec.pack(priced(codec.unpack(one))) for one in packed],
+        "pack a message": lambda: [codec.pack(message) for message in given],
+        "write a row, Parquet": lambda: pq.write_table(table, file, compression="zstd"),
+        "read a row, Parquet": lambda: pq.read_table(file),
+    }
+    for what, call in parts.items():
+        yield {"what": what, "CPU µs": round(least(call) * 1e6 / count, 2)}
+    context = spark.sparkContext
+    jobs = [least(lambda: context.parallelize([0], 1).map(str).collect(), time.monotonic) for _ in range(10)]
+    yield {"what": "a job with one task", "s": round(statistics.median(jobs), 3)}
+
+
 def slept(message: dict[str, Any]) -> dict[str, Any]:
     time.sleep(SLEEP_S)
     return message
@@ -411,7 +444,7 @@ def history(spark: Any, place: Path, files: int) -> Iterator[dict[str, Any]]:
         spark.conf.unset("spark.cues.mergeFiles")
 
 
-PARTS = ("steps", "state", "history", "frame", "rows", "tables", "slots")
+PARTS = ("steps", "state", "history", "frame", "rows", "tables", "floors", "slots")
 
 
 def sections(chosen: argparse.Namespace, room: Path) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
@@ -434,6 +467,8 @@ def sections(chosen: argparse.Namespace, room: Path) -> Iterator[tuple[str, Iter
             yield "rows", rows(spark, room / "rows", chosen.count, chosen.turns)
         if "tables" in parts:
             yield "tables", tables(spark, room / "tables", chosen.count)
+        if "floors" in parts:
+            yield "floors", floors(spark, room / "floors", chosen.count)
 
 
 def main() -> None:
