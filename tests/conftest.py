@@ -81,14 +81,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("stride", sets.STRIDES)
 
 
+LONG_TIMEOUT_S = 4 * 3600
+"""Of a test of the long set, which is run by name; the others have that of pyproject."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers, and before they are distributed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use Spark as slow, and keep together in one process what shares something costly."""
+    """Mark tests that use Spark as slow, give long ones their time, and keep in one process what shares something."""
     for item in items:
         assert isinstance(item, pytest.Function)
         spark = "spark" in item.fixturenames or item.path.stem.startswith("test_spark")
         if spark and not (item.get_closest_marker("fast") or item.get_closest_marker("long")):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
 

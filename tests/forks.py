@@ -59,16 +59,21 @@ class Forks:
     """The test's end. The children have imported ``modules``, and the usual ones."""
 
     def __init__(self, *modules: str) -> None:
+        self._modules, self._lock = modules, threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self._socket, theirs = socket.socketpair()
-        self._lock = threading.Lock()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *modules],
+            process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *self._modules],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a function prints is shown beside its errors
                 pass_fds=(theirs.fileno(),),
                 cwd=Path(__file__).parent,
             )
+        self._processes.append(process)
 
     def start(self, function: str, *arguments: Any) -> int:
         """Begin a call in a child of its own; returns its pid."""
@@ -107,12 +112,19 @@ class Forks:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(10)
+        for process in self._processes:
+            process.wait(10)
 
     def _ask(self, *question: Any, files: tuple[int, ...] = ()) -> Any:
         with self._lock:
-            _send(self._socket, question, files)
-            return _receive(self._socket)[0]
+            try:
+                _send(self._socket, question, files)
+                return _receive(self._socket)[0]
+            except BaseException:
+                # A time limit came between: the next test would take the answer to this question for its own.
+                self._socket.close()
+                self._begin()
+                raise
 
 
 class Started:
@@ -173,10 +185,12 @@ def _child(function: str, arguments: tuple[Any, ...], result: str) -> None:
         answer = (list(value) if isinstance(value, Iterator) else value, "")
     except BaseException:
         answer = (None, traceback.format_exc())
-    with open(result + ".part", "wb") as file:
-        file.write(pickle.dumps(answer))
-    os.rename(result + ".part", result)
-    os._exit(0)
+    try:
+        with open(result + ".part", "wb") as file:
+            file.write(pickle.dumps(answer))
+        os.rename(result + ".part", result)
+    finally:  # without its directory, nobody waits for the result
+        os._exit(0)
 
 
 def _program(code: str, words: list[str], cwd: Path, variables: dict[str, str], leads: bool, files: list[int]) -> None:
@@ -223,39 +237,38 @@ def _program(code: str, words: list[str], cwd: Path, variables: dict[str, str], 
 
 def _serve(test: socket.socket) -> None:
     directory = tempfile.mkdtemp(prefix="cues-forks-")
-    while True:
-        try:
-            (question, *rest), files = _receive(test)
-        except (EOFError, ConnectionError):
-            shutil.rmtree(directory)
-            return
-        if question in ("start", "program"):
-            pid = os.fork()
-            if pid == 0:
-                test.close()
-                if question == "program":
-                    _program(*rest, files)
-                _child(*rest, os.path.join(directory, str(os.getpid())))
-            for file in files:
-                os.close(file)
-            _send(test, pid)
-        else:
-            (pid,) = rest
-            _, status = os.waitpid(pid, os.WUNTRACED)
-            result = os.path.join(directory, str(pid))
-            outcome = Outcome(pid)
-            if os.WIFSTOPPED(status):
-                outcome = Outcome(pid, signal=os.WSTOPSIG(status), stopped=True)
-            elif os.WIFSIGNALED(status):
-                outcome = Outcome(pid, signal=os.WTERMSIG(status))
-            elif os.path.exists(result):
-                with open(result, "rb") as file:
-                    value, error = pickle.loads(file.read())
-                os.unlink(result)
-                outcome = Outcome(pid, value, error=error)
-            else:
-                outcome = Outcome(pid, code=os.waitstatus_to_exitcode(status))
-            _send(test, outcome)
+    try:
+        while True:
+            question, files = _receive(test)
+            _send(test, _answer(test, directory, files, *question))
+    except (EOFError, ConnectionError):  # the test has closed its end
+        shutil.rmtree(directory)
+
+
+def _answer(test: socket.socket, directory: str, files: list[int], question: str, *rest: Any) -> Any:
+    if question in ("start", "program"):
+        pid = os.fork()
+        if pid == 0:
+            test.close()
+            if question == "program":
+                _program(*rest, files)
+            _child(*rest, os.path.join(directory, str(os.getpid())))
+        for file in files:
+            os.close(file)
+        return pid
+    (pid,) = rest
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    result = os.path.join(directory, str(pid))
+    if os.WIFSTOPPED(status):
+        return Outcome(pid, signal=os.WSTOPSIG(status), stopped=True)
+    if os.WIFSIGNALED(status):
+        return Outcome(pid, signal=os.WTERMSIG(status))
+    if os.path.exists(result):
+        with open(result, "rb") as file:
+            value, error = pickle.loads(file.read())
+        os.unlink(result)
+        return Outcome(pid, value, error=error)
+    return Outcome(pid, code=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
