@@ -12,7 +12,8 @@ from cues import codec
 from cues.base import names
 from cues.graphs import processor_rows
 from cues.queues.log import KEY, Log
-from cues.records.positions import NO_SEAL, POSITION, pack_reader, unpack_reader
+from cues.records import sealed
+from cues.records.positions import NO_SEAL, POSITION, unpack_reader
 from cues.storage import transaction
 
 MAP_BYTES = 4 << 20
@@ -145,11 +146,11 @@ def swap_records(store: cues.Store, txn: Any) -> None:
 
 
 def next_too_far(store: cues.Store, txn: Any) -> None:
-    from cues.records.log_row import pack_row
+    from cues.records.log_row import put_row
 
     log = Log(store, "numbers")
     row = log.row(txn)
-    txn.put(log.key, pack_row(row._replace(next=row.next + 5)))
+    put_row(txn, log.key, row._replace(next=row.next + 5))
 
 
 def row_flipped(store: cues.Store, txn: Any) -> None:
@@ -164,17 +165,17 @@ def row_gone(store: cues.Store, txn: Any) -> None:
 
 
 def other_identity(store: cues.Store, txn: Any) -> None:
-    from cues.records.log_row import pack_row
+    from cues.records.log_row import put_row
 
     log = Log(store, "purged")
-    txn.put(log.key, pack_row(log.row(txn)._replace(identity=b"12345678")))
+    put_row(txn, log.key, log.row(txn)._replace(identity=b"12345678"))
 
 
 def _change_position(txn: Any, **changes: Any) -> None:
     row = processor_rows.read_row(txn, "g.count")
     assert row is not None
     positions = (row.positions[0]._replace(**changes),)
-    txn.put(names.processor_key("g.count"), row._replace(positions=positions).pack())
+    sealed.put(txn, names.processor_key("g.count"), row._replace(positions=positions).pack())
 
 
 def position_beyond(store: cues.Store, txn: Any) -> None:
@@ -201,7 +202,7 @@ def topology_gone(store: cues.Store, txn: Any) -> None:
 
 
 def topology_alone(store: cues.Store, txn: Any) -> None:
-    txn.put(names.topology_key("g.nobody"), txn.get(names.topology_key("g.save")))
+    sealed.put(txn, names.topology_key("g.nobody"), txn.get(names.topology_key("g.save"))[:-8])
 
 
 def reader_unknown(store: cues.Store, txn: Any) -> None:
@@ -210,13 +211,13 @@ def reader_unknown(store: cues.Store, txn: Any) -> None:
 
 def named_tailer_beyond(store: cues.Store, txn: Any) -> None:
     key = names.reader_key("plain", 0, "reader")
-    identity, _, seal = unpack_reader(txn.get(key), "plain", "reader")
-    txn.put(key, pack_reader(identity, 10**6, seal))
+    identity, _, seal = unpack_reader(key, txn.get(key), "plain", "reader")
+    sealed.put(txn, key, POSITION.pack(identity, 10**6, seal))
 
 
 def named_tailer_of_an_old_version_beyond(store: cues.Store, txn: Any) -> None:
     key = names.reader_key("plain", 0, "reader")
-    identity, _, seal = unpack_reader(txn.get(key), "plain", "reader")
+    identity, _, seal = unpack_reader(key, txn.get(key), "plain", "reader")
     txn.put(key, POSITION.pack(identity, 10**6, seal))
 
 

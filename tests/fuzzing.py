@@ -83,8 +83,12 @@ class Failure(AssertionError):
 # --- decoders -------------------------------------------------------------------------------------
 
 
+ROW = names.queue_key("in")
+"""The key of the rows."""
+
+
 def _reseal(raw: bytes) -> bytes:
-    return sealed.seal(raw[:-8])
+    return sealed.seal(ROW, raw[:-8])
 
 
 def _record(raw: bytes) -> Any:
@@ -269,8 +273,8 @@ def _data_files() -> Iterator[bytes]:
 
 def _row(unpack: Callable[[bytes], Any], *rows: Any, modules: tuple[types.ModuleType, ...]) -> Decoder:
     """A row with a checksum. Another form than any version wrote is damage, too."""
-    seeds = [row if isinstance(row, bytes) else row.pack() for row in rows]
-    pack = None if isinstance(rows[0], bytes) else lambda value: bytes(value.pack())
+    seeds = [sealed.seal(ROW, row if isinstance(row, bytes) else row.pack()) for row in rows]
+    pack = None if isinstance(rows[0], bytes) else lambda value: sealed.seal(ROW, value.pack())
     return Decoder(modules, lambda: seeds, unpack, encode=pack, seal=_reseal)
 
 
@@ -304,62 +308,62 @@ DECODERS: dict[str, Decoder] = {
         FOREIGN,
     ),
     "log row": _row(
-        lambda raw: log_row.unpack_row(raw),
-        log_row.pack_row(log_row.LogRow(b"identity", 1, 9, 17, 2)),
+        lambda raw: log_row.unpack_row(ROW, raw),
+        log_row.ROW.pack(b"identity", 1, 9, 17, 2),
         modules=(log_row, sealed),
     ),
     "processor row": _row(
-        lambda raw: processor_rows.ProcessorRow.unpack(raw),
+        lambda raw: processor_rows.ProcessorRow.unpack(ROW, raw),
         processor_rows.ProcessorRow(
             b"ownerownr"[:8], 1, 0, 5, b"bootboot", True, (positions.Position(b"identity", 3, bytes(8)),)
         ),
         modules=(processor_rows, sealed),
     ),
     "topology": _row(
-        lambda raw: processor_rows.ProcessorInputs.unpack(raw),
+        lambda raw: processor_rows.ProcessorInputs.unpack(ROW, raw),
         processor_rows.ProcessorInputs("stream", ("g.f.in",), ("in",), (b"",)),
         processor_rows.ProcessorInputs("stream", ("g.f.in",), ("in",), (b"storeidx",), names.ProcessorKey("g.e")),
         modules=(processor_rows, sealed),
     ),
     "named tailer": _row(
-        lambda raw: positions.unpack_reader(raw, "in", "r"),
-        positions.pack_reader(b"identity", 3, bytes(8)),
+        lambda raw: positions.unpack_reader(ROW, raw, "in", "r"),
+        positions.POSITION.pack(b"identity", 3, bytes(8)),
         modules=(positions, sealed),
     ),
     "queue record": _row(
         lambda raw: read_record(types.SimpleNamespace(path="s"), "in", raw) and None,
-        sealed.seal_map(
+        sealed.pack_map(
             {"identity": b"identity", "options": QueueOptions(retention=5).to_dict(), "partitions": 1, "version": 1}
         ),
         modules=(sealed,),
     ),
     "claim": _row(
-        lambda raw: claims.Claim.unpack(raw, "in", "g"),
+        lambda raw: claims.Claim.unpack(ROW, raw, "in", "g"),
         claims.Claim(b"identity", bytes(8), 1, 3, bytes(8), False, "me", b"point"),
         modules=(claims, sealed),
     ),
     "member": _row(
-        lambda raw: group_rows.MemberRow.unpack(raw, "me"),
+        lambda raw: group_rows.MemberRow.unpack(ROW, raw, "me"),
         group_rows.MemberRow(b"identity", 5, b"bootboot", 10.0, True, 0, ("in",), (("in", "out"),), ("p*",)),
         modules=(group_rows, sealed),
     ),
-    "low-water mark": _row(marks.Mark.unpack, marks.Mark(1, 5, True), modules=(marks, sealed)),
-    "producer": _row(clocks.Written.unpack, clocks.Written(5, 4, 3, 2), modules=(clocks, sealed)),
+    "low-water mark": _row(lambda raw: marks.Mark.unpack(ROW, raw), marks.Mark(1, 5, True), modules=(marks, sealed)),
+    "producer": _row(lambda raw: clocks.Written.unpack(ROW, raw), clocks.Written(5, 4, 3, 2), modules=(clocks, sealed)),
     "consumer": _row(
-        lambda raw: consumer_rows.ConsumerRow.unpack(raw),
+        lambda raw: consumer_rows.ConsumerRow.unpack(ROW, raw),
         consumer_rows.ConsumerRow("c", "place", 2, {"in": 5}, (b"identity",), 17),
         modules=(consumer_rows, sealed),
     ),
     "pending": _row(
-        lambda raw: pending.PendingRow.unpack(raw) and None, sealed.seal(codec.pack([5, []])), modules=(pending, sealed)
+        lambda raw: pending.PendingRow.unpack(ROW, raw) and None, codec.pack([5, []]), modules=(pending, sealed)
     ),
     "other store": _row(
-        lambda raw: other_stores.unpack_place("id", raw) and None,
-        sealed.seal_map({"path": "../o", "absolute": "/o"}),
+        lambda raw: other_stores.unpack_place("id", ROW, raw) and None,
+        sealed.pack_map({"path": "../o", "absolute": "/o"}),
         modules=(other_stores, sealed),
     ),
     "external writer": _row(
-        lambda raw: external_writers.SourceRow.unpack(raw) and None,
+        lambda raw: external_writers.SourceRow.unpack(ROW, raw) and None,
         external_writers.SourceRow("in", 4, ["range", 3]).pack(),
         external_writers.SourceRow("in", [4, 2], ["queues", [[b"identity", 3]], b"12345678"]).pack(),
         modules=(external_writers, sealed),

@@ -518,8 +518,8 @@ MUTANTS: Final = (
     Mutant(
         "producer-row-not-written",
         "cues/forwarding/forwarder.py",
-        "        txn.put(fork_queue.key, row)\n",
-        "",
+        "return sealed.put(txn, fork_queue.key,",
+        "return sealed.seal(fork_queue.key,",
         "test_two_stores.py::test_a_running_graph_writes_to_and_reads_from_another_store",
     ),
     Mutant(
@@ -539,7 +539,7 @@ MUTANTS: Final = (
     Mutant(
         "low-water-mark-of-an-old-owner",
         "cues/forwarding/marks.py",
-        "if raw is None or Mark.unpack(raw).epoch <= mark.epoch:",
+        "if raw is None or Mark.unpack(key, raw).epoch <= mark.epoch:",
         "if True:",
         "test_two_stores.py::test_a_reader_that_was_taken_over_does_not_move_its_followers_mark",
     ),
@@ -793,6 +793,27 @@ MUTANTS: Final = (
         "                if not check.is_sound(name, key, value):\n",
         "                if False:\n",
         "test_backup.py::test_a_backup_of_a_damaged_store_is_refused_or_can_be_restored[processor_flipped]",
+    ),
+    Mutant(
+        "row-sealed-without-its-key",
+        "cues/records/sealed.py",
+        "    return body + batch.checksum(body, seed_of(key))\n",
+        "    return body + batch.checksum(body)\n",
+        "test_sealed.py::test_a_checksum_covers_the_key_and_the_body",
+    ),
+    Mutant(
+        "rows-of-before-not-renewed",
+        "cues/storage/format_record.py",
+        "            _renew(txn)\n",
+        "",
+        "test_sealed.py::test_the_rows_of_a_store_of_before_are_renewed_when_it_is_opened[home]",
+    ),
+    Mutant(
+        "lost-row-not-looked-for",
+        "cues/storage/transaction.py",
+        "        if len(other) == len(key) and sealed.belongs(key, row):\n",
+        "        if False:\n",
+        "test_sealed.py::test_a_start_that_does_not_find_its_row_looks_for_it_under_other_keys",
     ),
     Mutant(
         "row-of-any-form",

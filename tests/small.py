@@ -15,7 +15,7 @@ import cues
 from cues import Graph, codec, testing
 from cues.base import names
 from cues.queues.store import Store
-from cues.records.log_row import LogRow, pack_row
+from cues.records.log_row import LogRow, put_row
 from cues.storage import locks
 
 
@@ -81,7 +81,7 @@ def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
     def empty(txn: Any) -> None:
         row = log.row(txn)
         log.delete_before(txn, row, row.next)
-        txn.put(names.row_key(queue, 0), pack_row(LogRow(row.identity, 1, 1, row.time_ns, row.version)))
+        put_row(txn, names.row_key(queue, 0), LogRow(row.identity, 1, 1, row.time_ns, row.version))
 
     store.core.commit(empty)
     store.queue(queue).appender().write_many(messages)

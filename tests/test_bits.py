@@ -6,6 +6,7 @@ pages. The content of free pages, and the room between the entries of a page, ar
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import struct
@@ -20,7 +21,6 @@ from forks import Forks
 from sets import amounts
 
 import cues as library
-from cues.base import names
 from cues.errors import Diverged
 from cues.spark.cluster.files import parsed, sealed_json
 from cues.storage import transaction
@@ -28,8 +28,8 @@ from cues.storage.pages import DataFile, Root
 
 pytestmark = pytest.mark.damages_stores
 
-UNNAMED = (b"reader", b"source", b"clock", b"consumer", b"publisher", b"group", b"member", b"claim", b"checkpoint")
-"""Rows with a name in their keys that is nowhere else: a flip of the name gives a row of another name."""
+KEYS = Path(__file__).parent / "golden" / "v1-all-keys"
+"""Stores with every kind of row (tests/golden/everything.py)."""
 
 
 def make(path: Path) -> None:
@@ -148,9 +148,7 @@ def judge(store: Path, tmp_path: Path, forks: Forks, places: list[tuple[int, str
         assert not outcome.error, (part, outcome.error)
         for (offset, what, bit), (problems, read) in zip(part, outcome.value):
             counts[0 if problems else 2] += 1
-            words = what.split()
-            unnamed = words[-1] == "key" and len(words) == 3 and words[1].encode() in UNNAMED
-            assert problems or read == expected or unnamed, f"bit {bit} of byte {offset} ({what}) went unnoticed"
+            assert problems or read == expected, f"bit {bit} of byte {offset} ({what}) went unnoticed"
 
     for start in range(0, len(places), 50):
         look(places[start : start + 50], str(start))
@@ -167,7 +165,9 @@ def test_each_bit_that_is_in_use_is_checked_or_harmless(store: Path, tmp_path: P
     seed = seeds.new()
     dice = random.Random(seed)
     offsets = list(live(store))
-    places = [(offset, what, bit) for offset, what in offsets for bit in range(8)]
+    # With this bit wrong, the number of the last commit may be that of the second one before it: see docs/proof.md.
+    numbers = {144, 4096 + 144}
+    places = [(offset, what, bit) for offset, what in offsets for bit in range(8) if bit != 1 or offset not in numbers]
     if number:
         kinds = sorted({what for _, what in offsets})
         aimed = [dice.choice([place for place in places if place[1] == kind]) for kind in kinds for _ in range(2)]
@@ -175,6 +175,25 @@ def test_each_bit_that_is_in_use_is_checked_or_harmless(store: Path, tmp_path: P
     found, crashed, harmless = judge(store, tmp_path, forks, places)
     print(f"seed {seed}: {found} found, {crashed} crashed, {harmless} harmless, of {len(places)}")
     assert found > len(places) * 2 // 3, (found, crashed, harmless)
+
+
+@pytest.mark.parametrize("name", ["home", "other", "replay"])
+def test_each_bit_of_the_key_of_every_kind_of_row_is_checked(
+    tmp_path: Path, name: str, number: int, forks: Forks
+) -> None:
+    """All of them in the long set; two of each kind, and two of the database of error messages, in the slow set."""
+    store = tmp_path / "golden"
+    store.mkdir()
+    (store / "data.mdb").write_bytes(gzip.decompress((KEYS / name / "data.mdb.gz").read_bytes()))
+    dice = random.Random(seeds.new())
+    keys = [(offset, what, bit) for offset, what in live(store) for bit in range(8) if what.endswith(" key")]
+    kinds = sorted({what for _, what, _ in keys if what.split()[0] in ("rows", "errors")})
+    places = [place for place in keys if place[1] in kinds]
+    if number:
+        places = [dice.choice([place for place in places if place[1] == kind]) for kind in kinds for _ in range(2)]
+    found, crashed, harmless = judge(store, tmp_path, forks, places)
+    print(f"{name}: {found} found, {crashed} crashed, of {len(places)} of {len(kinds)} kinds")
+    assert not harmless, "a key is never harmless"
 
 
 class _Here:
@@ -198,11 +217,3 @@ def test_each_bit_of_a_json_record_is_checked() -> None:
                 wrong[at] ^= 1 << bit
                 with pytest.raises(Diverged):
                     parsed(_Here(), "x.json", bytes(wrong))  # type: ignore[arg-type]
-
-
-def test_the_rows_without_a_second_name_are_these(store: Path) -> None:
-    """The exception above is for keys only: their values are sealed."""
-    with library.open(store, readonly=True) as opened, opened.core.view() as txn:
-        kinds = {key.split(b"\0")[1] for key, _ in transaction.rows(txn, b"\0")}
-    assert {b"queue", b"row", b"proc", b"topo", b"sub", b"graph", b"reader"} <= kinds
-    assert names.reader_key("in", 0, "reader").split(b"\0")[1] in UNNAMED

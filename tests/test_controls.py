@@ -39,7 +39,7 @@ from cues.checkpoints import deliveries
 from cues.errors import Diverged, Fenced, ProcessorStopped, StoreDamaged
 from cues.processors import sql
 from cues.queues.log import KEY, Log
-from cues.records.log_row import pack_row
+from cues.records.log_row import put_row
 from cues.records.positions import NO_SEAL, Position
 from cues.steps.commit import Committer
 from cues.steps.fence import Fence
@@ -272,7 +272,7 @@ def test_an_emptied_queue_continues_and_its_reader_misses_nothing(
         row = log.row(txn)
         cursor = txn.cursor(log.database)
         last = KEY.unpack(cursor.key())[0] if cursor.last() else 0
-        txn.put(log.key, pack_row(row._replace(first=min(row.first, last + 1), next=last + 1)))
+        put_row(txn, log.key, row._replace(first=min(row.first, last + 1), next=last + 1))
         return append(log, txn, body, *rest)
 
     if control:

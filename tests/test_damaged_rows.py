@@ -13,7 +13,7 @@ import cues
 from cues.base import names
 from cues.forwarding import external_writers
 from cues.records import sealed
-from cues.records.log_row import pack_row
+from cues.records.log_row import put_row
 from cues.steps import state as state_module
 from cues.testing import run_until_idle
 
@@ -58,12 +58,12 @@ def test_an_append_never_replaces_records_that_the_row_does_not_count(path: Path
         queue = store.queue("in")
         before = list(queue.tailer())
         row = queue.core.row()._replace(next=1)
-        store.core.commit(lambda txn: txn.put(names.row_key("in", 0), pack_row(row)))
+        store.core.commit(lambda txn: put_row(txn, names.row_key("in", 0), row))
         for use in (append, append_many):
             with pytest.raises(cues.errors.StoreDamaged, match="beyond its next index"):
                 use(store)
         row = row._replace(next=len(before) + 1)
-        store.core.commit(lambda txn: txn.put(names.row_key("in", 0), pack_row(row)))
+        store.core.commit(lambda txn: put_row(txn, names.row_key("in", 0), row))
         assert list(queue.tailer()) == before
 
 
@@ -106,17 +106,17 @@ def test_a_row_with_one_flipped_bit_is_never_used(path: Path, key: bytes, use: C
 
 
 def test_a_sealed_row_of_any_length_is_refused_when_it_was_cut_or_changed() -> None:
-    row = sealed.seal(b"what it says")
-    assert sealed.unseal(row, "row") == b"what it says"
+    row = sealed.seal(b"key", b"what it says")
+    assert sealed.unseal(b"key", row, "row") == b"what it says"
     for wrong in [b"", row[:-1], row[1:], *(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :] for at in range(len(row)))]:
-        assert not sealed.intact(wrong)
+        assert not sealed.intact(b"key", wrong)
         with pytest.raises(cues.errors.StoreDamaged, match="The row of x cannot be used"):
-            sealed.unseal(wrong, "row of x")
+            sealed.unseal(b"key", wrong, "row of x")
 
 
 def test_the_position_of_an_external_writer_is_compared(path: Path) -> None:
     with cues.open(path) as store:
-        raw = external_writers.SourceRow("in", 4, ["range", 3]).pack()
+        raw = sealed.seal(names.source_key("job"), external_writers.SourceRow("in", 4, ["range", 3]).pack())
         store.core.commit(lambda txn: txn.put(names.source_key("job"), raw[:-1] + bytes([raw[-1] ^ 1])))
         with pytest.raises(cues.errors.StoreDamaged, match="external writer 'job'"), store.core.view() as txn:
             external_writers.read(txn, "job")

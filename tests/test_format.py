@@ -34,9 +34,10 @@ GOLDEN = Path(__file__).parent / "golden"
 V1 = GOLDEN / "v1"
 SEALS = GOLDEN / "v1-seals"
 UNREAD = GOLDEN / "v1-unread"
+KEYS = GOLDEN / "v1-keys"
 COLUMNS = GOLDEN / "v1-columns"
-ALL = [GOLDEN / "v1-all" / name for name in ("home", "other", "replay")]
-STORES = [V1, SEALS, UNREAD, COLUMNS, *ALL]
+ALL, ALL_KEYS = ([GOLDEN / name / store for store in ("home", "other", "replay")] for name in ("v1-all", "v1-all-keys"))
+STORES = [V1, SEALS, UNREAD, KEYS, COLUMNS, *ALL, *ALL_KEYS]
 DOCS = Path(__file__).parent.parent / "docs" / "format.md"
 
 
@@ -53,9 +54,9 @@ golden = _golden("make")
 everything = _golden("everything")
 
 
-@pytest.fixture(params=[V1, SEALS, UNREAD], ids=lambda golden: golden.name)
+@pytest.fixture(params=[V1, SEALS, UNREAD, KEYS], ids=lambda golden: golden.name)
 def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A copy of a golden store: of the first version, with seals, and with the retention of graphs."""
+    """A copy of a golden store: of the first version, with seals, with the retention of graphs, with seals of keys."""
     return copied(request.param, tmp_path / "old")
 
 
@@ -132,7 +133,7 @@ def test_a_store_of_version_1_is_written_and_run_on(old: Path) -> None:
         assert cues.testing.state(store, "golden.price") == {"count": 6}
 
 
-@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, COLUMNS], ids=lambda files: files.name)
+@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, KEYS, COLUMNS], ids=lambda files: files.name)
 def test_every_row_and_record_of_the_golden_store_is_what_it_was(tmp_path: Path, files: Path) -> None:
     with cues.open(copied(files, tmp_path / "old"), readonly=True) as store:
         now = [(key, value) for _, key, value in golden.pairs(store)]
@@ -141,7 +142,7 @@ def test_every_row_and_record_of_the_golden_store_is_what_it_was(tmp_path: Path,
     assert now == then
 
 
-@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, COLUMNS], ids=lambda files: files.name)
+@pytest.mark.parametrize("files", [V1, SEALS, UNREAD, KEYS, COLUMNS], ids=lambda files: files.name)
 def test_every_golden_store_opens_grows_and_is_whole(tmp_path: Path, files: Path) -> None:
     with cues.open(copied(files, tmp_path / "old")) as store:
         assert store.check() == []
@@ -180,7 +181,7 @@ def test_every_kind_of_row_is_in_a_golden_store(tmp_path: Path) -> None:
     }
     kinds, found = {literal.strip(b"\0:") for literal in literals} - {b""}, set()
     for files in STORES:
-        with cues.open(copied(files, tmp_path / files.name), readonly=True) as store:
+        with cues.open(copied(files, tmp_path / files.parent.name / files.name), readonly=True) as store:
             found |= {
                 (key.split(b"\0")[1] if place == "rows" else place.partition(":")[0].encode())
                 for place, key, _ in golden.pairs(store)
@@ -189,10 +190,16 @@ def test_every_kind_of_row_is_in_a_golden_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.damages_stores
-@pytest.mark.parametrize("loses", [None, names.CLAIMS], ids=["whole", "control"])
-def test_a_golden_store_with_everything_is_continued_to_its_end(tmp_path: Path, loses: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("all", "loses"),
+    [(ALL, None), (ALL_KEYS, None), (ALL_KEYS, names.CLAIMS)],
+    ids=["of before", "with seals of keys", "control"],
+)
+def test_a_golden_store_with_everything_is_continued_to_its_end(
+    tmp_path: Path, all: list[Path], loses: bytes | None
+) -> None:
     """All that was under way when the files were copied; the control loses the claims of the group."""
-    homes = [copied(files, tmp_path / files.name) for files in ALL]
+    homes = [copied(files, tmp_path / files.name) for files in all]
     for place in homes:
         with cues.open(place) as store:
             assert store.check() == []
@@ -231,7 +238,7 @@ def test_a_golden_store_with_everything_is_continued_to_its_end(tmp_path: Path, 
 def test_a_store_with_records_of_columns_is_read(tmp_path: Path) -> None:
     with cues.open(copied(COLUMNS, tmp_path / "old")) as store:
         with store.core.view() as txn:
-            assert format_record.record_of(txn)["requires"] == ["columns", "seals"]
+            assert format_record.record_of(txn)["requires"] == ["columns", "keys", "seals"]
         for name, written in golden.tables().items():
             queue = store.queue(name)
             messages = [m for each in written for m in (each if isinstance(each, list) else each.to_pylist())]
@@ -277,7 +284,7 @@ def test_rows_without_a_seal_get_one_when_they_are_written(first: Path) -> None:
         cues.testing.run_until_idle(graph, store)
         assert cues.testing.state(store, "golden.price") == {"count": 6}
         with store.core.view() as txn:
-            assert msgpack.unpackb(txn.get(b"\0cues"))["requires"] == ["seals"]
+            assert msgpack.unpackb(txn.get(b"\0cues"))["requires"] == ["keys", "seals"]
             assert txn.get(b"\0queue\0orders")[:1] == b"\xc1"
             assert len(txn.get(b"\0reader\0orders\0reader")) == 32
             [(key, value)] = list(txn.cursor(store.core.database(b"state:golden.price")))
@@ -285,17 +292,21 @@ def test_rows_without_a_seal_get_one_when_they_are_written(first: Path) -> None:
         assert store.check() == []
 
 
-def test_sealed_rows_by_hand(tmp_path: Path) -> None:
-    with cues.open(copied(SEALS, tmp_path / "s"), readonly=True) as store, store.core.view() as txn:
+@pytest.mark.parametrize("files", [SEALS, KEYS], ids=lambda files: files.name)
+def test_sealed_rows_by_hand(tmp_path: Path, files: Path) -> None:
+    """The seed of the checksum is that of the key; in a store of before it is 0."""
+    seed_of = xxhash.xxh3_64_intdigest if files is KEYS else lambda key: 0
+    with cues.open(copied(files, tmp_path / "s"), readonly=True) as store, store.core.view() as txn:
         for key, of in ((b"\0queue\0orders", "options"), (b"\0topo\0golden.price", "tailers")):
             raw = txn.get(key)
-            assert raw[:1] == b"\xc1" and raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
+            assert raw[:1] == b"\xc1" and raw[-8:] == xxhash.xxh3_64_digest(raw[:-8], seed_of(key))
             assert of in msgpack.unpackb(raw[1:-8])
-        raw = txn.get(b"\0reader\0orders\0reader")
-        assert len(raw) == 32 and raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
+        raw = txn.get(key := b"\0reader\0orders\0reader")
+        assert len(raw) == 32 and raw[-8:] == xxhash.xxh3_64_digest(raw[:-8], seed_of(key))
         record = msgpack.unpackb(txn.get(b"\0cues"))
         seal = record.pop("seal")
-        assert record["requires"] == ["seals"] and seal == xxhash.xxh3_64(msgpack.packb(record)).digest()
+        assert record["requires"] == (["seals"] if files is SEALS else ["keys", "seals", "unread"])
+        assert seal == xxhash.xxh3_64(msgpack.packb(record)).digest()
 
 
 @pytest.mark.interpreted
@@ -304,7 +315,7 @@ def test_the_same_calls_write_the_same_bytes(tmp_path: Path) -> None:
     golden.make(tmp_path / "new")
     with cues.open(tmp_path / "new", readonly=True) as store:
         text = golden.records(store)
-    assert text.splitlines() == (UNREAD / "records.txt").read_text().splitlines()
+    assert text.splitlines() == (KEYS / "records.txt").read_text().splitlines()
 
 
 def test_single_record_batches_are_what_they_were() -> None:
@@ -335,7 +346,8 @@ def rows_are_as_documented(txn: Any, log: Any) -> None:
     identity, first, after, _, version = struct.unpack(">8sQQQI", raw[:-8])
     assert raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
     assert (first, after, version) == (1, 6, 1)
-    assert unpack_row(raw).identity == identity == msgpack.unpackb(txn.get(b"\0queue\0orders"))["identity"]
+    assert unpack_row(b"\0row\0orders", raw).identity == identity
+    assert msgpack.unpackb(txn.get(b"\0queue\0orders"))["identity"] == identity
 
     raw = txn.get(b"\0reader\0orders\0reader")
     assert struct.unpack(">8sQ8s", raw)[:2] == (identity, 3)
@@ -346,7 +358,7 @@ def rows_are_as_documented(txn: Any, log: Any) -> None:
     assert head[1:] == (1, 0, 4242, xxhash.xxh3_64(b"golden").digest(), 0, 1)
     assert struct.unpack_from(">8sQ8s", raw, 42)[:2] == (identity, 6)
     assert raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
-    assert ProcessorRow.unpack(raw).epoch == 1
+    assert ProcessorRow.unpack(b"\0proc\0golden.price", raw).epoch == 1
     topology = read_topology(txn, "golden.price")
     assert topology is not None and topology.tailers == ("golden.price.orders",)
     assert txn.get(b"\0sub\0orders\0golden.price") == b""
@@ -383,7 +395,7 @@ def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
         append_stamped(queue, stamped(640, 641, 1000))
         append_stamped(queue, stamped(2000, 2000 + (1 << 40)))
         with store.core.view() as txn:
-            row = txn.get(b"\0clock\0q\0" + b"010203040506")
+            row = txn.get(key := b"\0clock\0q\0" + b"010203040506")
         append_stamped(queue, stamped(1 << 41, flags=2))
         with store.core.view() as txn:
             log = store.core.database(b"log:q")
@@ -405,7 +417,9 @@ def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
         9: (0x02, "010203040506" "0000020000000000" "0002" "9180"),
     }  # fmt: skip
     last = 2000 + (1 << 40)
-    assert row[:32] == struct.pack(">QQQQ", last, 159, 1, 160) and row[32:] == xxhash.xxh3_64_digest(row[:32])
+    assert row[:32] == struct.pack(">QQQQ", last, 159, 1, 160) and row[32:] == xxhash.xxh3_64_digest(
+        row[:32], xxhash.xxh3_64_intdigest(key)
+    )
     assert after[:32] == struct.pack(">QQQQ", 1 << 41, 1 << 41, 0, 0)
 
 

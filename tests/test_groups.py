@@ -1213,8 +1213,10 @@ def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None
             assert raw[32:40] == log.seal_before(txn, log.row(txn), 2) != bytes(8)
         assert raw[40:43] == b"\1\0\3"
         assert raw[43:50] == b"annhere"
-        assert raw[50:] == xxhash.xxh3_64_digest(raw[:50])
-        assert len(group) == 48 and group[40:] == xxhash.xxh3_64_digest(group[:40])
+        assert raw[50:] == xxhash.xxh3_64_digest(raw[:50], xxhash.xxh3_64_intdigest(b"\0claim\0orders/3\0billing"))
+        assert len(group) == 48 and group[40:] == xxhash.xxh3_64_digest(
+            group[:40], xxhash.xxh3_64_intdigest(b"\0group\0billing")
+        )
 
 
 def test_check_finds_damaged_rows_of_a_group(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_a_row_of_an_older_version_never_expires(store: Store) -> None:
     begun(store)
     with store.core.view() as txn:
         raw = bytes(txn.get(names.group_key("billing")))
-    store.core.commit(lambda txn: txn.put(names.group_key("billing"), sealed.seal(raw[:24])))
+    store.core.commit(lambda txn: sealed.put(txn, names.group_key("billing"), raw[:24]))
     seen = describe(store, "billing")
     assert seen.idle and seen.idle_since is None and seen.expire_s is None
     assert "billing has no members. Retention" in terminal.cues("status", store.path, "--table").out

@@ -28,6 +28,7 @@ from cues.errors import (
 )
 from cues.graphs import draw
 from cues.graphs.processor_rows import read_row
+from cues.records import sealed
 from cues.steps import ownership
 
 Message = dict[str, Any]
@@ -541,10 +542,12 @@ def test_another_queue_of_that_name_is_diverged(store: Store, tmp_path: Path) ->
         row = read_row(txn, "g.s")
     assert row is not None
     spoiled = (row.positions[0], row.positions[1]._replace(identity=b"elsewher"))  # in the order of tailer ids
-    store.core.commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row._replace(positions=spoiled).pack()))
+    store.core.commit(
+        lambda txn: sealed.put(txn, cues.base.names.processor_key("g.s"), row._replace(positions=spoiled).pack())
+    )
     with pytest.raises(Diverged, match="rates"):
         run(store, stream())
-    store.core.commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row.pack()))
+    store.core.commit(lambda txn: sealed.put(txn, cues.base.names.processor_key("g.s"), row.pack()))
 
 
 @pytest.mark.parametrize("before", [None, "rates", ["rates", "more"]])

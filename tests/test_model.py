@@ -22,7 +22,7 @@ from cues.queues import log, retention
 from cues.queues.cursor import Cursor
 from cues.queues.log import KEY, Log
 from cues.queues.store import Store
-from cues.records.log_row import pack_row
+from cues.records.log_row import put_row
 from cues.steps.commit import Committer
 from cues.steps.hashes import Hasher
 from cues.steps.part import Part
@@ -89,7 +89,7 @@ def next_index_from_the_last_key(patch: Patch) -> None:
         def append(self: Log, txn: Any, what: Any) -> Any:
             row, cursor = self.row(txn), txn.cursor(self.database)
             if not cursor.last():
-                txn.put(self.key, pack_row(row._replace(first=1, next=1)))
+                put_row(txn, self.key, row._replace(first=1, next=1))
             return real(self, txn, what)
 
         return append

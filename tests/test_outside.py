@@ -12,6 +12,7 @@ import cues
 from cues.base import names
 from cues.forwarding import external_writers
 from cues.forwarding.external_writers import SourceRow
+from cues.records import sealed
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -99,7 +100,7 @@ def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: b
 def test_what_is_done_with_a_part_of_a_source(before: SourceRange | None, part: SourceRange, verdict: str) -> None:
     kept = None if before is None else before.position()
     if kept is not None:  # as it comes back from the store
-        kept = SourceRow.unpack(SourceRow("q", 1, kept).pack()).position
+        kept = SourceRow.unpack(b"k", sealed.seal(b"k", SourceRow("q", 1, kept).pack())).position
     assert part.decide(kept) == verdict
 
 
@@ -154,7 +155,7 @@ def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
         "The position of writer 'loader' says that it wrote up to 3 of queue orders, which ends before 3."
     ]
     with cues.open(tmp_path / "s") as store:
-        raw = row.pack()
+        raw = sealed.seal(names.source_key("loader"), row.pack())
         store.core.commit(lambda txn: txn.put(names.source_key("loader"), raw[:-1] + bytes([raw[-1] ^ 1])))
     assert problems_of(tmp_path / "s") == ["The position of writer 'loader' is damaged (its checksum fails)."]
 
@@ -162,7 +163,6 @@ def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
 def test_the_bytes_of_the_row_are_those_of_the_format_page() -> None:
     """Three keys in this order, and a checksum; written once by hand."""
     body = "83 a5 7175657565 a6 6f7264657273 a4 6e657874 03 a8 706f736974696f6e 92 a5 72616e6765 64"
-    raw = SourceRow("orders", 3, ["range", 100]).pack()
+    raw = sealed.seal(names.source_key("loader"), SourceRow("orders", 3, ["range", 100]).pack())
     assert raw[:-8] == bytes.fromhex(body.replace(" ", ""))
-    assert raw[-8:] == xxhash.xxh3_64_digest(raw[:-8])
-    assert names.source_key("loader") == b"\0source\0loader"
+    assert raw[-8:] == xxhash.xxh3_64_digest(raw[:-8], xxhash.xxh3_64_intdigest(b"\0source\0loader"))

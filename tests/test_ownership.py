@@ -27,6 +27,7 @@ from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, ProcessorStopped
 from cues.graphs import processor_rows
 from cues.graphs.processor_rows import read_row
+from cues.records import sealed
 from cues.steps import ownership
 from cues.steps.ownership import LEASE_S
 from cues.storage import leases, locks, transaction
@@ -404,7 +405,9 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
     def rob(txn: Any) -> None:
         row = read_row(txn, "g.same")
         assert row is not None
-        txn.put(names.processor_key("g.same"), row._replace(owner=b"somebody", epoch=row.epoch + 1, pid=1).pack())
+        sealed.put(
+            txn, names.processor_key("g.same"), row._replace(owner=b"somebody", epoch=row.epoch + 1, pid=1).pack()
+        )
 
     store.core.commit(rob)
     feed(store)
@@ -458,15 +461,16 @@ def test_a_row_that_another_thread_unpacks_during_a_commit_is_not_taken_for_the_
     assembly = assemble(graph(), store)
     try:
         stepper = next(one for one in assembly.steppers if one.inputs)
-        position = processor_rows.position_at(stepper.fence.expected, 0)
+        fence = stepper.fence
+        position = processor_rows.position_at(fence.expected, 0)
         first, second = (
-            processor_rows.moved(stepper.fence.expected, False, [(0, *position._replace(next=at))]) for at in (2, 3)
+            processor_rows.moved(fence.seed, fence.expected, False, [(0, *position._replace(next=at))]) for at in (2, 3)
         )
         stepper.fence.committed(first)
         unpack = processor_rows.ProcessorRow.unpack
 
-        def unpack_during_a_commit(raw: bytes, processor: str) -> processor_rows.ProcessorRow:
-            row = unpack(raw, processor)
+        def unpack_during_a_commit(key: bytes, raw: bytes, processor: str) -> processor_rows.ProcessorRow:
+            row = unpack(key, raw, processor)
             stepper.fence.committed(second)
             return row
 
@@ -474,6 +478,6 @@ def test_a_row_that_another_thread_unpacks_during_a_commit_is_not_taken_for_the_
             patch.setattr(processor_rows.ProcessorRow, "unpack", unpack_during_a_commit)
             assert stepper.fence.row.positions[0].next == 2
         assert stepper.fence.row.positions[0].next == 3
-        assert stepper.fence.row == unpack(second, "g.p")
+        assert stepper.fence.row == unpack(fence.key, second, "g.p")
     finally:
         assembly.close()

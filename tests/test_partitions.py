@@ -16,11 +16,11 @@ import seeds
 
 import cues
 from cues import faults
-from cues.base import clock, names
+from cues.base import clock
 from cues.errors import Closed, InvalidArgument, QueueNotFound, QueueOptionsError
 from cues.queues.base import PartitionIndex, views_of
+from cues.queues.log import read_row
 from cues.queues.partitioners import partition_for
-from cues.records.log_row import unpack_row
 
 
 def keyed(count: int, keys: int = 10) -> list[dict[str, Any]]:
@@ -237,7 +237,7 @@ def test_growing_is_asked_for_by_name_and_shrinking_is_refused(store: cues.Store
     assert isinstance(place, PartitionIndex)
     assert place.partition == partition_for("user-1", 16)
     with store.core.view() as txn:
-        identities = {unpack_row(txn.get(names.row_key("orders", i))).identity for i in range(16)}
+        identities = {read_row(txn, "orders", i).identity for i in range(16)}
     assert len(identities) == 1
     queue.grow(16)
     assert store.queue("orders", partitions=16).partitions == 16

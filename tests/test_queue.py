@@ -317,20 +317,21 @@ def test_an_appender_follows_options_that_change_under_it(store: cues.Store) -> 
 
 def test_what_a_newer_version_says_of_a_queue_is_refused(store: cues.Store) -> None:
     from cues.base import names
-    from cues.records.sealed import seal_map, unseal_map
+    from cues.records import sealed
 
     store.queue("q")
+    key = names.queue_key("q")
 
     def newer(txn: Any) -> None:
-        record = unseal_map(txn.get(names.queue_key("q")), "record")
-        txn.put(names.queue_key("q"), seal_map({**record, "schema": {"x": "int"}}))
+        record = sealed.unseal_map(key, txn.get(key), "record")
+        sealed.put(txn, key, sealed.pack_map({**record, "schema": {"x": "int"}}))
 
     store.core.commit(newer)
     with pytest.raises(QueueOptionsError, match="newer"):
         store.queue("q")
     store.core.commit(
-        lambda txn: txn.put(
-            names.queue_key("q"), seal_map({**unseal_map(txn.get(names.queue_key("q")), "record"), "schema": None})
+        lambda txn: sealed.put(
+            txn, key, sealed.pack_map({**sealed.unseal_map(key, txn.get(key), "record"), "schema": None})
         )
     )
 

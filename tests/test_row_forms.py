@@ -87,12 +87,14 @@ def make(path: str) -> None:
 
         def put(txn: Any) -> None:
             external_writers.put(txn, "job", SourceRow("old", 2, ["range", 1]))
-            txn.put(names.consumer_key("ab" * 8), row.pack())
-            txn.put(names.age_key("old"), sealed.seal(codec.pack([[1, 7]])))
-            txn.put(names.graph_key("g"), sealed.seal(codec.pack({"processors": ["g.f"], "keys": {"g.f": "k"}})))
-            txn.put(names.pending_key(ProcessorKey("g.s")), PendingRow(7, {(other.id, "away"): Due(7, 1, 2)}).pack())
+            sealed.put(txn, names.consumer_key("ab" * 8), row.pack())
+            sealed.put(txn, names.age_key("old"), codec.pack([[1, 7]]))
+            sealed.put(txn, names.graph_key("g"), codec.pack({"processors": ["g.f"], "keys": {"g.f": "k"}}))
+            sealed.put(
+                txn, names.pending_key(ProcessorKey("g.s")), PendingRow(7, {(other.id, "away"): Due(7, 1, 2)}).pack()
+            )
             gone = MemberRow(b"12345678", 7, b"87654321", 30.0, True, 1 << 62, ("in",), (("in",),), ("o*",))
-            txn.put(names.member_key("team", "gone"), gone.pack())
+            sealed.put(txn, names.member_key("team", "gone"), gone.pack())
             timeline.begin(txn, [("in", row_of_log)])
 
         row_of_log = store.queue("in").core.row()
@@ -142,15 +144,15 @@ def changed(value: Any, dice: random.Random) -> Any:
     return dice.choice([other for other in OTHERS if type(other) is not type(value) or dice.random() < 0.3])
 
 
-def other_form(raw: bytes, dice: random.Random) -> bytes:
+def other_form(key: bytes, raw: bytes, dice: random.Random) -> bytes:
     """The row with another form, and with the right checksum."""
     head, value = parts_of(raw)
     if value is not None and dice.random() < 0.85:
-        return sealed.seal(head + codec.pack(changed(value, dice)))
+        return sealed.seal(key, head + codec.pack(changed(value, dice)))
     body = raw[:-8]
     at = dice.randrange(len(body) + 1)
     rest = dice.choice([body[:at], body + bytes(at), body[at:], body[:at] + dice.randbytes(3) + body[at + 3 :], b"\0"])
-    return sealed.seal(rest or b"\0")
+    return sealed.seal(key, rest or b"\0")
 
 
 def kind_of(key: bytes) -> str:
@@ -163,7 +165,7 @@ def rows_of(place: Path) -> list[tuple[str, bytes, bytes]]:
     for name in ("s", "other"):
         with cues.open(place / name) as store, store.core.view() as txn:
             found += [(name, bytes(key), bytes(raw)) for key, raw in transaction.rows(txn, b"\0")]
-    return [row for row in found if row[1] != names.FORMAT_KEY and sealed.intact(row[2])]
+    return [row for row in found if row[1] != names.FORMAT_KEY and sealed.intact(*row[1:])]
 
 
 def attack(path: str, seed: int, count: int) -> list[str]:
@@ -174,7 +176,7 @@ def attack(path: str, seed: int, count: int) -> list[str]:
     for n in range(count):
         kind = kinds[n % len(kinds)]
         where, key, raw = dice.choice([row for row in rows if kind_of(row[1]) == kind])
-        wrong = other_form(raw, dice)
+        wrong = other_form(key, raw, dice)
         copy = place / str(n)
         for name in ("s", "other"):
             (copy / name).mkdir(parents=True)
@@ -227,7 +229,7 @@ def test_a_value_has_a_form_or_not(value: Any, form: Any, does: bool) -> None:
 def test_the_note_of_a_replay_ignores_new_keys_and_refuses_other_forms() -> None:
     note = ReplayNote("/old", b"12345678", "g", ["f"], None, True, {"in": [[1, 5]]}, {"in": b"1"}, [], [], {})
     plain = vars(note)
-    assert replays.unpack(sealed.seal(codec.pack(plain | {"later": 1}))) == note
+    assert replays.unpack(sealed.seal(names.REPLAY_KEY, codec.pack(plain | {"later": 1}))) == note
     for name in ("source", "copied", "log_rows"):
         with pytest.raises(StoreDamaged, match="note of the replay cannot be used: no version of Cues wrote"):
-            replays.unpack(sealed.seal(codec.pack(plain | {name: 7})))
+            replays.unpack(sealed.seal(names.REPLAY_KEY, codec.pack(plain | {name: 7})))

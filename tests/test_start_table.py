@@ -18,7 +18,8 @@ from cues.base.names import HASH, TYPE
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.graphs.processor_rows import ProcessorRow, read_row
-from cues.records.log_row import LogRow, pack_row
+from cues.records import sealed
+from cues.records.log_row import ROW
 from cues.records.positions import Position
 from cues.steps import ownership, tries
 from cues.steps.hashes import delivery_hash
@@ -286,7 +287,7 @@ def test_retention_keeps_what_a_pending_snapshot_names(store: Store) -> None:
 
 
 def put(store: Store, key: bytes, value: bytes) -> None:
-    store.core.commit(lambda txn: txn.put(key, value))
+    store.core.commit(lambda txn: sealed.put(txn, key, value))
 
 
 def refused(store: Store, *processors: Any) -> str:
@@ -306,7 +307,7 @@ def test_another_queue_under_the_same_name_is_refused(store: Store) -> None:
     feed(store, a=range(3))
     run(store, sink)
     row = store.queue("a").core.row()
-    put(store, names.row_key("a", 0), pack_row(row._replace(identity=b"another!")))
+    put(store, names.row_key("a", 0), ROW.pack(*row._replace(identity=b"another!")))
     text = refused(store, sink)
     assert row.identity.hex() in text and b"another!".hex() in text
 
@@ -317,7 +318,7 @@ def test_a_queue_that_ends_before_the_position_is_refused(store: Store) -> None:
     feed(store, a=range(3))
     run(store, sink)
     row = store.queue("a").core.row()
-    put(store, names.row_key("a", 0), pack_row(LogRow(row.identity, 1, 2, row.time_ns, row.version)))
+    put(store, names.row_key("a", 0), ROW.pack(row.identity, 1, 2, row.time_ns, row.version))
     assert "ends before 2" in refused(store, sink)
 
 

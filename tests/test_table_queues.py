@@ -208,14 +208,14 @@ def test_a_store_requires_columns_from_its_first_table_on(tmp_path: Path, monkey
 
     with cues.open(tmp_path / "s") as store:
         store.queue("q").appender().write({"n": 1})
-    assert required() == ["seals"]
+    assert required() == ["keys", "seals"]
     with cues.open(tmp_path / "s") as store, pytest.raises(errors.InvalidArgument):
         store.queue("q").appender().write_table(pa.table({"n": pa.array([1 << 62], pa.timestamp("s"))}))
-    assert required() == ["seals"]
+    assert required() == ["keys", "seals"]
     with cues.open(tmp_path / "s") as store:
         store.queue("q").appender().write_table(pa.table({"n": [2]}))
-    assert required() == ["columns", "seals"]
-    assert required() == ["columns", "seals"]  # a later opening keeps it
+    assert required() == ["columns", "keys", "seals"]
+    assert required() == ["columns", "keys", "seals"]  # a later opening keeps it
     monkeypatch.setattr(datafile, "FEATURES", datafile.ALWAYS)  # a version before tables
     with pytest.raises(errors.StoreVersion, match="requires columns"):
         cues.open(tmp_path / "s")

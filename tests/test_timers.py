@@ -20,6 +20,7 @@ from cues.base import names as processor_names
 from cues.engine.assembly import assemble
 from cues.graphs import processor_rows
 from cues.records import batch as batches
+from cues.records import sealed
 from cues.steps import ownership, timers
 from cues.steps import process as processes
 from cues.steps.due_lane import DueLane
@@ -284,7 +285,7 @@ def test_a_former_owner_moves_no_timers(cues_store: Any, clock: testing.Clock) -
         row = processor_rows.read_row(txn, unit.node.id)
         assert row is not None
         taken = row._replace(owner=b"somebody", epoch=row.epoch + 1)
-        txn.put(processor_names.processor_key(unit.node.id), taken.pack())
+        sealed.put(txn, processor_names.processor_key(unit.node.id), taken.pack())
 
     cues_store.core.commit(rob)
     with pytest.raises(cues.errors.Fenced):

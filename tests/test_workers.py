@@ -32,6 +32,7 @@ from cues.engine.record import WorkersRecord
 from cues.errors import AlreadyRunning, Fenced, GraphError, InvalidArgument, ProcessorStopped, WorkerDied
 from cues.graphs import graphfile
 from cues.graphs.processor_rows import read_row
+from cues.records import sealed
 from cues.storage import locks, wakeup
 
 WAIT_S = 60
@@ -857,7 +858,7 @@ def test_a_fenced_worker_is_reported_as_such(write: Write) -> None:
         row = read_row(txn, "fed.root")
     assert row is not None
     stolen = row._replace(owner=b"somebody", epoch=row.epoch + 1)
-    running.store.core.commit(lambda txn: txn.put(names.processor_key("fed.root"), stolen.pack()))
+    running.store.core.commit(lambda txn: sealed.put(txn, names.processor_key("fed.root"), stolen.pack()))
     running.send({"n": 1})
     with pytest.raises(Fenced, match="was taken over"):
         running.wait_idle(timeout=WAIT_S)
@@ -873,7 +874,9 @@ def test_a_pid_that_another_process_has_by_now_does_not_keep_a_start_out(write: 
         with store.core.view() as txn:
             row = read_row(txn, "fed.root")
         assert row is not None
-        store.core.commit(lambda txn: txn.put(names.processor_key("fed.root"), row._replace(pid=os.getppid()).pack()))
+        store.core.commit(
+            lambda txn: sealed.put(txn, names.processor_key("fed.root"), row._replace(pid=os.getppid()).pack())
+        )
     with graph.start(workers=1) as running:
         running.send({"n": 2})
         assert running.wait_idle(timeout=WAIT_S)

@@ -179,6 +179,8 @@ REPLAY_KEY: Final = b"\0replay\0"
 """Key of the note in a store that a replay fills."""
 PROCESSORS: Final = b"\0proc\0"
 """Prefix of the keys of all rows of processors."""
+READERS: Final = b"\0reader\0"
+"""Prefix of the keys of all positions of named tailers."""
 TOPOLOGIES: Final = b"\0topo\0"
 """Prefix of the keys of all topology records."""
 REDRIVERS: Final = b"\0redrive\0"
@@ -280,7 +282,7 @@ def row_key(queue: str, partition: int) -> bytes:
 
 def reader_key(queue: str, partition: int, name: str) -> bytes:
     """Key of a named tailer's position."""
-    return b"\0reader\0" + _log(queue, partition) + b"\0" + name.encode()
+    return READERS + _log(queue, partition) + b"\0" + name.encode()
 
 
 def subscription_key(log: str, processor: ProcessorId) -> bytes:

@@ -37,12 +37,12 @@ from cues.queues.backpressure import await_room
 from cues.queues.queue import Queue
 from cues.queues.stamped import check_one_log
 from cues.queues.store import Store
-from cues.records import batch
+from cues.records import batch, sealed
 from cues.steps.state import StateTable
 from cues.steps.state_view import State
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, refuse_lost
 
 _FENCE: Final = struct.Struct(">Q")
 _CHECKPOINT: Final = "checkpoint"
@@ -128,7 +128,7 @@ class LMDBCheckpoint:
     def lease(self) -> tuple[int, str]:
         """Return the fence, and the lease of the consumer that runs (:mod:`cues.txn.turns`); empty if none does."""
         with self.store.core.view() as txn:
-            return _fence_of(txn.get(self._key)), self._lease.read()
+            return self._fence_in(txn), self._lease.read()
 
     def set_lease(self, text: str) -> None:
         """Write the lease. Raises :class:`cues.Fenced` after another object restored."""
@@ -184,16 +184,23 @@ class LMDBCheckpoint:
         self.store.core.ring(wakeup.union(queue.core.log.mask for queue, _ in writes.appends))
 
     def _raise_fence(self, txn: StoreTransaction, expected: int | None, lease: str) -> int:
-        stored = _fence_of(txn.get(self._key))
+        stored = self._fence_in(txn)
         if expected is not None and stored != expected:
             raise restored_since(self.name, f"{self.name!r} in {self.store.path}", expected, stored)
         if lease:  # before the commit: an instance that waits must not see the new fence without it
             self._lease.write(lease)
-        txn.put(self._key, _FENCE.pack(stored + 1))
+        sealed.put(txn, self._key, _FENCE.pack(stored + 1))
         return stored + 1
 
+    def _fence_in(self, txn: StoreTransaction) -> int:
+        raw = txn.get(self._key)
+        if raw is None:
+            refuse_lost(txn, {self._key: f"fence of the checkpoint {self.name!r}"})
+            return 0
+        return unpack_fence(self._key, raw, self.name)
+
     def _write(self, txn: StoreTransaction, fence: int, writes: Writes) -> None:
-        stored = _fence_of(txn.get(self._key))
+        stored = self._fence_in(txn)
         if stored != fence:
             raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, stored)
         for queue, pages in writes.appends:
@@ -214,8 +221,11 @@ class LMDBCheckpoint:
         return f"<cues.LMDBCheckpoint {self.name} in {self.store.path}>"
 
 
-def _fence_of(raw: bytes | None) -> int:
-    return 0 if raw is None else int(_FENCE.unpack(raw)[0])
+def unpack_fence(key: bytes, raw: bytes, name: str) -> int:
+    """Decode the fence of a checkpoint; one of an earlier version has no seal. Raises :class:`StoreDamaged`."""
+    if len(raw) == _FENCE.size:
+        return int(_FENCE.unpack(raw)[0])
+    return int(sealed.unseal_fields(key, raw, f"fence of the checkpoint {name!r}", _FENCE)[0])
 
 
 def _last(table: StateTable) -> Checkpoint | None:

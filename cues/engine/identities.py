@@ -118,9 +118,10 @@ def _rename(txn: StoreTransaction, renames: Mapping[ProcessorId, ProcessorId]) -
             continue  # another start has done it meanwhile
         processor_rows.forget(txn, old)
         # The row of an owner that was stopped is gone, and a later row of that name has another epoch.
-        txn.put(names.processor_key(new), row._replace(epoch=row.epoch + 1).pack())
+        sealed.put(txn, names.processor_key(new), row._replace(epoch=row.epoch + 1).pack())
         key = inputs.key_of(old)
-        txn.put(names.topology_key(new), replace(inputs, key=None if key == ProcessorKey(new) else key).pack())
+        inputs = replace(inputs, key=None if key == ProcessorKey(new) else key)
+        sealed.put(txn, names.topology_key(new), inputs.pack())
         for queue, store in zip(inputs.queues, inputs.stores):
             if not store:
                 txn.put(names.subscription_key(queue, new), b"")
@@ -133,11 +134,11 @@ def note(home: Store, plan: Plan, emit: Emit) -> None:
     Warn of those that have state and had another ``key=`` at the last start.
     """
     keys = {node.id: _shown(getattr(node.fn, "state_key", node.options.key)) for node in plan.running}
-    packed = sealed.seal(codec.pack({"processors": sorted(keys), "keys": keys}))
+    body = codec.pack({"processors": sorted(keys), "keys": keys})
     place = names.graph_key(plan.id)
     with home.core.view() as txn:
         known = txn.get(place)
-    if known == packed:
+    if known == sealed.seal(place, body):
         return
     before = _notes(home).get(plan.id, {}).get("keys", {})
     for node in plan.running:
@@ -149,7 +150,7 @@ def note(home: Store, plan: Plan, emit: Emit) -> None:
                 " in the store, is not found any more, and begins anew"
             )
             emit(events.Event(node.id, text, logging.WARNING))
-    home.core.commit(lambda txn: txn.put(place, packed))
+    home.core.commit(lambda txn: sealed.put(txn, place, body))
 
 
 def _shown(key: Any) -> str:
@@ -263,13 +264,13 @@ def _notes(store: Store) -> dict[str, dict[str, Any]]:
     """The note of each graph's last start in this store, by graph id."""
     with store.core.view() as txn:
         rows = list(transaction.named_rows(txn, names.graph_key("")))
-    return {id: unpack_note(raw, id) for id, raw in rows}
+    return {id: unpack_note(key, raw, id) for id, key, raw in rows}
 
 
-def unpack_note(raw: bytes, graph: str) -> dict[str, Any]:
+def unpack_note(key: bytes, raw: bytes, graph: str) -> dict[str, Any]:
     """Decode the note of a graph's last start. Raises :class:`StoreDamaged`."""
     form = {"processors": [str, ...], "keys?": dict}
-    note: dict[str, Any] = sealed.unseal_value(raw, f"note of the processors of the graph {graph}", form)
+    note: dict[str, Any] = sealed.unseal_value(key, raw, f"note of the processors of the graph {graph}", form)
     return note
 
 

@@ -66,7 +66,7 @@ class ReplayNote:
     """By source, the rows of its state, which are written when the replay is done."""
 
     def put(self, txn: StoreTransaction) -> None:
-        txn.put(names.REPLAY_KEY, sealed.seal(codec.pack(asdict(self))))
+        sealed.put(txn, names.REPLAY_KEY, codec.pack(asdict(self)))
 
     def at(self, phase: Phase) -> ReplayNote:
         return replace(self, phase=phase)
@@ -81,7 +81,7 @@ def read(store: Store) -> ReplayNote | None:
 
 def unpack(raw: bytes) -> ReplayNote:
     """Decode the note of a replay. Raises :class:`StoreDamaged`."""
-    note = sealed.unseal_value(raw, "note of the replay", _FORM)
+    note = sealed.unseal_value(names.REPLAY_KEY, raw, "note of the replay", _FORM)
     return ReplayNote(**{name: note[name] for name in (each.rstrip("?") for each in _FORM) if name in note})
 
 

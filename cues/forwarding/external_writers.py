@@ -38,28 +38,32 @@ class SourceRow(NamedTuple):
     """The position of its source after the appended messages."""
 
     def pack(self) -> bytes:
-        return sealed.seal(codec.pack({"queue": self.queue, "next": self.next, "position": list(self.position)}))
+        return codec.pack({"queue": self.queue, "next": self.next, "position": list(self.position)})
 
     @staticmethod
-    def unpack(raw: bytes, writer: str = "(unnamed)") -> SourceRow:
+    def unpack(key: bytes, raw: bytes, writer: str = "(unnamed)") -> SourceRow:
         """Decode a row. Raises :class:`StoreDamaged`, which names the writer."""
         form = {"queue": str, "next": (int, [int, ...]), "position": list}
-        fields = sealed.unseal_value(raw, f"position of the external writer {writer!r}", form)
+        fields = sealed.unseal_value(key, raw, f"position of the external writer {writer!r}", form)
         return SourceRow(fields["queue"], fields["next"], fields["position"])
 
 
 def read(txn: StoreTransaction, writer: str) -> SourceRow | None:
     """Return the row of a writer; None before its first commit."""
-    raw = txn.get(names.source_key(writer))
-    return None if raw is None else SourceRow.unpack(raw, writer)
+    raw = txn.get(key := names.source_key(writer))
+    if raw is None:
+        transaction.refuse_lost(txn, {key: f"position of the external writer {writer!r}"})
+        return None
+    return SourceRow.unpack(key, raw, writer)
 
 
 def put(txn: StoreTransaction, writer: str, row: SourceRow) -> None:
     """Move the position of a writer. Call it in the transaction that appends."""
-    txn.put(names.source_key(writer), row.pack())
+    sealed.put(txn, names.source_key(writer), row.pack())
 
 
 def rows(store: BaseStore) -> dict[str, SourceRow]:
     """Return the rows of all external writers of the store, by writer id."""
     with store.core.view() as txn:
-        return {writer: SourceRow.unpack(raw, writer) for writer, raw in transaction.named_rows(txn, names.SOURCES)}
+        found = transaction.named_rows(txn, names.SOURCES)
+        return {writer: SourceRow.unpack(key, raw, writer) for writer, key, raw in found}

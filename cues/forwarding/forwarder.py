@@ -41,9 +41,10 @@ from cues.graphs.processor_rows import read_row
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.queue import Queue, open_queue
+from cues.records import sealed
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, refuse_lost
 
 BYTES_MAX: Final = 4 << 20
 """The approximate size of one commit in the other store. A step is never divided, so one step may be larger."""
@@ -130,11 +131,13 @@ class Forwarder:
 
     def _compared(self, fork_queue: ForkQueue, raw: bytes | None) -> int | Diverged:
         """Do the work of :meth:`_after` for a row that was not compared before."""
-        row = None if raw is None else ProducerRow.unpack(raw)
+        row = None if raw is None else ProducerRow.unpack(fork_queue.key, raw)
         with self.home.core.view() as txn:
             log_row = fork_queue.log.row(txn)
             raws = fork_queue.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
         if row is None:
+            with self.other.core.view() as txn:
+                refuse_lost(txn, {fork_queue.key: f"row of the steps that {fork_queue.processor} forwarded"})
             if log_row.first == 1:
                 return 1
             wrong = f"has no step, but steps before {log_row.first} were trimmed"
@@ -201,16 +204,14 @@ class Forwarder:
     ) -> bytes | None:
         if txn.get(fork_queue.key) != expected:
             return None
-        ends = {} if expected is None else dict(ProducerRow.unpack(expected).ends)
+        ends = {} if expected is None else dict(ProducerRow.unpack(fork_queue.key, expected).ends)
         for step in steps:
             for queue, pages in step.appends:
                 start = queues[queue].core.append_pages(txn, pages)
                 ends[queue] = start + sum(page.count for page in pages) - 1
         faults.point("forward.inside")
         last = steps[-1]
-        row = ProducerRow(last.index, last.hash, last.seal, ends).pack()
-        txn.put(fork_queue.key, row)
-        return row
+        return sealed.put(txn, fork_queue.key, ProducerRow(last.index, last.hash, last.seal, ends).pack())
 
     def settle(self) -> None:
         """Make the steps that were read durable in the home store."""
@@ -284,7 +285,7 @@ class Forwarder:
         self.publish(at_rest=True)
         for fork_queue in self.forks:
             raw = self._row(fork_queue)
-            if raw is not None and (at := ProducerRow.unpack(raw).at) > fork_queue.first:
+            if raw is not None and (at := ProducerRow.unpack(fork_queue.key, raw).at) > fork_queue.first:
                 self.trim(fork_queue, at)
 
     @override

@@ -14,6 +14,7 @@ from cues.base import names
 from cues.forwarding import marks
 from cues.forwarding.marks import ForeignReader, Mark
 from cues.queues.queue import Queue
+from cues.records import sealed
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -35,7 +36,7 @@ class LowWater:
     def _read(self) -> Mark | None:
         with self.queue.store.core.view() as txn:
             raw = txn.get(self._key)
-        return None if raw is None else Mark.unpack(raw)
+        return None if raw is None else Mark.unpack(self._key, raw)
 
     def renew(self, epoch: int) -> None:
         """Follow a seek: the epoch of the reader was raised, and the seek wrote a mark of its own."""
@@ -107,8 +108,8 @@ def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int)
 
     def put(txn: StoreTransaction) -> None:
         raw = txn.get(key)
-        before = Mark(0, index, False) if raw is None else Mark.unpack(raw)
-        txn.put(key, Mark(reader.epoch, min(index, before.next), before.under_way).pack())
+        before = Mark(0, index, False) if raw is None else Mark.unpack(key, raw)
+        sealed.put(txn, key, Mark(reader.epoch, min(index, before.next), before.under_way).pack())
 
     store.core.commit(put)
 

@@ -41,12 +41,12 @@ class Mark(NamedTuple):
 
     def pack(self) -> bytes:
         flags = _UNDER_WAY * self.under_way + _ALL_PARTITIONS * self.all_partitions
-        return sealed.seal(_LOW.pack(self.epoch, self.next, flags))
+        return _LOW.pack(self.epoch, self.next, flags)
 
     @staticmethod
-    def unpack(raw: bytes) -> Mark:
+    def unpack(key: bytes, raw: bytes) -> Mark:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        epoch, next, flags = sealed.unseal_fields(raw, "low-water mark of a reader in another store", _LOW)
+        epoch, next, flags = sealed.unseal_fields(key, raw, "low-water mark of a reader in another store", _LOW)
         return Mark(epoch, next, bool(flags & _UNDER_WAY), bool(flags & _ALL_PARTITIONS))
 
 
@@ -75,12 +75,12 @@ def put(txn: StoreTransaction, log_id: str, reader: ForeignReader, mark: Mark) -
     """Write a mark, unless a later owner of the reader has written one."""
     key = names.low_water_key(log_id, reader.home, reader.name)
     raw = txn.get(key)
-    if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
-        txn.put(key, mark.pack())
+    if raw is None or Mark.unpack(key, raw).epoch <= mark.epoch:
+        sealed.put(txn, key, mark.pack())
 
 
 def _rows(txn: StoreTransaction, log_id: str) -> dict[str, Mark]:
-    return {name: Mark.unpack(raw) for name, raw in named_rows(txn, names.low_water_prefix(log_id))}
+    return {name: Mark.unpack(key, raw) for name, key, raw in named_rows(txn, names.low_water_prefix(log_id))}
 
 
 def _reader(name: str, mark: Mark) -> ForeignReader:

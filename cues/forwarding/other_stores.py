@@ -36,30 +36,30 @@ from cues.storage.transaction import StoreTransaction
 def remember(home: BaseStore, other: BaseStore) -> None:
     """Write the path of another store into the home store, if it is not there yet."""
     key = names.store_key(other.id)
-    packed = _place_row(home.path, other.path)
+    body = _place_row(home.path, other.path)
     with home.core.view() as txn:
         known = txn.get(key)
-    if known != packed:
-        home.core.commit(lambda txn: txn.put(key, packed))
+    if known != sealed.seal(key, body):
+        home.core.commit(lambda txn: sealed.put(txn, key, body))
 
 
 def move(txn: StoreTransaction, place: Path, others: Mapping[bytes, Path]) -> None:
     """Write the new paths of other stores, by their ids, into the store at ``place``, if it knows them."""
     for id, other in others.items():
         if txn.get(names.store_key(id)) is not None:
-            txn.put(names.store_key(id), _place_row(place, other))
+            sealed.put(txn, names.store_key(id), _place_row(place, other))
 
 
 def _place_row(home: str | Path, other: str | Path) -> bytes:
     place = os.path.realpath(other)
     # Relative first: a folder that holds both may be moved.
-    return sealed.seal_map({"path": os.path.relpath(place, os.path.realpath(home)), "absolute": place})
+    return sealed.pack_map({"path": os.path.relpath(place, os.path.realpath(home)), "absolute": place})
 
 
-def unpack_place(store: str, raw: bytes) -> dict[str, str]:
+def unpack_place(store: str, key: bytes, raw: bytes) -> dict[str, str]:
     """Decode the row with the paths of another store. Raises :class:`StoreDamaged`."""
     what = f"row of the path of the store {store}"
-    record: dict[str, str] = sealed.formed(sealed.unseal_map(raw, what), what, {"path": str, "absolute": str})
+    record: dict[str, str] = sealed.formed(sealed.unseal_map(key, raw, what), what, {"path": str, "absolute": str})
     return record
 
 
@@ -67,8 +67,8 @@ def places(home: BaseStore) -> dict[bytes, list[Path]]:
     """Return the known paths of the other stores of a store, by their ids; the most probable path first."""
     paths: dict[bytes, list[Path]] = {}
     with home.core.view() as txn:
-        for id, value in transaction.named_rows(txn, names.store_key(b"")):
-            record = unpack_place(id, value)
+        for id, key, value in transaction.named_rows(txn, names.store_key(b"")):
+            record = unpack_place(id, key, value)
             relative = Path(os.path.normpath(os.path.join(os.path.realpath(home.path), record["path"])))
             paths[bytes.fromhex(id)] = [relative, Path(record["absolute"])]
     return paths
@@ -131,13 +131,13 @@ class ProducerRow(NamedTuple):
     """The index of the last appended message, by queue."""
 
     def pack(self) -> bytes:
-        return sealed.seal(_PRODUCER.pack(self.at, self.hash, self.seal) + codec.pack(self.ends))
+        return _PRODUCER.pack(self.at, self.hash, self.seal) + codec.pack(self.ends)
 
     @staticmethod
-    def unpack(raw: bytes) -> ProducerRow:
+    def unpack(key: bytes, raw: bytes) -> ProducerRow:
         """Decode the row. Raises :class:`StoreDamaged`."""
         what = "row of the last step that a processor of another store forwarded"
-        body = sealed.unseal(raw, what)
+        body = sealed.unseal(key, raw, what)
         if len(body) < _PRODUCER.size:
             raise sealed.damaged(what, f"it has {len(body)} bytes")
         at, hash, seal = _PRODUCER.unpack_from(body)

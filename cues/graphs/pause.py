@@ -58,11 +58,11 @@ class ProcessorPause:
 
     def pack(self) -> bytes:
         fields = {name: value for name, value in vars(self).items() if name not in ("processor", "time") and value}
-        return sealed.seal(codec.pack(fields | {"time_ns": clock.to_ns(self.time)}))
+        return codec.pack(fields | {"time_ns": clock.to_ns(self.time)})
 
     @staticmethod
-    def unpack(raw: bytes, processor: ProcessorId) -> ProcessorPause:
-        stored = sealed.unseal_value(raw, f"pause of the processor {processor}", _FORM)
+    def unpack(key: bytes, raw: bytes, processor: ProcessorId) -> ProcessorPause:
+        stored = sealed.unseal_value(key, raw, f"pause of the processor {processor}", _FORM)
         fields = {name: stored[name] for name in (each.rstrip("?") for each in _FORM) if name in stored}
         fields["next"] = tuple((queue, index) for queue, index in fields.get("next", ()))
         return ProcessorPause(processor, time=clock.to_datetime(fields.pop("time_ns")), **fields)

@@ -15,7 +15,6 @@ from cues.base.texts import quoted
 from cues.queues.log import Log
 from cues.queues.readers import Kind, Reader, register
 from cues.records import sealed
-from cues.records.batch import checksum
 from cues.records.positions import POSITION, Position
 from cues.storage.transaction import StoreTransaction, named_rows
 
@@ -38,16 +37,16 @@ class ProcessorRow(NamedTuple):
     """msgpack of ``[position, count of bare messages]`` of a source; empty before its first step."""
 
     def pack(self) -> bytes:
+        """Return the body of the row."""
         owner, epoch, generation, pid, boot, under_way, positions, _ = self
-        raw = _HEAD.pack(owner, epoch, generation, pid, boot, under_way, len(positions))
-        raw += b"".join([POSITION.pack(*position) for position in self.positions]) + self.source
-        return sealed.seal(raw)
+        head = _HEAD.pack(owner, epoch, generation, pid, boot, under_way, len(positions))
+        return head + b"".join([POSITION.pack(*position) for position in self.positions]) + self.source
 
     @staticmethod
-    def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorRow:
+    def unpack(key: bytes, raw: bytes, processor: str = "(unnamed)") -> ProcessorRow:
         """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
         what = f"row of the processor {processor}"
-        body = sealed.unseal(raw, what)
+        body = sealed.unseal(key, raw, what)
         if len(body) < _HEAD.size or len(body) < _HEAD.size + body[_HEAD.size - 1] * POSITION.size:
             raise sealed.damaged(what, f"it has {len(body)} bytes")
         owner, epoch, generation, pid, boot, under_way, count = _HEAD.unpack_from(body)
@@ -56,21 +55,22 @@ class ProcessorRow(NamedTuple):
         return ProcessorRow(owner, epoch, generation, pid, boot, bool(under_way), positions, body[end:])
 
 
-def moved(raw: bytes, under_way: bool, positions: Iterable[tuple[int, bytes, int, bytes]]) -> bytes:
-    """Return a packed row with other positions: each a place in the row, and the fields of :class:`Position`.
+def moved(seed: int, raw: bytes, under_way: bool, positions: Iterable[tuple[int, bytes, int, bytes]]) -> bytes:
+    """Return a row with other positions: each a place in the row, and the fields of :class:`Position`.
 
-    Each step moves a row. To make the whole of it anew takes as long as an append.
+    ``seed`` is that of its key (:func:`sealed.seed_of`). Each step moves a row; to make the whole of it anew takes as
+    long as an append.
     """
     body = bytearray(raw[: -sealed.CHECKSUM_BYTES])
     body[_UNDER_WAY_AT] = under_way
     for place, identity, next, seal in positions:
         POSITION.pack_into(body, _HEAD.size + place * POSITION.size, identity, next, seal)
-    return bytes(body) + checksum(body)
+    return sealed.seal_by(seed, bytes(body))
 
 
-def with_source(raw: bytes, source: bytes) -> bytes:
-    """Return a packed row with another position of a source."""
-    return sealed.seal(raw[: _end(raw)] + source)
+def with_source(seed: int, raw: bytes, source: bytes) -> bytes:
+    """Return a row with another position of a source; ``seed`` is that of its key."""
+    return sealed.seal_by(seed, raw[: _end(raw)] + source)
 
 
 def source_of(raw: bytes) -> bytes:
@@ -119,18 +119,19 @@ class ProcessorInputs:
     """The id of its first start, under which its try log, state and fork queues are; None if that is its id now."""
 
     def pack(self) -> bytes:
+        """Return the body of the record's row."""
         record: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
         if any(self.stores):
             record["stores"] = list(self.stores)
         if self.key:
             record["key"] = self.key
-        return sealed.seal_map(record)
+        return sealed.pack_map(record)
 
     @staticmethod
-    def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorInputs:
+    def unpack(key: bytes, raw: bytes, processor: str = "(unnamed)") -> ProcessorInputs:
         """Decode the record. Raises :class:`StoreDamaged`, which names the processor."""
         what = f"topology of the processor {processor}"
-        record = sealed.unseal_map(raw, what)
+        record = sealed.unseal_map(key, raw, what)
         sealed.formed(record, what, _TOPOLOGY)
         queues = tuple(record["queues"])
         stores = tuple(record.get("stores", [b""] * len(queues)))
@@ -152,13 +153,13 @@ def boot() -> bytes:
 
 
 def read_row(txn: StoreTransaction, processor: ProcessorId) -> ProcessorRow | None:
-    raw = txn.get(names.processor_key(processor))
-    return None if raw is None else ProcessorRow.unpack(raw, processor)
+    raw = txn.get(key := names.processor_key(processor))
+    return None if raw is None else ProcessorRow.unpack(key, raw, processor)
 
 
 def read_topology(txn: StoreTransaction, processor: ProcessorId) -> ProcessorInputs | None:
-    raw = txn.get(names.topology_key(processor))
-    return None if raw is None else ProcessorInputs.unpack(raw, processor)
+    raw = txn.get(key := names.topology_key(processor))
+    return None if raw is None else ProcessorInputs.unpack(key, raw, processor)
 
 
 def key_of(txn: StoreTransaction, processor: ProcessorId) -> ProcessorKey:
@@ -169,12 +170,13 @@ def key_of(txn: StoreTransaction, processor: ProcessorId) -> ProcessorKey:
 
 def all_ids(txn: StoreTransaction) -> list[ProcessorId]:
     """Return the ids of all processors of the store, and of their units."""
-    return [ProcessorId(id) for id, _ in named_rows(txn, names.PROCESSORS)]
+    return [ProcessorId(id) for id, *_ in named_rows(txn, names.PROCESSORS)]
 
 
 def topologies(txn: StoreTransaction) -> Iterator[tuple[ProcessorId, ProcessorInputs]]:
     """Iterate over the topology records of the store, by the ids of their processors."""
-    return ((ProcessorId(id), ProcessorInputs.unpack(raw, id)) for id, raw in named_rows(txn, names.TOPOLOGIES))
+    for id, key, raw in named_rows(txn, names.TOPOLOGIES):
+        yield ProcessorId(id), ProcessorInputs.unpack(key, raw, id)
 
 
 def all_keys(txn: StoreTransaction) -> dict[ProcessorId, ProcessorKey]:
@@ -193,7 +195,7 @@ def forget(txn: StoreTransaction, processor: ProcessorId) -> None:
 
 
 def _of_log(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
-    for name, _ in named_rows(txn, names.subscriptions_prefix(log.id)):
+    for name, *_ in named_rows(txn, names.subscriptions_prefix(log.id)):
         processor = ProcessorId(name)
         row = read_row(txn, processor)
         topology = read_topology(txn, processor)

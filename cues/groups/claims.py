@@ -16,7 +16,7 @@ The key begins with the log, so that the log's retention finds every group that 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -62,13 +62,13 @@ class Claim(NamedTuple):
 
     def pack(self) -> bytes:
         assignee = self.assignee.encode()
-        return sealed.seal(_HEAD.pack(*self[:6], len(assignee)) + assignee + self.checkpoint)
+        return _HEAD.pack(*self[:6], len(assignee)) + assignee + self.checkpoint
 
     @staticmethod
-    def unpack(raw: bytes, log: str, group: str) -> Claim:
+    def unpack(key: bytes, raw: bytes, log: str, group: str) -> Claim:
         """Decode a claim. Raises :class:`StoreDamaged`, which names the group and the log."""
         what = f"claim of the group {group!r} on {log}"
-        body = sealed.unseal(raw, what)
+        body = sealed.unseal(key, raw, what)
         if len(body) < _HEAD.size:
             raise sealed.damaged(what, f"it has {len(body)} bytes")
         identity, owner, epoch, next, seal, paused, length = _HEAD.unpack_from(body)
@@ -82,18 +82,27 @@ class Claim(NamedTuple):
 
 def read(txn: StoreTransaction, log: str, group: str) -> Claim | None:
     """Return the row of a group on a log; None before the group's first plan."""
-    raw = txn.get(names.claim_key(log, group))
-    return None if raw is None else Claim.unpack(raw, log, group)
+    raw = txn.get(key := names.claim_key(log, group))
+    return None if raw is None else Claim.unpack(key, raw, log, group)
 
 
 def put(txn: StoreTransaction, log: str, group: str, claim: Claim) -> None:
-    txn.put(names.claim_key(log, group), claim.pack())
+    sealed.put(txn, names.claim_key(log, group), claim.pack())
+
+
+def begin(txn: StoreTransaction, group: str, claims: Mapping[str, Claim]) -> None:
+    """Write the first claims of a group on logs. Raises :class:`StoreDamaged` if one is there under another key."""
+    transaction.refuse_lost(
+        txn, {names.claim_key(log, group): f"claim of the group {group!r} on {log}" for log in claims}
+    )
+    for log, claim in claims.items():
+        put(txn, log, group, claim)
 
 
 def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
     """Iterate over the groups that read a log, with their claims."""
-    for group, raw in named_rows(txn, names.claim_key(log, "")):
-        yield group, Claim.unpack(raw, log, group)
+    for group, key, raw in named_rows(txn, names.claim_key(log, "")):
+        yield group, Claim.unpack(key, raw, log, group)
 
 
 def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:

@@ -40,7 +40,7 @@ class GroupRow(NamedTuple):
     """Seconds without a member after which the group may be forgotten; 0: never."""
 
     def pack(self) -> bytes:
-        return sealed.seal(_GROUP.pack(*self))
+        return _GROUP.pack(*self)
 
 
 _MEMBER: Final[list[Any]] = [bytes, int, bytes, (float, int), bool, int, [str, ...]]
@@ -74,13 +74,13 @@ class MemberRow:
         row: list[object] = [self.id, self.pid, self.boot, self.lease_s, self.static, self.kept_ns, list(self.queues)]
         if self.together or self.patterns:
             row += [[list(queues) for queues in self.together], list(self.patterns)]
-        return sealed.seal(codec.pack(row))
+        return codec.pack(row)
 
     @staticmethod
-    def unpack(raw: bytes, name: str) -> MemberRow:
+    def unpack(key: bytes, raw: bytes, name: str) -> MemberRow:
         """Read a row. Raises :class:`StoreDamaged`, which names the member."""
         id, pid, boot, lease_s, static, kept_ns, queues, *more = sealed.unseal_value(
-            raw, f"row of the group member {name!r}", (_MEMBER, [*_MEMBER, [[str, ...], ...], [str, ...]])
+            key, raw, f"row of the group member {name!r}", (_MEMBER, [*_MEMBER, [[str, ...], ...], [str, ...]])
         )
         together, patterns = more or ((), ())
         sets = tuple(map(tuple, together))
@@ -89,14 +89,14 @@ class MemberRow:
 
 def read(txn: StoreTransaction, group: str) -> GroupRow:
     """Return the row of a group; one of zeros if there is none."""
-    raw = txn.get(names.group_key(group))
-    return GroupRow() if raw is None else unpack_group(raw, group)
+    raw = txn.get(key := names.group_key(group))
+    return GroupRow() if raw is None else unpack_group(key, raw, group)
 
 
-def unpack_group(raw: bytes, group: str) -> GroupRow:
+def unpack_group(key: bytes, raw: bytes, group: str) -> GroupRow:
     """Decode the row of a group. Raises :class:`StoreDamaged`."""
     what = f"row of the group {group!r}"
-    body = sealed.unseal(raw, what)
+    body = sealed.unseal(key, raw, what)
     if len(body) > _GROUP.size:
         raise sealed.damaged(what, f"it has {len(body)} bytes, not {_GROUP.size}")
     return GroupRow._make(_GROUP.unpack(body.ljust(_GROUP.size, b"\0")))  # older rows are shorter
@@ -105,7 +105,7 @@ def unpack_group(raw: bytes, group: str) -> GroupRow:
 def members(txn: StoreTransaction, group: str) -> dict[str, MemberRow]:
     """Return the members of a group by name, also closed ones whose place is kept."""
     rows = transaction.named_rows(txn, names.member_key(group, ""))
-    return {name: MemberRow.unpack(raw, name) for name, raw in rows}
+    return {name: MemberRow.unpack(key, raw, name) for name, key, raw in rows}
 
 
 def lock_of(group: str, name: str) -> int:

@@ -115,7 +115,7 @@ def forget(store: Store, group: str) -> None:
 def _queues(store: Store) -> dict[str, list[str]]:
     """Return the queues on which each group has a position, by group."""
     with store.core.view() as txn:
-        queues: dict[str, set[str]] = {group: set() for group, _ in transaction.named_rows(txn, names.group_key(""))}
+        queues: dict[str, set[str]] = {group: set() for group, *_ in transaction.named_rows(txn, names.group_key(""))}
     for log, group, _ in claims.all_rows(store):
         queues.setdefault(group, set()).add(names.split_log(log)[0])
     return {group: sorted(queues[group]) for group in sorted(queues)}

@@ -32,6 +32,7 @@ from cues.queues.base import unpack_record
 from cues.queues.committed import Isolation, log_at
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
+from cues.records import sealed
 from cues.storage import leases, wakeup
 from cues.storage.transaction import StoreTransaction
 
@@ -94,8 +95,8 @@ class GroupTable:
         return group_rows.members(txn, self.group)
 
     def member(self, txn: StoreTransaction, name: str) -> MemberRow | None:
-        raw = txn.get(names.member_key(self.group, name))
-        return None if raw is None else MemberRow.unpack(raw, name)
+        raw = txn.get(key := names.member_key(self.group, name))
+        return None if raw is None else MemberRow.unpack(key, raw, name)
 
     def look(self, queues: Iterable[str] | None = None) -> GroupView:
         """Read the group and its claims on ``queues``; None: on all queues that a member subscribes to."""
@@ -212,15 +213,16 @@ class GroupTable:
             if any(claims.read(txn, names.log_id(*partition), self.group) is not None for partition in partitions):
                 continue
             at_start = is_new or queue in begin.named
+            new: dict[str, Claim] = {}
             for partition in partitions:
                 log = begin.logs.get(partition) if at_start else None
                 id = names.log_id(*partition)
-                first = (
+                new[id] = (
                     claims.first(txn, id, "", self.isolation)
                     if log is None
                     else places.first(txn, self.group, partition, log, begin.start)
                 )
-                claims.put(txn, id, self.group, first)
+            claims.begin(txn, self.group, new)
         before = members.get(name)
         if before is None and len(members) >= MEMBERS_MAX:
             raise InvalidArgument(
@@ -234,7 +236,7 @@ class GroupTable:
                 claim = claims.read(txn, log_id, self.group)
                 if claim is not None and claim.assignee == name:
                     claims.put(txn, log_id, self.group, claim._replace(assignee=""))
-        txn.put(names.member_key(self.group, name), row.pack())
+        sealed.put(txn, names.member_key(self.group, name), row.pack())
         changed = before is None or (before.queues, before.together) != (row.queues, row.together)
         self._touch(txn, replan=changed)
         return before
@@ -266,7 +268,7 @@ class GroupTable:
         def keep(txn: StoreTransaction) -> None:
             before = self.member(txn, name)
             if before is not None and before.id == row.id:
-                txn.put(names.member_key(self.group, name), kept.pack())
+                sealed.put(txn, names.member_key(self.group, name), kept.pack())
                 self._touch(txn)
 
         self._commit(keep)
@@ -310,13 +312,15 @@ class GroupTable:
             row = self.row(txn)
             if row.generation != seen.row.generation or row.planned != seen.row.planned:
                 return  # another member was faster, or this plan is out of date
+            new: dict[str, Claim] = {}
             for (queue, number), name in sorted(assignees.items()):
                 log = names.log_id(queue, number)
                 claim = claims.read(txn, log, self.group)
                 if claim is None:
-                    claims.put(txn, log, self.group, claims.first(txn, log, name, self.isolation))
+                    new[log] = claims.first(txn, log, name, self.isolation)
                 elif claim.assignee != name:
                     claims.put(txn, log, self.group, claim._replace(assignee=name))
+            claims.begin(txn, self.group, new)
             self._put(txn, row._replace(planned=row.generation, changes=row.changes + 1))
             faults.point("group.inside")
 
@@ -479,7 +483,7 @@ class GroupTable:
         self._put(txn, row._replace(generation=generation, changes=row.changes + 1, used_ns=clock.now_ns()))
 
     def _put(self, txn: StoreTransaction, row: GroupRow) -> None:
-        txn.put(names.group_key(self.group), row.pack())
+        sealed.put(txn, names.group_key(self.group), row.pack())
 
     def _commit(self, work: Callable[[StoreTransaction], R], pages: int = 0) -> R:
         result = self.store.core.commit(work, pages=pages)

@@ -47,12 +47,12 @@ class Written(NamedTuple):
     """The clock of that message; 0 when there is none."""
 
     def pack(self) -> bytes:
-        return sealed.seal(_ROW.pack(*self))
+        return _ROW.pack(*self)
 
     @staticmethod
-    def unpack(raw: bytes, what: str = "row of a producer") -> Written:
+    def unpack(key: bytes, raw: bytes, what: str = "row of a producer") -> Written:
         """Decode the row. Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
-        return Written._make(sealed.unseal_fields(raw, what, _ROW))
+        return Written._make(sealed.unseal_fields(key, raw, what, _ROW))
 
     def repeats(self, clock: int, flags: int, before: int | None) -> bool:
         """Return whether the log has the message already, or does not need it.
@@ -83,8 +83,8 @@ def advanced(written: Written | None, flags: int, clocks: Sequence[int], index: 
 
 def read(txn: StoreTransaction, log: str, producer: int) -> Written | None:
     """Return the summary of a producer's messages on a log; None if there are none."""
-    raw = txn.get(_key(log, producer))
-    return None if raw is None else Written.unpack(raw, f"row of the producer {producer:012x} of {log}")
+    raw = txn.get(key := _key(log, producer))
+    return None if raw is None else Written.unpack(key, raw, f"row of the producer {producer:012x} of {log}")
 
 
 Counting = Callable[[int, int, int, int], int]
@@ -155,15 +155,15 @@ class Notes:
         """Write the summaries of the producers."""
         for producer, written in self._rows.items():
             assert written is not None
-            self._txn.put(_key(self._log, producer), written.pack())
+            sealed.put(self._txn, _key(self._log, producer), written.pack())
 
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
     """Iterate over the producers that wrote to a log, with their summaries."""
     with store.core.view() as txn:
         rows = list(transaction.named_rows(txn, names.clocks_prefix(log)))
-    for producer, raw in rows:
-        yield int(producer, 16), Written.unpack(raw)
+    for producer, key, raw in rows:
+        yield int(producer, 16), Written.unpack(key, raw)
 
 
 def _key(log: str, producer: int) -> bytes:

@@ -81,7 +81,7 @@ class Open(NamedTuple):
 
 
 def put(txn: StoreTransaction, log: str, span: Span) -> None:
-    txn.put(names.spans_prefix(log) + _PLACE.pack(span.place), sealed.seal(_SPAN.pack(*span[1:])))
+    sealed.put(txn, names.spans_prefix(log) + _PLACE.pack(span.place), _SPAN.pack(*span[1:]))
 
 
 def upto(txn: StoreTransaction, log: str, place: int | None = None) -> Span | None:
@@ -108,7 +108,7 @@ def _decoded(prefix: bytes, log: str, key: bytes, raw: bytes) -> Span | None:
     if not key.startswith(prefix):
         return None
     (place,) = _PLACE.unpack(key[len(prefix) :])
-    return Span(place, *sealed.unseal_fields(raw, f"row of the transaction at place {place} of {log}", _SPAN))
+    return Span(place, *sealed.unseal_fields(key, raw, f"row of the transaction at place {place} of {log}", _SPAN))
 
 
 def place_of(txn: StoreTransaction, log: str, index: int) -> int:
@@ -167,17 +167,17 @@ def forget(txn: StoreTransaction, log: str, first: int) -> None:
 def opened(txn: StoreTransaction, log: str) -> dict[int, Open]:
     """Return the pending transactions of a log, by producer."""
     rows = transaction.named_rows(txn, names.opens_prefix(log))
-    every = {int(producer, 16): _open(raw, producer, log) for producer, raw in rows}
+    every = {int(producer, 16): _open(key, raw, producer, log) for producer, key, raw in rows}
     return {producer: open for producer, open in every.items() if open.size != ROLLED_BACK}
 
 
 def read_open(txn: StoreTransaction, log: str, producer: int) -> Open | None:
-    raw = txn.get(_open_key(log, producer))
-    return None if raw is None else _open(raw, f"{producer:012x}", log)
+    raw = txn.get(key := _open_key(log, producer))
+    return None if raw is None else _open(key, raw, f"{producer:012x}", log)
 
 
 def put_open(txn: StoreTransaction, log: str, producer: int, open: Open) -> None:
-    txn.put(_open_key(log, producer), sealed.seal(_OPEN.pack(*open)))
+    sealed.put(txn, _open_key(log, producer), _OPEN.pack(*open))
 
 
 def close(txn: StoreTransaction, log: str, producer: int) -> None:
@@ -191,19 +191,19 @@ def expired(txn: StoreTransaction, log: str, now_ns: int) -> Iterator[int]:
             yield producer
 
 
-def _open(raw: bytes, producer: str, log: str) -> Open:
-    return Open(*sealed.unseal_fields(raw, f"row of the pending transaction of {producer} in {log}", _OPEN))
+def _open(key: bytes, raw: bytes, producer: str, log: str) -> Open:
+    return Open(*sealed.unseal_fields(key, raw, f"row of the pending transaction of {producer} in {log}", _OPEN))
 
 
-def unpack_span(raw: bytes, name: str) -> tuple[Any, ...]:
+def unpack_span(key: bytes, raw: bytes, name: str) -> tuple[Any, ...]:
     """Decode the row of an acknowledged transaction, without its place. Raises :class:`StoreDamaged`."""
-    return sealed.unseal_fields(raw, f"row of the acknowledged transaction {name!r}", _SPAN)
+    return sealed.unseal_fields(key, raw, f"row of the acknowledged transaction {name!r}", _SPAN)
 
 
-def unpack_open(raw: bytes, name: str) -> Open:
+def unpack_open(key: bytes, raw: bytes, name: str) -> Open:
     """Decode the row of a pending transaction. Raises :class:`StoreDamaged`."""
     log, _, producer = name.partition("\0")
-    return _open(raw, producer, log)
+    return _open(key, raw, producer, log)
 
 
 def _open_key(log: str, producer: int) -> bytes:

@@ -435,7 +435,7 @@ _RECORD: Final[dict[str, Any]] = {"identity": bytes, "options": {str: object}, "
 def unpack_record(queue: str, raw: bytes) -> dict[str, Any]:
     """Decode the record of a queue. Raises :class:`StoreDamaged`; its transaction adds the store."""
     what = f"record of the queue {queue}"
-    record: dict[str, Any] = sealed.formed(sealed.unseal_map(raw, what), what, _RECORD)
+    record: dict[str, Any] = sealed.formed(sealed.unseal_map(names.queue_key(queue), raw, what), what, _RECORD)
     return record
 
 

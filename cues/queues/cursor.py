@@ -23,9 +23,9 @@ from cues.queues.log import Log, Raw
 from cues.records import sealed
 from cues.records.batch import Batch, is_pending, stamps_of
 from cues.records.log_row import LogRow
-from cues.records.positions import NO_SEAL, Position, pack_reader, unpack_reader
+from cues.records.positions import NO_SEAL, POSITION, Position, unpack_reader
 from cues.storage import wakeup
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, refuse_lost
 
 AHEAD_BYTES_MAX: Final = 256 << 10
 """The most bytes that a read copies out of one transaction."""
@@ -76,6 +76,7 @@ class Cursor:
         """The messages of the batch that still exist: a purge may have ended inside the batch."""
         self._purges = -1
         self.row_key = names.reader_key(queue.name, self.log.partition, name) if name is not None else b""
+        self._seed = sealed.seed_of(self.row_key)
         self.stored: bytes | None = None
         """The row of the position, as this cursor read or wrote it last; None if there was none."""
         with self._core.view() as txn:
@@ -86,11 +87,17 @@ class Cursor:
                 self.stored = txn.get(self.row_key)
                 if self.stored is not None:
                     self._compare(txn, row, self._unpacked(self.stored))
+                else:
+                    refuse_lost(txn, {self.row_key: self._what})
         self.identity = row.identity
         self.index = row.first if self.stored is None else self.position_of(self.stored)
         """The position on the log; of committed messages it is a place."""
         self.start = self.index
         """The index at which this cursor began."""
+
+    @property
+    def _what(self) -> str:
+        return f"position of the named tailer {self.name!r} of queue {self.log.id}"
 
     def _compare(self, txn: StoreTransaction, row: LogRow, stored: Position) -> None:
         """Compare a stored position with the log.
@@ -99,7 +106,7 @@ class Cursor:
         if it is of the other isolation.
         """
         if stored.identity == row.identity:
-            what = f"position of the named tailer {self.name!r} of queue {self.log.id}"
+            what = self._what
             if not 1 <= stored.next <= row.next:
                 raise sealed.damaged(what, f"it is {stored.next}, and the queue ends before {row.next}")
             if self.log.seal_before(txn, row, stored.next) not in (NO_SEAL, stored.seal) and stored.seal != NO_SEAL:
@@ -278,7 +285,7 @@ class Cursor:
 
     def _unpacked(self, stored: bytes) -> Position:
         assert self.name is not None
-        return unpack_reader(stored, self.log.id, self.name)
+        return unpack_reader(self.row_key, stored, self.log.id, self.name)
 
     def compare_and_set(self, txn: StoreTransaction, index: int) -> bytes | None:
         """Write a position and return its row; None, and nothing written, if another tailer has moved it."""
@@ -291,7 +298,7 @@ class Cursor:
             seal = batch.seal
         else:
             seal = self.log.seal_before(txn, self.log.row(txn), index)
-        stored = pack_reader(self.identity, index, seal)
+        stored = sealed.seal_by(self._seed, POSITION.pack(self.identity, index, seal))
         txn.put(self.row_key, stored)
         return stored
 

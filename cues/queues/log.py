@@ -63,10 +63,10 @@ class SpanPart(NamedTuple):
 
 def read_row(txn: StoreTransaction, queue: str, partition: int) -> LogRow:
     """Read the row of a log, without opening its records."""
-    raw = txn.get(names.row_key(queue, partition))
+    raw = txn.get(key := names.row_key(queue, partition))
     if raw is None:
         raise _gone(queue)
-    return unpack_row(raw, names.log_id(queue, partition))
+    return unpack_row(key, raw, names.log_id(queue, partition))
 
 
 def _gone(queue: str) -> QueueNotFound:
@@ -79,7 +79,8 @@ class Log:
     """A log of one store. Its queue must exist."""
 
     __slots__ = (
-        "_known", "_notes", "_schemas", "database", "id", "key", "mask", "partition", "queue", "records", "store"
+        "_known", "_notes", "_schemas", "_seed", "database", "id", "key", "mask", "partition", "queue", "records",
+        "store"
     )  # fmt: skip
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
@@ -88,6 +89,7 @@ class Log:
         self.partition = partition
         self.id = names.log_id(queue, partition)
         self.key = names.row_key(queue, partition)
+        self._seed = sealed.seed_of(self.key)
         self.mask = wakeup.mask_of(queue, partition)
         self.database = store.core.database(names.log_database(queue, partition))
         self.records: Log = self
@@ -126,8 +128,8 @@ class Log:
             raise _gone(self.queue)
         known, fields = self._known
         if raw != known:
-            if not sealed.intact(raw):
-                unpack_row(raw, self.id)  # raises
+            if not sealed.intact(self.key, raw):
+                unpack_row(self.key, raw, self.id)  # raises
             fields = _unpack_row(raw)
             self._known = raw, fields
         return fields
@@ -170,7 +172,7 @@ class Log:
             if flags & batch.PRODUCER and self._notes:
                 self._note(txn, first, start, pages)
         body = _pack_row(identity, first, index, now, version)
-        raw = body + checksum(body)
+        raw = body + checksum(body, self._seed)  # sealed.put(), without the call
         txn.put(self.key, raw)
         self._known = raw, (identity, first, index, now, version)
         return start, version
@@ -181,18 +183,18 @@ class Log:
             key = names.schemas_prefix(self.id) + batch.checksum(packed)
             if txn.get(key) is None:
                 require(txn, "columns")
-                txn.put(key, sealed.seal(packed))
+                sealed.put(txn, key, packed)
 
     def schema(self, hash: bytes) -> StoredSchema:
         """Return the schema of a record of columns. Raises :class:`StoreDamaged` if the log does not have it."""
         known = self._schemas.get(hash)
         if known is None:
             with self.store.core.view() as txn:
-                row = txn.get(names.schemas_prefix(self.id) + hash)
+                row = txn.get(key := names.schemas_prefix(self.id) + hash)
             what = f"schema {hash.hex()} of the records of columns of queue {self.id}"
             if row is None:
                 raise sealed.damaged(what, "it is missing")
-            known = self._schemas[hash] = stored_schema(bytes(sealed.unseal(row, what)))
+            known = self._schemas[hash] = stored_schema(bytes(sealed.unseal(key, row, what)))
         return known
 
     def _note(self, txn: StoreTransaction, first: int, start: int, pages: Sequence[Page]) -> None:
@@ -227,7 +229,7 @@ class Log:
             raise self._occupied(index)
         next = index + 1
         body = _pack_row(identity, first, next, now, version)
-        raw = body + checksum(body)
+        raw = body + checksum(body, self._seed)  # sealed.put(), without the call
         txn.put(self.key, raw)
         self._known = raw, (identity, first, next, now, version)
         return index, version
@@ -445,8 +447,7 @@ class Log:
         """Write ``index`` into the row as the first index."""
         if index != row.first:
             row = row._replace(first=index)
-            raw = sealed.seal(_pack_row(*row))
-            txn.put(self.key, raw)
+            raw = sealed.put(txn, self.key, _pack_row(*row))
             self._known = raw, row
 
     def _holds(self, cursor: StoreCursor, index: int) -> bool:

@@ -44,7 +44,7 @@ from cues.queues.log import DELETE_ENTRIES_MAX, Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions, changed, check_names
 from cues.queues.tailer import MergedTailer, Tailer
 from cues.records import sealed
-from cues.records.log_row import LogRow, pack_row
+from cues.records.log_row import LogRow, put_row
 from cues.storage import format_record, transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
@@ -288,7 +288,7 @@ class Queue(BaseQueue):
                     ) from error
                 with contextlib.suppress(StoreFull):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
-                    self.store.core.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
+                    self.store.core.commit(lambda txn: put_row(txn, log.key, log.row(txn)))
 
     def _move_fronts(self, txn: StoreTransaction, logs: list[Log], index_of: IndexOf, refuse: bool) -> int:
         dropped = 0
@@ -448,7 +448,7 @@ def _matching(store: BaseStore, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
     with store.core.view() as txn:
         rows = transaction.named_rows(txn, names.queue_key(""))
-        records = [(name, raw) for name, raw in rows if "." not in name and fnmatch.fnmatchcase(name, queue)]
+        records = [(name, raw) for name, _, raw in rows if "." not in name and fnmatch.fnmatchcase(name, queue)]
     if not slash:
         return [name for name, _ in records]
     return [
@@ -477,6 +477,8 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
     raw: bytes | None = txn.get(key)
     if raw is not None:
         return raw
+    if txn.get(names.row_key(id, 0)) is not None:
+        raise sealed.damaged(f"record of the queue {id}", "it is missing, and the row of the queue is there")
     identity = os.urandom(8)
     record = {
         "identity": identity,
@@ -487,8 +489,7 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
         "created_ns": clock.now_ns(),
     }
     _require(txn, options)
-    raw = sealed.seal_map(record)
-    txn.put(key, raw)
+    raw = sealed.put(txn, key, sealed.pack_map(record))
     _create_logs(txn, store, id, range(options.partitions), LogRow(identity, 1, 1, 0, 1))
     return raw
 
@@ -505,23 +506,23 @@ def continue_log(txn: StoreTransaction, id: str, partition: int, identity: bytes
     The caller does it for all partitions of the queue.
     """
     record = unpack_record(id, txn.get(names.queue_key(id))) | {"identity": identity}
-    txn.put(names.queue_key(id), sealed.seal_map(record))
-    txn.put(names.row_key(id, partition), pack_row(LogRow(identity, next, next, 0, record["version"])))
+    sealed.put(txn, names.queue_key(id), sealed.pack_map(record))
+    put_row(txn, names.row_key(id, partition), LogRow(identity, next, next, 0, record["version"]))
 
 
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
     for partition in partitions:
-        txn.put(names.row_key(queue, partition), pack_row(row))
+        put_row(txn, names.row_key(queue, partition), row)
         store.core.create_database(txn, names.log_database(queue, partition))
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
     """Write a queue's changed record, and its new version into every partition's row, where appends compare it."""
     record["version"] += 1
-    txn.put(names.queue_key(queue), sealed.seal_map(record))
+    sealed.put(txn, names.queue_key(queue), sealed.pack_map(record))
     for partition in range(record["partitions"]):
         row = read_row(txn, queue, partition)._replace(version=record["version"])
-        txn.put(names.row_key(queue, partition), pack_row(row))
+        put_row(txn, names.row_key(queue, partition), row)
 
 
 def refuse_replacing(queue: str, old: QueueOptions, new: QueueOptions, grow: str) -> None:

@@ -94,8 +94,8 @@ def of_log(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
 
 
 def _tailers(txn: StoreTransaction, log: Log) -> Iterator[Reader]:
-    for name, raw in named_rows(txn, names.reader_key(log.queue, log.partition, "")):
-        at = unpack_reader(raw, log.id, name)
+    for name, key, raw in named_rows(txn, names.reader_key(log.queue, log.partition, "")):
+        at = unpack_reader(key, raw, log.id, name)
         yield Reader(TAILERS, log.store.id, name, at.identity, at.next, False)
 
 

@@ -174,9 +174,9 @@ def _forget_expired(txn: StoreTransaction, log: Log) -> None:
             reader.kind.forget(txn, log, reader)
 
 
-def unpack_notes(raw: bytes, log: str) -> list[list[int]]:
+def unpack_notes(key: bytes, raw: bytes, log: str) -> list[list[int]]:
     """Decode the notes for retention by age: a next index, and a time. Raises :class:`StoreDamaged`."""
-    notes: list[list[int]] = sealed.unseal_value(raw, f"row of the age notes of queue {log}", [[int, int], ...])
+    notes: list[list[int]] = sealed.unseal_value(key, raw, f"row of the age notes of queue {log}", [[int, int], ...])
     return notes
 
 
@@ -186,8 +186,8 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
     Append times never decrease. So after one append under a clock that was ahead, later messages get that same time
     until the clock reaches it. Meanwhile, notes of (next index, time) tell which messages were appended before a time.
     """
-    raw = txn.get(names.age_key(log.id))
-    notes = [] if raw is None else unpack_notes(raw, log.id)
+    raw = txn.get(key := names.age_key(log.id))
+    notes = [] if raw is None else unpack_notes(key, raw, log.id)
     ahead = row.time_ns > now + clock.WRONG_NS
     kept = [note for note in notes if ahead and note[1] <= now]
     if ahead and (not kept or now - kept[-1][1] >= age // _NOTES):
@@ -196,9 +196,9 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
     while kept and kept[0][1] <= now - age:
         goal = kept.pop(0)[0]
     if kept and kept != notes:
-        txn.put(names.age_key(log.id), sealed.seal(codec.pack(kept)))
+        sealed.put(txn, key, codec.pack(kept))
     elif kept != notes:
-        txn.delete(names.age_key(log.id))
+        txn.delete(key)
     if log.front_time(txn) < now - age:
         goal = max(goal, log.index_at(txn, row, _believed(txn, log, row, now, age)))
     return goal

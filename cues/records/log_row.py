@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cues.records import sealed
 
@@ -21,10 +21,11 @@ class LogRow(NamedTuple):
     """Increases when the queue's options change, so that every process reads the new ones."""
 
 
-def pack_row(row: LogRow) -> bytes:
-    return sealed.seal(ROW.pack(*row))
+def put_row(txn: Any, key: bytes, row: LogRow) -> None:
+    """Write the row of a log."""
+    sealed.put(txn, key, ROW.pack(*row))
 
 
-def unpack_row(raw: bytes, log: str = "(unnamed)") -> LogRow:
+def unpack_row(key: bytes, raw: bytes, log: str = "(unnamed)") -> LogRow:
     """Decode the row of a log. Raises :class:`StoreDamaged`, which names the log."""
-    return LogRow._make(sealed.unseal_fields(raw, f"row of the queue {log}", ROW))
+    return LogRow._make(sealed.unseal_fields(key, raw, f"row of the queue {log}", ROW))

@@ -21,14 +21,9 @@ class Position(NamedTuple):
     """Checksum of the batch that holds the message before ``next``; zeros when there was none."""
 
 
-def pack_reader(identity: bytes, next: int, seal: bytes) -> bytes:
-    """Return the row of a named tailer at this position."""
-    return sealed.seal(POSITION.pack(identity, next, seal))
-
-
-def unpack_reader(raw: bytes, queue: str, name: str) -> Position:
+def unpack_reader(key: bytes, raw: bytes, queue: str, name: str) -> Position:
     """Decode the row of a named tailer; one of an earlier version has no seal. Raises :class:`StoreDamaged`."""
     if len(raw) == POSITION.size:
         return Position._make(POSITION.unpack(raw))
     what = f"position of the named tailer {name!r} of queue {queue}"
-    return Position._make(sealed.unseal_fields(raw, what, POSITION))
+    return Position._make(sealed.unseal_fields(key, raw, what, POSITION))

@@ -1,12 +1,19 @@
-"""Rows with a checksum: all data of a store except messages.
+"""Rows with a checksum: all data of a store except messages and state.
 
-    row      body, checksum of the body (8 bytes, xxh3-64)
+    row      body, checksum of the body (8 bytes, xxh3-64), whose seed is the checksum of the key
     map      0xc1, msgpack of a map, and the same checksum. No msgpack begins with that byte: a row without it was
-             written by a version without seals, and is sealed at its next write
+             written by a version without seals
 
-:func:`seal` makes a row. :func:`unseal` reads it, and raises :class:`StoreDamaged` if the checksum is wrong.
+The seed makes the checksum cover the key, because a name is often nowhere else: with one wrong bit there, the row of
+one producer would be a right row of another. So every function here takes the key, or its seed. No other module makes a
+checksum of a row, except for the row of a log at each append (tests/test_sealed.py).
+
+:func:`put` writes a row. :func:`unseal` reads it, and raises :class:`StoreDamaged` if the checksum is wrong.
 :func:`intact` tests the checksum. A row with a wrong checksum is never used: one wrong bit in a position would lose
 messages or repeat them.
+
+Earlier versions made the checksum of the body alone. Such a row is read too, and :func:`renewed` when a store is opened
+for writing. This hides no damage of a row of today: its checksum is not that of its body.
 
 A row with the right checksum can have another form than any version wrote, after a mistake in a program. So rows of
 msgpack are read with their form (:func:`unseal_value`), and rows of other bytes have a length (:func:`unseal_fields`).
@@ -17,6 +24,8 @@ from __future__ import annotations
 
 import struct
 from typing import Any, Final, TypeAlias
+
+import xxhash
 
 from cues import codec
 from cues.base.texts import quoted
@@ -30,31 +39,63 @@ Form: TypeAlias = Any
 """The form of a value of msgpack: see :func:`fits`."""
 
 
-def seal(body: bytes) -> bytes:
-    """Return a row with this body."""
-    return body + batch.checksum(body)
+def seed_of(key: bytes) -> int:
+    """Return the seed of the checksums of a key's rows.
+
+    The writer of a row that each step writes keeps it, so the key costs nothing there.
+    """
+    return xxhash.xxh3_64_intdigest(key)
 
 
-def intact(row: bytes) -> bool:
-    """Return whether a row has the checksum that it was written with."""
-    return len(row) > CHECKSUM_BYTES and batch.checksum(row[:-CHECKSUM_BYTES]) == row[-CHECKSUM_BYTES:]
+def seal_by(seed: int, body: bytes) -> bytes:
+    """Return the row with this body of the key that has this seed (:func:`seed_of`)."""
+    return body + batch.checksum(body, seed)
 
 
-def unseal(row: bytes, what: str) -> bytes:
-    """Return the body of a row. If its checksum is wrong, raise :class:`StoreDamaged`; ``what`` names the row."""
-    if not intact(row):
+def seal(key: bytes, body: bytes) -> bytes:
+    """Return the row of a key with this body."""
+    return body + batch.checksum(body, seed_of(key))
+
+
+def put(txn: Any, key: bytes, body: bytes, db: Any = None) -> bytes:
+    """Write the row of a key with this body, and return it."""
+    row = seal(key, body)
+    txn.put(key, row, True, True, False, db)
+    return row
+
+
+def intact(key: bytes, row: bytes) -> bool:
+    """Return whether the row of a key has the checksum that it was written with."""
+    body, checksum = row[:-CHECKSUM_BYTES], row[-CHECKSUM_BYTES:]
+    return bool(body) and (batch.checksum(body, seed_of(key)) == checksum or batch.checksum(body) == checksum)
+
+
+def belongs(key: bytes, row: bytes) -> bool:
+    """Return whether a row was written under this key. A row of an earlier version does not tell."""
+    return len(row) > CHECKSUM_BYTES and seal(key, row[:-CHECKSUM_BYTES]) == row
+
+
+def renewed(key: bytes, row: bytes) -> bytes | None:
+    """Return a row of an earlier version with the checksum of today; None if it has that, or none that is right."""
+    body, checksum = row[:-CHECKSUM_BYTES], row[-CHECKSUM_BYTES:]
+    return seal(key, body) if body and batch.checksum(body) == checksum else None
+
+
+def unseal(key: bytes, row: bytes, what: str) -> bytes:
+    """Return the body of the row of a key. If its checksum is wrong, raise :class:`StoreDamaged`; ``what`` names it."""
+    if not intact(key, row):
         raise damaged(what, "its checksum fails")
     return row[:-CHECKSUM_BYTES]
 
 
-def seal_map(record: dict[str, Any]) -> bytes:
-    """Return a row with this map."""
-    return seal(_MAP + codec.pack(record))
+def pack_map(record: dict[str, Any]) -> bytes:
+    """Return the body of a row with this map."""
+    return _MAP + codec.pack(record)
 
 
-def unseal_map(row: bytes, what: str) -> dict[str, Any]:
+def unseal_map(key: bytes, row: bytes, what: str) -> dict[str, Any]:
     """Return the map of a row, also of one without a seal. Raises :class:`StoreDamaged`; ``what`` names the row."""
-    body = unseal(row, what)[1:] if row[:1] == _MAP else row
+    body = unseal(key, row, what)[1:] if row[:1] == _MAP else row
     try:
         record = codec.unpack(body)
     except Exception as error:
@@ -64,9 +105,9 @@ def unseal_map(row: bytes, what: str) -> dict[str, Any]:
     return record
 
 
-def unseal_value(row: bytes, what: str, form: Form) -> Any:
+def unseal_value(key: bytes, row: bytes, what: str, form: Form) -> Any:
     """Return the value of a row of msgpack. Raises :class:`StoreDamaged` for one without this form (:func:`fits`)."""
-    return value_of(unseal(row, what), what, form)
+    return value_of(unseal(key, row, what), what, form)
 
 
 def value_of(packed: bytes, what: str, form: Form) -> Any:
@@ -85,9 +126,9 @@ def formed(value: Any, what: str, form: Form) -> Any:
     return value
 
 
-def unseal_fields(row: bytes, what: str, layout: struct.Struct) -> tuple[Any, ...]:
+def unseal_fields(key: bytes, row: bytes, what: str, layout: struct.Struct) -> tuple[Any, ...]:
     """Return the fields of a row of this layout. Raises :class:`StoreDamaged` for another length."""
-    body = unseal(row, what)
+    body = unseal(key, row, what)
     if len(body) != layout.size:
         raise damaged(what, f"it has {len(body)} bytes, not {layout.size}")
     return layout.unpack(body)

@@ -20,11 +20,13 @@ from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.queue import create_queue
+from cues.records import sealed
 from cues.records.positions import NO_SEAL, Position
 from cues.steps.calls import Calls
 from cues.steps.copies import TRY_LOG, Copies
 from cues.steps.runner import Runner
 from cues.steps.stepper import Stepper
+from cues.storage.transaction import refuse_lost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,9 +107,12 @@ def _claim(copies: Copies) -> ProcessorRow:
 
     def claim(txn: StoreTransaction) -> ProcessorRow:
         unit.fence.compare(txn)
-        raw, raw_inputs = txn.get(names.redriver_key(own)), txn.get(names.redriver_inputs_key(own))
-        old = None if raw is None else ProcessorRow.unpack(raw, node.id)
-        before = () if raw_inputs is None else ProcessorInputs.unpack(raw_inputs, node.id).tailers
+        key, inputs_key = names.redriver_key(own), names.redriver_inputs_key(own)
+        raw, raw_inputs = txn.get(key), txn.get(inputs_key)
+        if raw is None:
+            refuse_lost(txn, {key: f"row of {own}"})
+        old = None if raw is None else ProcessorRow.unpack(key, raw, node.id)
+        before = () if raw_inputs is None else ProcessorInputs.unpack(inputs_key, raw_inputs, node.id).tailers
         known = dict(zip(before, old.positions)) if old is not None else {}
         positions = []
         for tailer in sorted(logs):
@@ -125,8 +130,8 @@ def _claim(copies: Copies) -> ProcessorRow:
             tuple(positions),
         )
         inputs = ProcessorInputs(node.kind, tuple(sorted(logs)), tuple(sorted(logs)), (b"",) * len(logs))
-        txn.put(names.redriver_key(own), row.pack())
-        txn.put(names.redriver_inputs_key(own), inputs.pack())
+        sealed.put(txn, key, row.pack())
+        sealed.put(txn, inputs_key, inputs.pack())
         return row
 
     return store.core.commit(claim)

@@ -24,6 +24,7 @@ from cues.graphs.processor_rows import read_topology
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.records import batch as batches
+from cues.records import sealed
 from cues.steps.beside import claim_beside, make_queues
 from cues.steps.copies import TRY_LOG, Copies, Requests
 from cues.steps.error_records import Counts
@@ -71,8 +72,8 @@ def ask(home: Store, nodes: Iterable[Node]) -> None:
             message = {"key": None, "asked": clock.to_datetime(clock.now_ns())}
             log.append(txn, batches.build([message], batches.OWN_BYTES_MAX, None, reserved=True))
             row = names.redrives_key(names.closer_id(node.key))
-            counts = Counts.unpack(txn.get(row))
-            txn.put(row, counts._replace(asked=counts.asked + 1).pack())
+            counts = Counts.read(txn, row)
+            sealed.put(txn, row, counts._replace(asked=counts.asked + 1).pack())
             topology = read_topology(txn, node.id)
             if topology is not None:  # its owner sleeps on its inputs
                 mask |= wakeup.union(wakeup.mask_of(*names.split_log(queue)) for queue in topology.queues)
@@ -86,15 +87,15 @@ def ask(home: Store, nodes: Iterable[Node]) -> None:
 
 def waits(txn: StoreTransaction, unit: Node) -> bool:
     """Return whether a unit was asked, and has not closed."""
-    return Counts.unpack(txn.get(names.redrives_key(names.closer_id(unit.key)))).waiting > 0
+    return Counts.read(txn, names.redrives_key(names.closer_id(unit.key))).waiting > 0
 
 
 def closed_before(home: Store) -> bool:
     """Return whether some unit of a store has closed what it kept open."""
     suffix = names.closer_id(ProcessorKey(""))
     with home.core.view() as txn:
-        known = [raw for unit, raw in named_rows(txn, names.REDRIVES) if unit.endswith(suffix)]
-        return any(Counts.unpack(raw).done for raw in known)
+        known = [row for unit, *row in named_rows(txn, names.REDRIVES) if unit.endswith(suffix)]
+        return any(Counts.unpack(*row).done for row in known)
 
 
 def is_paused(txn: StoreTransaction, unit: Node) -> bool:
@@ -115,7 +116,7 @@ class ClosingCopies(Copies):
 
     @override
     def _settle(self, txn: StoreTransaction, parts: list[Part], ports: Ports) -> None:
-        counts = Counts.unpack(txn.get(self._requests.key))
+        counts = Counts.read(txn, self._requests.key)
         taken = sum(end - start for part in parts for start, end in zip(part.taking.starts, part.taking.ends))
         self._requests.write_done(txn, counts, counts.done + taken)
 

@@ -18,7 +18,8 @@ from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
-from cues.steps.error_records import Counts, ErrorRows, redriven_key
+from cues.records import sealed
+from cues.steps.error_records import Counts, ErrorRows, redriven_key, unpack_origin
 from cues.steps.hashes import Hasher
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class Requests:
 
     def write_done(self, txn: StoreTransaction, counts: Counts, done: int) -> None:
         """Write that so many redrives more are done."""
-        self.counts = counts._replace(done=done).pack()
-        txn.put(self.key, self.counts)
+        self.counts = sealed.put(txn, self.key, counts._replace(done=done).pack())
 
     def refuse(self, rows: ErrorRows, why: str, unless: Callable[[StoreTransaction], bool] = lambda txn: False) -> None:
         """Write that the redrives that wait cannot be made, and remove their messages, in one commit.
@@ -126,7 +126,7 @@ class Requests:
             alive = cursor.set_range(b"r" + prefix.encode())
             origins: dict[bytes, bytes] = {}
             while alive and cursor.key().startswith(b"r" + prefix.encode()):
-                origins[cursor.key()] = cursor.value()
+                origins[cursor.key()] = unpack_origin(*cursor.item())
                 alive = cursor.next()
             for origin in origins:
                 txn.delete(origin, db=rows.database)
@@ -138,7 +138,7 @@ class Requests:
             for log in logs:
                 row = log.row(txn)
                 log.move_front(txn, row, row.next)
-            counts = Counts.unpack(txn.get(self.key))
+            counts = Counts.read(txn, self.key)
             self.write_done(txn, counts, counts.asked)
             return refused
 
@@ -164,9 +164,9 @@ class RedrivenCopies(Copies):
             origins: dict[bytes, list[Any]] = {}
             for piece in taken.slices:
                 for at in range(piece.start + start, piece.start + stop):
-                    key = txn.get(redriven_key(piece.tailer, at), db=self.rows.database)
+                    key = self.rows.origin_of(txn, redriven_key(piece.tailer, at))
                     fields = None if key is None else self.rows.get(txn, key)
-                    if fields is not None:
+                    if key is not None and fields is not None:
                         origins[key] = fields["error"]
         places = [{"queue": queue, "index": index} for queue, index in origins.values()]
         return {names.ERR_REDRIVEN: places} if places else {}
@@ -174,7 +174,7 @@ class RedrivenCopies(Copies):
     @override
     def _settle(self, txn: StoreTransaction, parts: list[Part], ports: Ports) -> None:
         """Note that redriven messages are done, and count the error messages of which none is left."""
-        counts = Counts.unpack(txn.get(self._requests.key))
+        counts = Counts.read(txn, self._requests.key)
         if not counts.waiting:  # none of these messages is redriven
             return
         done = counts.done
@@ -190,9 +190,9 @@ class RedrivenCopies(Copies):
 
     def _settle_one(self, txn: StoreTransaction, origin: bytes, part: Part, new: list[int]) -> int:
         """Note that one redriven message is done; return 1 if it was the last one of its error message."""
-        key = txn.get(origin, db=self.rows.database)
+        key = self.rows.origin_of(txn, origin)
         fields = None if key is None else self.rows.get(txn, key)
-        if fields is None:
+        if key is None or fields is None:
             return 0
         txn.delete(origin, db=self.rows.database)
         again = sorted({*fields.get("again", ()), *new})

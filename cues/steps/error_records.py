@@ -9,7 +9,7 @@ The error queue itself never changes. A row beside it, in the store of the proce
 resolution. So a redrive writes it in the commit of its outputs, also if the error queue is in another store.
 
     e <identity of the log> <index>      sealed msgpack of the resolution
-    r <queue of redriven messages> \\0 <index>     the key of the error message that a redriven message came from
+    r <queue of redriven messages> \\0 <index>     sealed key of the error message of a redriven message
 
 Both are in the database ``errors`` of the home store. A message without an ``e`` row is unresolved. Rows of messages
 that are no longer on their queue are removed when others are written.
@@ -172,11 +172,15 @@ class Counts(NamedTuple):
     done: int = 0
 
     @staticmethod
-    def unpack(raw: bytes | None) -> Counts:
-        return Counts() if raw is None else Counts._make(sealed.unseal_fields(raw, "counts of redrives", _COUNTS))
+    def unpack(key: bytes, raw: bytes | None) -> Counts:
+        return Counts() if raw is None else Counts._make(sealed.unseal_fields(key, raw, "counts of redrives", _COUNTS))
+
+    @staticmethod
+    def read(txn: StoreTransaction, key: bytes) -> Counts:
+        return Counts.unpack(key, txn.get(key))
 
     def pack(self) -> bytes:
-        return sealed.seal(_COUNTS.pack(*self))
+        return _COUNTS.pack(*self)
 
     @property
     def waiting(self) -> int:
@@ -185,7 +189,7 @@ class Counts(NamedTuple):
 
 def waiting(txn: StoreTransaction, unit: ProcessorId) -> int:
     """Return the number of redrives of a unit that were asked for and are not done."""
-    return Counts.unpack(txn.get(names.redrives_key(key_of(txn, unit)))).waiting
+    return Counts.read(txn, names.redrives_key(key_of(txn, unit))).waiting
 
 
 def error_key(identity: bytes, index: int) -> bytes:
@@ -196,6 +200,11 @@ def error_key(identity: bytes, index: int) -> bytes:
 def redriven_key(queue: str, index: int) -> bytes:
     """Key of the row that says from which error message a redriven message came."""
     return b"r" + queue.encode() + b"\0" + _INDEX.pack(index)
+
+
+def unpack_origin(key: bytes, raw: bytes) -> bytes:
+    """Decode an ``r`` row; one of an earlier version has no seal. Raises :class:`StoreDamaged`."""
+    return raw if len(raw) == 1 + _PLACE.size else sealed.unseal(key, raw, f"row of a redriven message ({key.hex()})")
 
 
 def whoami() -> str:
@@ -211,7 +220,7 @@ def whoami() -> str:
 
 def _fields(key: bytes, raw: bytes) -> dict[str, Any]:
     form = {"state": str, "time_ns": int, "by": str}
-    fields: dict[str, Any] = sealed.unseal_value(raw, f"row of an error message ({key.hex()})", form)
+    fields: dict[str, Any] = sealed.unseal_value(key, raw, f"row of an error message ({key.hex()})", form)
     return fields
 
 
@@ -235,10 +244,15 @@ class ErrorRows:
         raw = None if self.database is None else txn.get(key, db=self.database)
         return None if raw is None else _fields(key, raw)
 
+    def origin_of(self, txn: StoreTransaction, key: bytes) -> bytes | None:
+        """Return the key of the error message that an ``r`` row names; None without such a row."""
+        raw = txn.get(key, db=self.database)
+        return None if raw is None else unpack_origin(key, raw)
+
     def put(self, txn: StoreTransaction, key: bytes, state: State, by: str, **fields: Any) -> None:
         """Write an ``e`` row."""
         body = {"state": state, "time_ns": clock.now_ns(), "by": by, **fields}
-        txn.put(key, sealed.seal(codec.pack(body)), db=self.database)
+        sealed.put(txn, key, codec.pack(body), self.database)
 
     def settled(self, txn: StoreTransaction, identity: bytes, first: int, next: int) -> int:
         """Count the settled error messages of a log from ``first`` to ``next``."""

@@ -621,7 +621,9 @@ class SourceStepper(Stepper):
 
     def _at(self, position: Any, count: int) -> bytes:
         return with_source(
-            self.fence.expected, codec.pack([position, count, True] if self._has_state else [position, count])
+            self.fence.seed,
+            self.fence.expected,
+            codec.pack([position, count, True] if self._has_state else [position, count]),
         )
 
     @property

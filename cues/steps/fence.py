@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues.base import events, names
 from cues.base.names import ProcessorId
-from cues.errors import WriterStuck
+from cues.errors import Fenced, WriterStuck
 from cues.graphs.processor_rows import ProcessorRow, moved, position_at
+from cues.records import sealed
 from cues.records.positions import NO_SEAL, Position
 from cues.steps.calls import Interrupted, Sleep
 from cues.steps.ownership import fenced
@@ -45,7 +46,8 @@ class Fence:
         which it commits too (beside.py)."""
         self.processor = node.id
         self.key: bytes = names.processor_key(node.id) if key is None else key
-        self.expected: bytes = row.pack()
+        self.seed = sealed.seed_of(self.key)
+        self.expected: bytes = sealed.seal_by(self.seed, row.pack())
         """The row as it was committed last."""
         self._unpacked: tuple[bytes, ProcessorRow] = (self.expected, row)
         """A row that was unpacked, and its bytes. Another thread may unpack the row while a step commits a new one."""
@@ -93,7 +95,7 @@ class Fence:
         """Raise :class:`Fenced` if another process, or a seek, wrote the row."""
         stored = txn.get(self.key)
         if stored != self.expected:
-            raise fenced(self.processor, self.expected, stored)
+            raise fenced(self.processor, self.key, self.expected, stored)
 
     @property
     def row(self) -> ProcessorRow:
@@ -101,7 +103,7 @@ class Fence:
         expected = self.expected
         raw, row = self._unpacked
         if raw is not expected:
-            row = ProcessorRow.unpack(expected, self.processor)
+            row = ProcessorRow.unpack(self.key, expected, self.processor)
             self._unpacked = expected, row
         return row
 
@@ -114,10 +116,14 @@ class Fence:
             for tailer in self._own.tailers.values():
                 tailer.committed(self.position_in(self.row, tailer.tailer))
 
-    def adopt(self, row: bytes) -> None:
+    def adopt(self, row: ProcessorRow) -> None:
         """Keep a row that another process wrote for this owner."""
         self._begun = 0
-        self.committed(row)
+        self.committed(sealed.seal_by(self.seed, row.pack()))
+
+    def refused(self, row: ProcessorRow) -> Fenced:
+        """Return the error of an owner that finds this row."""
+        return fenced(self.processor, self.key, self.expected, sealed.seal(self.key, row.pack()))
 
     def position_in(self, row: ProcessorRow, tailer: str) -> Position:
         """Return the position of a tailer in ``row``."""
@@ -129,7 +135,7 @@ class Fence:
         positions = [(places[s.input.tailer], s.input.identity, s.stop, s.seal()) for s in slices]
         if self._own is not None:
             positions += [(places[tailer], *position) for tailer, position in self._own.moved().items()]
-        return moved(self.expected, False, positions)
+        return moved(self.seed, self.expected, False, positions)
 
     def standing(self, taken: Taken) -> bytes:
         """Return the row with the positions where the step begins: later than stored, if messages were purged."""
@@ -139,7 +145,7 @@ class Fence:
             before = position_at(self.expected, place)
             if before.next != piece.start:
                 positions.append((place, before.identity, piece.start, NO_SEAL))
-        return moved(self.expected, True, positions)
+        return moved(self.seed, self.expected, True, positions)
 
 
 class Patience:

@@ -37,6 +37,7 @@ from cues.records.positions import NO_SEAL, Position
 from cues.storage import leases, locks
 from cues.storage.format_record import require
 from cues.storage.leases import Lease
+from cues.storage.transaction import refuse_lost
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
@@ -220,11 +221,13 @@ class Ownership:
         above: int,
     ) -> dict[str, ProcessorRow]:
         rows: dict[str, ProcessorRow] = {}
+        keys = {names.processor_key(each.processor): f"row of the processor {each.processor}" for each in claimants}
+        refuse_lost(txn, {key: what for key, what in keys.items() if txn.get(key) is None})
         for claimant in claimants:
             topology = claimant.topology(self.store)
             rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts, above)
-            txn.put(names.processor_key(claimant.processor), row.pack())
-            txn.put(names.topology_key(claimant.processor), topology.pack())
+            sealed.put(txn, names.processor_key(claimant.processor), row.pack())
+            sealed.put(txn, names.topology_key(claimant.processor), topology.pack())
             for feature in claimant.requires:
                 require(txn, feature)
             for queue, store in zip(topology.queues, topology.stores):
@@ -330,10 +333,10 @@ def inputs_changed(
 # --- fencing ------------------------------------------------------------------------------------
 
 
-def fenced(processor: str, expected: bytes, stored: bytes | None) -> Fenced:
+def fenced(processor: str, key: bytes, expected: bytes, stored: bytes | None) -> Fenced:
     """Return the error of a commit whose row is not the one that its step started from."""
-    mine = ProcessorRow.unpack(expected, processor)
-    other = None if stored is None else ProcessorRow.unpack(stored, processor)
+    mine = ProcessorRow.unpack(key, expected, processor)
+    other = None if stored is None else ProcessorRow.unpack(key, stored, processor)
     if other is not None and other.owner == mine.owner:
         return Fenced(
             f"The positions of {processor} were moved while a step was under way; the step was dropped.",
@@ -402,7 +405,7 @@ def seek(
             under_way=False,
             positions=tuple(targets.get(at, position) for at, position in enumerate(row.positions)),
         )
-        txn.put(names.processor_key(processor), new.pack())
+        sealed.put(txn, names.processor_key(processor), new.pack())
         if table is not None:
             txn.drop(table, delete=False)
         faults.point("seek.inside")

@@ -82,15 +82,15 @@ class ErrorWindow(NamedTuple):
     @staticmethod
     def read(txn: StoreTransaction, key: ProcessorKey, rate: ErrorRate) -> ErrorWindow:
         """Return the window of a unit, by its key."""
-        raw = txn.get(names.failures_key(key))
+        raw = txn.get(row_key := names.failures_key(key))
         if raw is None:
             return ErrorWindow(rate)
-        return ErrorWindow(rate, *ErrorWindow.fields(raw, key))
+        return ErrorWindow(rate, *ErrorWindow.fields(row_key, raw, key))
 
     @staticmethod
-    def fields(raw: bytes, key: str = "(unnamed)") -> tuple[int, int]:
+    def fields(row_key: bytes, raw: bytes, key: str = "(unnamed)") -> tuple[int, int]:
         """Decode the row: the beginning of the window, and its errors. Raises :class:`StoreDamaged`."""
-        began_ns, errors = sealed.unseal_fields(raw, f"count of the error messages of {key}", _WINDOW)
+        began_ns, errors = sealed.unseal_fields(row_key, raw, f"count of the error messages of {key}", _WINDOW)
         return began_ns, errors
 
     def at(self, now_ns: int) -> ErrorWindow:
@@ -107,7 +107,7 @@ class ErrorWindow(NamedTuple):
         return self.rate.most - self.errors
 
     def pack(self) -> bytes:
-        return sealed.seal(_WINDOW.pack(self.began_ns, self.errors))
+        return _WINDOW.pack(self.began_ns, self.errors)
 
 
 class UnitPause:
@@ -138,7 +138,7 @@ class FailureRows:
         self.limits = node.options.max_errors is not None and node.kind != "source"
         """True if its error messages are counted."""
         self.rows: dict[bytes, bytes] = {}
-        """The rows of the step under way."""
+        """The bodies of the rows of the step under way, by key."""
         self._counted: ErrorWindow | None = None
         """The window after the commit of the step."""
 
@@ -175,8 +175,8 @@ class FailureRows:
         return piece.input.queue.id if self._node is self._pause.node else ""
 
     def write(self, txn: StoreTransaction) -> None:
-        for key, raw in self.rows.items():
-            txn.put(key, raw)
+        for key, body in self.rows.items():
+            sealed.put(txn, key, body)
         if faults.active and self.rows:
             faults.point("pause.inside")
 
@@ -184,7 +184,8 @@ class FailureRows:
         """Follow the commit of the rows."""
         if faults.active:
             faults.point("pause.after")
-        self._pause.row = self.rows.get(self._pause.key)
+        body = self.rows.get(self._pause.key)
+        self._pause.row = None if body is None else sealed.seal(self._pause.key, body)
         self._pause.window = self._counted
         self.rows = {}
 
@@ -193,9 +194,9 @@ def of_store(txn: StoreTransaction) -> dict[ProcessorId, ProcessorPause]:
     """Return the pauses of all units, by the id of the unit."""
     found = {}
     for unit, key in all_keys(txn).items():
-        raw = txn.get(names.pause_key(key))
+        raw = txn.get(row_key := names.pause_key(key))
         if raw is not None:
-            found[unit] = ProcessorPause.unpack(raw, unit)
+            found[unit] = ProcessorPause.unpack(row_key, raw, unit)
     return found
 
 
@@ -226,7 +227,7 @@ def ask(home: BaseStore, units: Iterable[ProcessorId], reason: str = "") -> list
         now = clock.to_datetime(clock.now_ns())
         new = [ProcessorPause(u, "asked", now, by=by, reason=reason) for u in units if u in keys and u not in known]
         for pause in new:
-            txn.put(names.pause_key(keys[pause.processor]), pause.pack())
+            sealed.put(txn, names.pause_key(keys[pause.processor]), pause.pack())
         faults.point("pause.asking")
         return new
 

@@ -62,6 +62,7 @@ from cues.records.stamps import Stamps
 from cues.steps.abroad import Abroad
 from cues.steps.ownership import fenced
 from cues.storage.base_store import BaseStore
+from cues.storage.transaction import refuse_lost
 
 if TYPE_CHECKING:
     from cues.graphs.processor import Node
@@ -104,20 +105,20 @@ class PendingRow(NamedTuple):
 
     def pack(self) -> bytes:
         due = [[store, log, *ack] for (store, log), ack in self.due.items()]
-        return sealed.seal(codec.pack([self.producer, due]))
+        return codec.pack([self.producer, due])
 
     @staticmethod
-    def unpack(raw: bytes, processor: str = "(unnamed)") -> PendingRow:
+    def unpack(key: bytes, raw: bytes, processor: str = "(unnamed)") -> PendingRow:
         """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
         what = f"row of the pending messages of {processor} in other stores"
-        producer, due = sealed.unseal_value(raw, what, [int, [[bytes, str, int, int, int], ...]])
+        producer, due = sealed.unseal_value(key, raw, what, [int, [[bytes, str, int, int, int], ...]])
         return PendingRow(producer, {(store, log): Due(*ack) for store, log, *ack in due})
 
 
 def read_row(txn: StoreTransaction, processor: ProcessorKey) -> PendingRow | None:
     """Read the row in a transaction of the home store; None if the processor never wrote pending messages."""
-    raw = txn.get(names.pending_key(processor))
-    return None if raw is None else PendingRow.unpack(raw, processor)
+    raw = txn.get(key := names.pending_key(processor))
+    return None if raw is None else PendingRow.unpack(key, raw, processor)
 
 
 # --- settling -----------------------------------------------------------------------------------
@@ -226,12 +227,13 @@ def finish(
     ``owner`` is the caller's row of the processor, ``key`` its id at its first start. Raises :class:`Fenced` if another
     owner has the row now, and the errors of :meth:`Settling.settle`, whose result it returns.
     """
-    expected = owner.pack()
+    place = names.processor_key(processor)
+    expected = sealed.seal(place, owner.pack())
 
     def fence(txn: StoreTransaction) -> None:
-        stored = txn.get(names.processor_key(processor))
+        stored = txn.get(place)
         # A seek since the claim moves positions only, on which nothing here depends.
-        if stored != expected and (refused := fenced(processor, expected, stored)).reason != "seek":
+        if stored != expected and (refused := fenced(processor, place, expected, stored)).reason != "seek":
             raise refused
 
     with home.core.view() as txn:
@@ -300,6 +302,9 @@ class PendingMessages(Abroad):
         with self.store.core.view() as txn:
             self._fence.check(txn)
             row = read_row(txn, self.node.key)
+            if row is None:
+                what = f"row of the pending messages of {self.node.id} in other stores"
+                refuse_lost(txn, {names.pending_key(self.node.key): what})
         self.sync(self.store)
         give_up, self._give_up = self._give_up, False  # the permission holds for one start
         given_up = {} if row is None else self._patience.call(self._settling.settle, row, give_up)
@@ -322,7 +327,7 @@ class PendingMessages(Abroad):
         self._put(txn, self._due)
 
     def _put(self, txn: StoreTransaction, due: dict[Target, Due]) -> None:
-        txn.put(names.pending_key(self.node.key), PendingRow(self._producer, due).pack())
+        sealed.put(txn, names.pending_key(self.node.key), PendingRow(self._producer, due).pack())
 
     # --- a step -------------------------------------------------------------------------------
 

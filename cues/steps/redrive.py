@@ -33,6 +33,7 @@ from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.queue import create_queue
 from cues.records import batch as batches
+from cues.records import sealed
 from cues.steps.beside import claim_beside
 from cues.steps.copies import TRY_LOG, RedrivenCopies, Requests
 from cues.steps.error_records import SETTLED, Counts, ErrorRecord, ErrorRows, redriven_key, whoami
@@ -211,11 +212,11 @@ def _write_requests(
             start, _ = logs[queue].append(txn, pages)
             if not number:  # a join takes them together
                 for offset in range(record.count):
-                    txn.put(redriven_key(queue, start + offset), record.key, db=rows.database)
+                    sealed.put(txn, redriven_key(queue, start + offset), record.key, rows.database)
         rows.put(txn, record.key, "requested", by, left=record.count, error=[record.queue, record.index])
         counts_key = names.redrives_key(names.timer_id(record.unit_key) if record.of_timer else record.unit_key)
-        counts = Counts.unpack(txn.get(counts_key))
-        txn.put(counts_key, counts._replace(asked=counts.asked + 1).pack())
+        counts = Counts.read(txn, counts_key)
+        sealed.put(txn, counts_key, counts._replace(asked=counts.asked + 1).pack())
         topology = read_topology(txn, record.processor)
         if topology is not None:  # its owner sleeps on its inputs
             mask |= wakeup.union(wakeup.mask_of(*names.split_log(queue)) for queue in topology.queues)

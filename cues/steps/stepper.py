@@ -53,7 +53,6 @@ from cues.steps.imperative import Imperative
 from cues.steps.invocation import prepare
 from cues.steps.lanes import Lane
 from cues.steps.lanes import Outcome as Outcome
-from cues.steps.ownership import fenced
 from cues.steps.parts import PartBuilder
 from cues.steps.pauses import FailureRows, UnitPause
 from cues.steps.pending import PendingMessages
@@ -305,8 +304,8 @@ class Stepper:
         Raises :class:`Fenced` (takeover) if another owner has the row now.
         """
         if not self.owns(row):
-            raise fenced(self.node.id, self.fence.expected, row.pack())
-        self.fence.adopt(row.pack())
+            raise self.fence.refused(row)
+        self.fence.adopt(row)
         self.committer.stop = None
         hasher = self.builder.hasher = Hasher(self.node.key, row.generation)
         self.process.core.renew(hasher, row.epoch)
@@ -467,7 +466,7 @@ class Stepper:
             self.gate.clear()
             if self.meter.messages:
                 self.meter.settle()
-            pause = ProcessorPause.unpack(self.pause.row, self.node.id)
+            pause = ProcessorPause.unpack(self.pause.key, self.pause.row, self.node.id)
             text = f"is paused {pause.text}. To continue: cues resume"
             self.emit(events.Paused(self.node.id, text, logging.WARNING, pause=pause.facts()))
         return self.paused

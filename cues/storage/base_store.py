@@ -116,7 +116,7 @@ class BaseStore(Closing):
     def queues(self, all: bool = False) -> list[str]:
         """Return the names of the store's queues, sorted; with ``all`` the try logs of processors too."""
         with self.core.view() as txn:
-            return [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if all or "." not in name]
+            return [name for name, *_ in transaction.named_rows(txn, names.queue_key("")) if all or "." not in name]
 
     def check(self) -> list[str]:
         """Check the whole store and return its problems, one sentence each. A handle without queues finds none."""

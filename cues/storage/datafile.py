@@ -22,10 +22,11 @@ from cues.storage import door, free_space
 from cues.storage.wakeup import ALLOCATED, ROOM
 
 FORMAT: Final = 1
-ALWAYS: Final = frozenset({"seals"})
+ALWAYS: Final = frozenset({"keys", "seals"})
 """Features that every store requires after its first opening for writing.
 
 ``seals``: the rows that had no checksum before have one (sealed.py), and the seals of state cover the keys of the rows.
+``keys``: the seals of all rows cover their keys.
 """
 FEATURES: Final = ALWAYS | {"blocks", "columns", "unread"}
 """Features that a format record may require beyond format 1; a store that requires others is refused.

@@ -371,14 +371,16 @@ def _open_environment(
             if record is None and kept == "disk":  # before its first commit, which is acknowledged
                 datafile.sync_names(path)
             record = record or write_format(shared.writer_lock, path, kept, size, map_size_max)
-            is_old = not datafile.ALWAYS.issubset(record["requires"])
-            if is_old or record["map_size"] < (map_size or 0) or map_size_max not in (None, record.get("max_map_size")):
-                record = write_size(shared.writer_lock, map_size or 0, map_size_max)
         assert record is not None
         shared.id = record["id"]
         if suspect:
             _check_suspect(check, shared)
         if not readonly:
+            assert shared.writer_lock is not None
+            is_old = not datafile.ALWAYS.issubset(record["requires"])
+            if is_old or record["map_size"] < (map_size or 0) or map_size_max not in (None, record.get("max_map_size")):
+                pages = datafile.pages_of(shared.env.stat()) if is_old else 0
+                write_size(shared.writer_lock, map_size or 0, map_size_max, pages)
             _keep_timeline(shared, is_new, suspect)
     except BaseException as error:
         shared.close(clean=False)
@@ -438,9 +440,9 @@ def logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
     prefix = names.row_key("", 0)
     for key, raw in rows(txn, prefix):
         log = key[len(prefix) :].decode(errors="backslashreplace")
-        line = txn.get(names.timeline_key(log))
-        if sealed.intact(raw) and (line is None or sealed.intact(line)):
-            yield log, unpack_row(raw, log)
+        line = txn.get(line_key := names.timeline_key(log))
+        if sealed.intact(key, raw) and (line is None or sealed.intact(line_key, line)):
+            yield log, unpack_row(key, raw, log)
 
 
 def _warn_of_others(path: Path) -> None:

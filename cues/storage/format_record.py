@@ -1,6 +1,6 @@
 """The format record: the row that says in which format a store is, and with which options it was made.
 
-    {"format": 1, "requires": ["seals"], "id": 8 bytes, "durability": "disk", "map_size": bytes,
+    {"format": 1, "requires": ["keys", "seals"], "id": 8 bytes, "durability": "disk", "map_size": bytes,
      "created_ns": nanoseconds, "max_map_size": bytes (optional: the map does not grow beyond it),
      "seal": checksum of the record without this field (8 bytes)}
 
@@ -14,18 +14,22 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lmdb
 
 from cues import codec
 from cues.base import clock, names
 from cues.errors import DurabilityMismatch
+from cues.records import sealed
 from cues.storage import datafile, door
 from cues.storage.lmdb_errors import translate
 from cues.storage.lmdb_map import MAP_BYTES_MIN, SPARE_BYTES, open_lmdb
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, rows
 from cues.storage.writer_lock import WriterLock
+
+_BARE: Final = {names.CHECKPOINTS: 8, names.READERS: 24}
+"""The lengths, in bytes, of rows that an earlier version wrote without a checksum."""
 
 
 def make_data_file(path: Path) -> None:
@@ -108,11 +112,12 @@ def write_format(
     return record
 
 
-def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) -> dict[str, Any]:
+def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None, pages: int = 0) -> dict[str, Any]:
     """Store a larger map size, for a later opening without ``map_size=``; return the format record.
 
-    An earlier version does not open the store from then on, because this one writes rows that it cannot read.
-    ``size_max`` replaces the limit of its growth, if it is given.
+    An earlier version does not open the store from then on, because this one writes rows that it cannot read. So the
+    rows of an earlier version get their seals of today in the same commit; ``pages`` is the number of their pages.
+    ``size_max`` replaces the limit of the store's growth, if it is given.
     """
 
     def write(txn: StoreTransaction) -> dict[str, Any]:
@@ -120,12 +125,24 @@ def write_size(writer_lock: WriterLock, size: int, size_max: int | None = None) 
         record["map_size"] = max(record["map_size"], size)
         if size_max is not None:
             record["max_map_size"] = size_max
-        record["requires"] = sorted(datafile.ALWAYS | set(record["requires"]))
+        if not datafile.ALWAYS.issubset(record["requires"]):
+            _renew(txn)
+            record["requires"] = sorted(datafile.ALWAYS | set(record["requires"]))
         txn.put(names.FORMAT_KEY, pack_record(record))
         return record
 
-    written: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
+    written: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES + pages, write)
     return written
+
+
+def _renew(txn: StoreTransaction) -> None:
+    """Seal the rows of an earlier version with their keys."""
+    for key, raw in list(rows(txn, b"\0")):
+        row = sealed.renewed(key, raw)
+        if row is None and len(raw) == _BARE.get(b"\0%b\0" % key.split(b"\0")[1]):
+            row = sealed.seal(key, raw)
+        if row is not None:
+            txn.put(key, row)
 
 
 def require(txn: StoreTransaction, feature: str) -> None:

@@ -82,18 +82,18 @@ def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:
         # If two begin at one index, only the later counts. Timelines without messages are dropped.
         nexts = [first for first, _ in line[1:]]
         kept = [pair for pair, after in zip(line, nexts) if after > max(pair[0], row.first)] + line[-1:]
-        txn.put(names.timeline_key(log), sealed.seal(codec.pack([list(pair) for pair in kept])))
+        sealed.put(txn, names.timeline_key(log), codec.pack([list(pair) for pair in kept]))
 
 
 def read(txn: StoreTransaction, log: str) -> Line:
     """Return the timelines of a log. Raises :class:`StoreDamaged`."""
-    raw = txn.get(names.timeline_key(log))
-    return () if raw is None else unpack(raw, log)
+    raw = txn.get(key := names.timeline_key(log))
+    return () if raw is None else unpack(key, raw, log)
 
 
-def unpack(raw: bytes, log: str) -> Line:
+def unpack(key: bytes, raw: bytes, log: str) -> Line:
     """Decode the timelines of a log. Raises :class:`StoreDamaged`."""
-    line = sealed.unseal_value(raw, f"row of the timelines of queue {log}", [[int, bytes], ...])
+    line = sealed.unseal_value(key, raw, f"row of the timelines of queue {log}", [[int, bytes], ...])
     return tuple((first, id) for first, id in line)
 
 

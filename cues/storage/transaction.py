@@ -10,8 +10,10 @@ handle of a named database, from :meth:`StoreCore.database`; without it a call m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
+
+from cues.records import sealed
 
 
 class StoreCursor(Protocol):
@@ -102,9 +104,26 @@ class StoreTransaction(Protocol):
         """Delete every row of a database and, with ``delete``, the database."""
 
 
-def named_rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[str, bytes]]:
-    """:func:`rows` by the rest of their keys, as text."""
-    return ((key[len(prefix) :].decode(errors="backslashreplace"), value) for key, value in rows(txn, prefix))
+def named_rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[str, bytes, bytes]]:
+    """:func:`rows`, each after the rest of its key as text."""
+    return ((key[len(prefix) :].decode(errors="backslashreplace"), key, value) for key, value in rows(txn, prefix))
+
+
+def refuse_lost(txn: StoreTransaction, wanted: Mapping[bytes, str]) -> None:
+    """Raise :class:`StoreDamaged` if a row that a search does not find is there under another key.
+
+    ``wanted`` has the keys of such rows, and what each is. One wrong bit in a key hides the row. A start that then
+    begins anew would repeat all that the row says is done. This looks at all rows of the store, so it is called when
+    a reader or a writer begins, and not in a step.
+    """
+    if not wanted:
+        return
+    lengths = set(map(len, wanted))
+    for other, row in txn.cursor():
+        if len(other) in lengths and (other in wanted or not sealed.belongs(other, row)):
+            for key, what in wanted.items():
+                if len(key) == len(other) and sealed.belongs(key, row):
+                    raise sealed.damaged(what, f"it is under the key {other!r}")
 
 
 def rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

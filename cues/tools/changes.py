@@ -257,10 +257,10 @@ def apply(writer: ReplicaWriter, change: Change) -> int:
 
 def _log_row(txn: Any, name: bytes) -> tuple[LogRow, timeline.Line]:
     log = name.removeprefix(_LOG).decode()
-    raw = txn.get(names.row_key(log, 0))
+    raw = txn.get(key := names.row_key(log, 0))
     if raw is None:
         raise StoreDamaged(f"The log {log} has no row.", "run cues check on the store.", path="")
-    return unpack_row(raw, log), timeline.read(txn, log)
+    return unpack_row(key, raw, log), timeline.read(txn, log)
 
 
 def _follows(cursor: Any, before: LogCut, row: LogRow, lines: timeline.Line) -> bool:

@@ -38,7 +38,8 @@ from typing import Any, Final
 
 from cues import codec
 from cues.base import names
-from cues.base.names import ProcessorId
+from cues.base.names import ProcessorId, ProcessorKey
+from cues.checkpoints.lmdbstore import unpack_fence
 from cues.engine import identities, replays
 from cues.errors import BatchDamaged, CodecError, CuesError, NotInstalled, StoreDamaged, StoreError, StoreVersion
 from cues.forwarding import external_writers, fork, other_stores
@@ -167,11 +168,15 @@ class _Walker:
             yield from self._guarded(part(queues))
         yield from self._guarded(self._schemas())
         yield from self._intact(names.REDRIVERS, "The row of the redriver of {}", ProcessorRow.unpack)
-        yield from self._intact(names.REDRIVES, "The row of the redrives of {}", lambda raw, _: Counts.unpack(raw))
-        yield from self._intact(names.PAUSES, "The row of the pause of {}", ProcessorPause.unpack)
         yield from self._intact(
-            names.FAILURES, "The row of the count of error messages of {}", lambda raw, _: ErrorWindow.fields(raw)
+            names.redriver_inputs_key(ProcessorKey("")), "The topology of the redriver of {}", ProcessorInputs.unpack
         )
+        yield from self._intact(
+            names.REDRIVES, "The row of the redrives of {}", lambda key, raw, _: Counts.unpack(key, raw)
+        )
+        yield from self._intact(names.CHECKPOINTS, "The fence of the checkpoint {}", unpack_fence)
+        yield from self._intact(names.PAUSES, "The row of the pause of {}", ProcessorPause.unpack)
+        yield from self._intact(names.FAILURES, "The row of the count of error messages of {}", ErrorWindow.fields)
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -221,24 +226,27 @@ class _Walker:
             return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in transaction.rows(txn, prefix)}
 
     def _intact(
-        self, prefix: bytes, what: str, decode: Callable[[bytes, Any], Any] | None = None
-    ) -> Generator[str, None, list[tuple[str, bytes]]]:
-        """Return the rows whose checksum holds, and which have their form, if ``decode`` is given.
+        self, prefix: bytes, what: str, decode: Callable[[bytes, bytes, Any], Any] | None = None
+    ) -> Generator[str, None, list[tuple[str, bytes, bytes]]]:
+        """Return the rows whose checksum holds, and which have their form: the rest of the key, the key, and the row.
 
-        ``what`` names a row that is damaged, by the rest of its key; ``decode`` takes the row and the rest of its key.
+        ``what`` names a row that is damaged, by the rest of its key. ``decode`` takes those three.
         """
         whole = []
-        for name, raw in self._rows(prefix).items():
-            if not sealed.intact(raw):
+        with self.store.core.view() as txn:
+            rows = list(transaction.rows(txn, prefix))
+        for key, raw in rows:
+            name = key[len(prefix) :].decode("utf-8", "replace")
+            if not is_sound(b"", key, raw):
                 yield what.format(name.replace("\0", " ")) + " is damaged (its checksum fails)."
                 continue
             try:
                 if decode is not None:
-                    decode(raw, name)
+                    decode(key, raw, name)
             except StoreDamaged as error:
                 yield error.message
             else:
-                whole.append((name, raw))
+                whole.append((name, key, raw))
         return whole
 
     def _guarded(self, part: Iterator[str]) -> Iterator[str]:
@@ -292,12 +300,12 @@ class _Walker:
                     continue
                 if row is None:
                     yield f"Queue {log} has no row, so its next index is unknown."
-                elif not sealed.intact(row):
+                elif not sealed.intact(row_key := names.row_key(log, 0), row):
                     yield f"The row of queue {log} is damaged (its checksum fails)."
-                elif unpack_row(row, log).identity != identity:
+                elif unpack_row(row_key, row, log).identity != identity:
                     yield (
                         f"Queue {log} has identity {identity.hex()} in its record and"
-                        f" {unpack_row(row, log).identity.hex()} in its row."
+                        f" {unpack_row(row_key, row, log).identity.hex()} in its row."
                     )
                 elif names.log_database(queue, partition) not in self._entries:
                     yield f"Queue {log} has no database."
@@ -327,18 +335,19 @@ class _Walker:
         for processor in map(ProcessorId, self._rows(names.PROCESSORS)):
             # One transaction for the row and its queues, because they change together.
             with self.store.core.view() as txn:
-                raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
+                key, inputs_key = names.processor_key(processor), names.topology_key(processor)
+                raw, raw_topology = txn.get(key), txn.get(inputs_key)
                 if raw is None:
                     continue
-                if not sealed.intact(raw):
+                if not sealed.intact(key, raw):
                     yield f"The row of processor {processor} is damaged (its checksum fails)."
                     continue
-                row = ProcessorRow.unpack(raw, processor)
+                row = ProcessorRow.unpack(key, raw, processor)
                 if raw_topology is None:
                     yield f"Processor {processor} has no topology record."
                     continue
                 try:
-                    topology = ProcessorInputs.unpack(raw_topology, processor)
+                    topology = ProcessorInputs.unpack(inputs_key, raw_topology, processor)
                 except StoreDamaged as error:
                     yield error.message
                     with_topology.discard(processor)
@@ -363,9 +372,9 @@ class _Walker:
             except StoreDamaged as error:
                 yield f"Of processor {processor}: {error.message}"
             with_topology.discard(processor)
-            key = topology.key_of(processor)
-            if key in queues:
-                yield from self._tries(key, queues)
+            own = topology.key_of(processor)
+            if own in queues:
+                yield from self._tries(own, queues)
         for left in with_topology:
             yield f"The topology of {left} belongs to no processor."
 
@@ -374,9 +383,9 @@ class _Walker:
             queue, _, name = reader.partition("\0")
             who = f"The named tailer {name!r} of queue {queue}"
             with self.store.core.view() as txn:
-                now = txn.get(names.reader_key(queue, 0, name))
+                now = txn.get(key := names.reader_key(queue, 0, name))
                 try:
-                    position = None if now is None else unpack_reader(now, queue, name)
+                    position = None if now is None else unpack_reader(key, now, queue, name)
                 except StoreDamaged as error:
                     yield error.message
                     continue
@@ -397,11 +406,11 @@ class _Walker:
                 row = known.row(txn) if known is not None else None
             if raw is None:
                 continue
-            if not sealed.intact(raw):
+            if not sealed.intact(key, raw):
                 yield f"{who} cannot be read (its checksum fails)."
             elif not has_queue:
                 yield f"{who} is there, but the queue is not."
-            elif row is not None and (begin := clocks.Written.unpack(raw).begin) >= row.next:
+            elif row is not None and (begin := clocks.Written.unpack(key, raw).begin) >= row.next:
                 yield f"{who} has pending messages from {begin} on, but the queue ends before {row.next}."
 
     def _schemas(self) -> Iterator[str]:
@@ -409,7 +418,7 @@ class _Walker:
             found = list(transaction.rows(txn, names.SCHEMAS))
         for key, raw in found:
             log, hash = key[len(names.SCHEMAS) : -9].decode("utf-8", "replace"), key[-8:]
-            if not sealed.intact(raw) or batch.checksum(raw[: -sealed.CHECKSUM_BYTES]) != hash:
+            if not sealed.intact(key, raw) or batch.checksum(raw[: -sealed.CHECKSUM_BYTES]) != hash:
                 yield f"The schema {hash.hex()} of records of queue {log} is damaged (its checksum fails)."
 
     # --- other stores ---
@@ -418,37 +427,37 @@ class _Walker:
         """Check the rows about other stores, and the fork queues for them."""
         yield from self._intact(names.SPANS, "The row of an acknowledged transaction of queue {}", spans.unpack_span)
         yield from self._intact(names.OPENS, "The row of the pending transaction of {}", spans.unpack_open)
-        for key, what, decode in (
+        for prefix, what, decode in (
             (names.timeline_key(""), "The row of the timelines of queue {}", timeline.unpack),
             (names.age_key(""), "The notes for retention by age of queue {}", retention.unpack_notes),
         ):
-            for log, _ in (yield from self._intact(key, what, decode)):
+            for log, *_ in (yield from self._intact(prefix, what, decode)):
                 if log not in self._known:
                     yield f"{what.format(log)} is there, but the queue is not."
         notes = yield from self._intact(names.graph_key(""), "The note of the graph {}", identities.unpack_note)
-        for graph, raw in notes:
-            if any(not id.startswith(f"{graph}.") for id in identities.unpack_note(raw, graph)["processors"]):
+        for graph, key, raw in notes:
+            if any(not id.startswith(f"{graph}.") for id in identities.unpack_note(key, raw, graph)["processors"]):
                 yield f"The note of the graph {graph} is of another graph."
-        yield from self._intact(names.REPLAY_KEY, "The note of the replay{}", lambda raw, _: replays.unpack(raw))
+        yield from self._intact(names.REPLAY_KEY, "The note of the replay{}", lambda _, raw, name: replays.unpack(raw))
         for store, raw in self._rows(names.store_key(b"")).items():
             try:
-                other_stores.unpack_place(store, raw)
+                other_stores.unpack_place(store, names.store_key(b"") + store.encode(), raw)
             except StoreDamaged as error:
                 yield error.message
         steps = yield from self._intact(
             names.PRODUCERS,
             "The row of the steps that {} forwarded",
-            lambda raw, _: other_stores.ProducerRow.unpack(raw),
+            lambda key, raw, _: other_stores.ProducerRow.unpack(key, raw),
         )
-        for writer, raw in steps:
-            for queue, last in other_stores.ProducerRow.unpack(raw).ends.items():
+        for writer, key, raw in steps:
+            for queue, last in other_stores.ProducerRow.unpack(key, raw).ends.items():
                 if queue in queues and last >= (next := self._row(queue).next):
                     yield (
                         f"The row of what {writer} forwarded says that it reached {last} of queue {queue}, which ends"
                         f" before {next}."
                     )
         yield from self._intact(names.PENDINGS, "The pending row of {}", PendingRow.unpack)
-        yield from self._intact(names.LOW_WATERS, "The low-water mark {!r}", lambda raw, _: Mark.unpack(raw))
+        yield from self._intact(names.LOW_WATERS, "The low-water mark {!r}", lambda key, raw, _: Mark.unpack(key, raw))
         yield from self._intact(names.consumer_key(""), "The row of the consumer {}", ConsumerRow.unpack)
         yield from self._intact(names.publisher_key(""), "The row of the publisher {}", PublisherRow.unpack)
         for queue in queues:
@@ -458,8 +467,8 @@ class _Walker:
     def _outside(self, queues: list[str]) -> Iterator[str]:
         """Check the source positions of external writers."""
         rows = yield from self._intact(names.SOURCES, "The position of writer {!r}", external_writers.SourceRow.unpack)
-        for writer, raw in rows:
-            position = external_writers.SourceRow.unpack(raw, writer)
+        for writer, key, raw in rows:
+            position = external_writers.SourceRow.unpack(key, raw, writer)
             ends = position.next if isinstance(position.next, list) else [position.next]
             for partition, written in enumerate(ends):
                 log = names.log_id(position.queue, partition)
@@ -475,7 +484,7 @@ class _Walker:
         yield from self._intact(b"\0member\0", "The row of the member of a group {!r}", MemberRow.unpack)
         for log, group, raw in claims.all_rows(self.store):
             who = f"The claim of group {group!r} on {log}"
-            if not sealed.intact(raw):
+            if not sealed.intact(names.claim_key(log, group), raw):
                 yield f"{who} is damaged (its checksum fails)."
                 continue
             with self.store.core.view() as txn:
@@ -567,7 +576,7 @@ class _Walker:
                 if cursor.set_range(after):
                     rows = list(itertools.islice(cursor, _CHUNK_RECORDS))
             for key, raw in rows:
-                if key[:1] == b"e" and not sealed.intact(raw):
+                if not is_sound(names.ERRORS_DATABASE, key, raw):
                     yield f"The row about the error message {key.hex()} is damaged (its checksum fails)."
             if len(rows) < _CHUNK_RECORDS:
                 return
@@ -743,7 +752,7 @@ def is_sound(database: bytes, key: bytes, value: bytes) -> bool:
     if database.startswith(b"state:"):
         return state.piece_intact(key, value)
     if database:
-        return database != names.ERRORS_DATABASE or key[:1] != b"e" or sealed.intact(value)
+        return database != names.ERRORS_DATABASE or sealed.intact(key, value) or (key[:1] == b"r" and len(value) == 17)
     kind = key.split(b"\0")[1] if key.startswith(b"\0") else b""
     try:
         if key == names.FORMAT_KEY:
@@ -751,14 +760,14 @@ def is_sound(database: bytes, key: bytes, value: bytes) -> bool:
         elif kind == b"sub":
             return not value
         elif kind == b"checkpoint":
-            return len(value) == 8
+            return len(value) == 8 or sealed.intact(key, value)  # of an earlier version without a seal
         elif kind == b"reader":
-            unpack_reader(value, "", "")
+            unpack_reader(key, value, "", "")
         elif kind in (b"queue", b"topo", b"store"):
-            record = sealed.unseal_map(value, "row")  # of an earlier version without a seal
+            record = sealed.unseal_map(key, value, "row")  # of an earlier version without a seal
             return kind != b"queue" or {"identity", "options", "partitions", "version"} <= set(record)
         else:
-            return sealed.intact(value)
+            return sealed.intact(key, value)
     except StoreVersion:
         raise
     except CuesError:

@@ -149,7 +149,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
     if "." in queue:
         raise in_use(f"{queue!r} belongs to a processor.", "name a queue of your own.")
     if txn.get(names.queue_key(queue)) is None:
-        known = [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if "." not in name]
+        known = [name for name, *_ in transaction.named_rows(txn, names.queue_key("")) if "." not in name]
         raise QueueNotFound(
             f"The store {store.path} has no queue {queue!r}; it has {', '.join(known) or 'none'}.",
             nearest(queue, known, "give {!r}.", "give one of those."),
@@ -163,21 +163,21 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 f"The queue {queue!r} has {row.next - row.first:,} messages.",
                 "empty it with store.queue(…).delete(), if you do not need the messages.",
             )
-    for processor, raw in transaction.named_rows(txn, names.TOPOLOGIES):
-        topology = ProcessorInputs.unpack(raw, processor)
+    for processor, key, raw in transaction.named_rows(txn, names.TOPOLOGIES):
+        topology = ProcessorInputs.unpack(key, raw, processor)
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
             raise in_use(
                 f"The processor {processor!r} has a position on the queue {queue!r}.",
                 "start its graph without that input (--accept-topology), which removes the position.",
             )
-    for name, raw in transaction.named_rows(txn, names.PRODUCERS):
-        if any(names.split_log(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
+    for name, key, raw in transaction.named_rows(txn, names.PRODUCERS):
+        if any(names.split_log(log)[0] == queue for log in ProducerRow.unpack(key, raw).ends):
             raise in_use(
                 f"The processor {name.partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
                 "use --forget, if that store is lost for good.",
             )
     logs = [names.log_id(queue, partition) for partition in partitions]
-    for name, _ in [row for log in logs for row in transaction.named_rows(txn, names.low_water_prefix(log))]:
+    for name, *_ in [row for log in logs for row in transaction.named_rows(txn, names.low_water_prefix(log))]:
         reader = name.partition("/")[2]
         if reader.startswith(CONSUMER):
             raise in_use(

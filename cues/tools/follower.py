@@ -411,14 +411,14 @@ def _replica(dest: Path, followed: Followed) -> Replica:
 
 
 def _row(turn: int, number: int) -> bytes:
-    return sealed.seal(codec.pack([turn, number]))
+    return sealed.seal(_COPIED, codec.pack([turn, number]))
 
 
 def _turn_of(copy: Replica) -> tuple[int, int]:
     """Return the last turn that a copy has, and the number of the last commit of its store; zeros without one."""
     with copy.moment() as moment:
         raw = moment.txn.get(_COPIED)
-    turn, number = sealed.unseal_value(raw, "row of the last turn of a copy", [int, int]) if raw else (0, 0)
+    turn, number = sealed.unseal_value(_COPIED, raw, "row of the last turn of a copy", [int, int]) if raw else (0, 0)
     return turn, number
 
 

@@ -46,7 +46,7 @@ from cues.queues.options import QueueOptions, changed
 from cues.queues.queue import create_queue
 from cues.queues.store import Store
 from cues.records import sealed
-from cues.records.log_row import LogRow, pack_row
+from cues.records.log_row import LogRow, put_row
 from cues.steps import closing
 from cues.steps.state import StateTable
 from cues.storage.transaction import StoreTransaction, rows
@@ -291,10 +291,10 @@ def _begin(new: Store, note: ReplayNote) -> ReplayNote:
             options = changed(QueueOptions.from_dict(note.options[queue]), _UNBOUNDED)
             create_queue(txn, new, queue, options)
             record = unpack_record(queue, txn.get(names.queue_key(queue))) | {"identity": identities[queue]}
-            txn.put(names.queue_key(queue), sealed.seal_map(record))
+            sealed.put(txn, names.queue_key(queue), sealed.pack_map(record))
             for partition, (first, _) in enumerate(parts):
                 row = LogRow(identities[queue], first, first, 0, record["version"])
-                txn.put(names.row_key(queue, partition), pack_row(row))
+                put_row(txn, names.row_key(queue, partition), row)
         note.put(txn)
 
     new.core.commit(begin, pages=_pages_of(note))
@@ -350,7 +350,7 @@ def _copy(old: Store, new: Store, note: ReplayNote, say: Progress) -> ReplayNote
 
     def finish(txn: StoreTransaction) -> ReplayNote:
         for key, value in note.log_rows:
-            txn.put(key, value)
+            txn.put(key, sealed.renewed(key, value) or value)
         running = note.at("running")
         running.put(txn)
         return running
@@ -394,7 +394,7 @@ def _copy_some(source: Log, target: Log, end: int) -> int:
         txn.cursor(target.database).putmulti(items, append=True)
         target.keep_schemas(txn, {batch.schema.packed for batch in batches if batch.schema is not None})
         next = batches[-1].next
-        txn.put(target.key, pack_row(row._replace(next=next, time_ns=batches[-1].head.time_ns)))
+        put_row(txn, target.key, row._replace(next=next, time_ns=batches[-1].head.time_ns))
         return next
 
     return int(target.store.core.commit(put, pages=2 * sum(1 + len(raw[2]) for raw in raws)))
@@ -466,15 +466,15 @@ def _finish(new: Store, note: ReplayNote) -> ReplayNote:
         for id, table in states.items():
             txn.cursor(table.database()).putmulti([(key, value) for key, value in note.state_rows[id]])
         for key, value in note.source_rows:
-            txn.put(key, value)
+            txn.put(key, sealed.renewed(key, value) or value)
         for queue, options in note.options.items():
             record = unpack_record(queue, txn.get(names.queue_key(queue)))
             record["options"] = options
             record["version"] += 1
-            txn.put(names.queue_key(queue), sealed.seal_map(record))
+            sealed.put(txn, names.queue_key(queue), sealed.pack_map(record))
             for partition in range(len(note.copied[queue])):
                 row = read_row(txn, queue, partition)
-                txn.put(names.row_key(queue, partition), pack_row(row._replace(version=record["version"])))
+                put_row(txn, names.row_key(queue, partition), row._replace(version=record["version"]))
         done.put(txn)
 
     new.core.commit(finish, pages=2 * _pages_of(note))

@@ -125,7 +125,7 @@ class _Progress:
             for queue in committed & present
         }
         with old.core.view() as txn:
-            for queue, raw in named_rows(txn, names.queue_key("")):
+            for queue, _, raw in named_rows(txn, names.queue_key("")):
                 count = unpack_record(queue, raw)["partitions"]
                 self.ends[queue] = [read_row(txn, queue, partition).next for partition in range(count)]
             units = processor_rows.all_ids(txn)
@@ -192,7 +192,7 @@ class _Comparison:
             new_ends = [read_row(txn, queue, partition).next for partition in range(count)]
         self._ends = (ends, new_ends)
         with new.core.view() as txn:
-            records = {name: unpack_record(name, raw) for name, raw in named_rows(txn, names.queue_key(""))}
+            records = {name: unpack_record(name, raw) for name, _, raw in named_rows(txn, names.queue_key(""))}
         split = {name for name, record in records.items() if record["partitions"] > 1}
         split |= {name for name, parts in progress.ends.items() if len(parts) > 1}
         self._is_ordered = _ordered(queue, nodes, note, frozenset(split))

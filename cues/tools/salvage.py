@@ -37,7 +37,7 @@ from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow
 from cues.queues.base import unpack_record
 from cues.queues.log import KEY
 from cues.records import batch, sealed
-from cues.records.log_row import LogRow, pack_row, unpack_row
+from cues.records.log_row import ROW, LogRow, unpack_row
 from cues.records.positions import unpack_reader
 from cues.storage import datafile, door, locks
 from cues.storage.format_record import pack_record
@@ -51,7 +51,6 @@ SALVAGING: Final = ".salvaging"
 LOSSES_MAX: Final = 100_000
 """The largest number of losses that are listed; the summary counts all messages that are missing."""
 _BATCH_ROWS: Final = 500
-_READER: Final = b"\0reader\0"
 
 Progress = Callable[[str, int, int], None]
 """Called with the part that is read, the entries or pages that are done, and their total number."""
@@ -207,6 +206,13 @@ def _row_name(key: bytes) -> str:
     return _ROW_NAMES.get(kind, f"the row {kind.decode(errors='replace')} {{}}").format(name)
 
 
+def _key_of(entry: Entry) -> bytes | None:
+    """Return the key of a row under a key in which one bit is wrong; None for another row."""
+    number = int.from_bytes(entry.key, "big")
+    flips = ((number ^ 1 << bit).to_bytes(len(entry.key), "big") for bit in range(8 * len(entry.key)))
+    return next((key for key in flips if sealed.belongs(key, entry.value)), None)
+
+
 class _Salvage:
     def __init__(self, source: Path, file: DataFile, told: Progress) -> None:
         self._file = file
@@ -261,6 +267,10 @@ class _Salvage:
                 roots[entry.key] = entry.root
             elif check.is_sound(UNNAMED, entry.key, entry.value):
                 rows[entry.key] = entry.value
+            elif (key := _key_of(entry)) is not None:
+                rows[key] = entry.value
+                why = f"A bit of the key of {_row_name(key)} was wrong ({entry.key!r}); the row is as it was written."
+                self._lose("structure", "", why)
             else:
                 lost.append(Lost(entry.key, entry.key + b"\0", "its checksum fails"))
         if self._before is not None:
@@ -276,6 +286,7 @@ class _Salvage:
         if names.FORMAT_KEY not in rows:
             record = {"format": datafile.FORMAT, "requires": sorted(datafile.FEATURES), "id": os.urandom(8)}
             record |= {"durability": "disk", "map_size": MAP_BYTES, "created_ns": clock.now_ns()}
+            rows.update((key, row) for key, raw in list(rows.items()) if (row := sealed.renewed(key, raw)))
             rows[names.FORMAT_KEY] = pack_record(record)
             self._lose("row", "the format record", 'the new store has another id, and durability "disk"')
         return rows, roots
@@ -325,13 +336,14 @@ class _Salvage:
                     continue
                 queue, partition = names.split_log(key[len(prefix) :].decode("utf-8", "replace"))
                 if queue not in records or partition >= records[queue]["partitions"]:
-                    row = self._rows.get(names.row_key(queue, partition))
-                    identity = unpack_row(row).identity if row else os.urandom(8)
+                    row = self._rows.get(row_key := names.row_key(queue, partition))
+                    identity = unpack_row(row_key, row).identity if row else os.urandom(8)
                     known = records.get(queue) or {"identity": identity, "options": {}, "schema": None, "version": 1}
                     options = known["options"] | ({"partitions": partition + 1} if partition else {})
                     made = known | {"partitions": partition + 1, "options": options, "created_ns": clock.now_ns()}
                     records[queue] = made
-                    self._rows[names.queue_key(queue)] = sealed.seal_map(made)
+                    record_key = names.queue_key(queue)
+                    self._rows[record_key] = sealed.seal(record_key, sealed.pack_map(made))
                     self._lose("row", f"the record of queue {queue}", "it has the default options now")
         return records
 
@@ -365,8 +377,8 @@ class _Salvage:
 
     def _copy_log(self, log: str) -> Iterator[Callable[[ReplicaWriter], int]]:
         name = b"log:" + log.encode()
-        raw = self._rows.get(b"\0row\0" + log.encode())
-        front = unpack_row(raw).first if raw else 0
+        raw = self._rows.get(row_key := names.row_key(log, 0))
+        front = unpack_row(row_key, raw).first if raw else 0
         reasons = self._reasons.setdefault(log, [])
 
         def make(writer: ReplicaWriter) -> int:
@@ -435,14 +447,14 @@ class _Salvage:
         found = {}
         for log in logs:
             record = records[names.split_log(log)[0]]
-            raw = self._rows.get(b"\0row\0" + log.encode())
+            raw = self._rows.get(row_key := names.row_key(log, 0))
             first, end = self._ends.get(log, (0, 0))
             if raw is None:
                 end = max(end, self._largest_position(log), 1)
                 row = LogRow(record["identity"], first or end, end, self._times.get(log, 0), record["version"])
                 self._lose("row", f"the row of queue {log}", f"its next index is {end} now, after what was found")
             else:
-                row = unpack_row(raw, log)
+                row = unpack_row(row_key, raw, log)
                 if row.identity != record["identity"]:
                     self._lose("structure", "", f"The row of queue {log} had the identity of another queue.")
                 row = row._replace(
@@ -451,7 +463,7 @@ class _Salvage:
                     time_ns=max(row.time_ns, self._times.get(log, 0)),
                 )
             found[log] = row
-            self._rows[b"\0row\0" + log.encode()] = pack_row(row)
+            self._rows[row_key] = sealed.seal(row_key, ROW.pack(*row))
         return found
 
     def _positions(self) -> Iterator[tuple[str, str, int]]:
@@ -459,16 +471,16 @@ class _Salvage:
         for key, raw in self._rows.items():
             if key.startswith(names.PROCESSORS):
                 processor = ProcessorId(key[len(names.PROCESSORS) :].decode("utf-8", "replace"))
-                topology = self._rows.get(names.topology_key(processor))
+                topology = self._rows.get(inputs_key := names.topology_key(processor))
                 if topology is not None:
-                    inputs = ProcessorInputs.unpack(topology, processor)
-                    places = ProcessorRow.unpack(raw, processor).positions
+                    inputs = ProcessorInputs.unpack(inputs_key, topology, processor)
+                    places = ProcessorRow.unpack(key, raw, processor).positions
                     for log, store, position in zip(inputs.queues, inputs.stores, places):
                         if not store:
                             yield processor, log, position.next
-            elif key.startswith(_READER):
-                log, _, name = key[len(_READER) :].decode("utf-8", "replace").partition("\0")
-                yield f"the named tailer {name!r}", log, unpack_reader(raw, log, name).next
+            elif key.startswith(names.READERS):
+                log, _, name = key[len(names.READERS) :].decode("utf-8", "replace").partition("\0")
+                yield f"the named tailer {name!r}", log, unpack_reader(key, raw, log, name).next
 
     def _largest_position(self, log: str) -> int:
         return max((next for _, of, next in self._positions() if of == log), default=0)
@@ -569,7 +581,7 @@ class _Salvage:
                 if isinstance(entry, Lost):
                     is_whole = False
                     self._lose("row", "a row about error messages", entry.why)
-                elif entry.key[:1] == b"e" and not sealed.intact(entry.value):
+                elif not check.is_sound(names.ERRORS_DATABASE, entry.key, entry.value):
                     is_whole = False
                     self._lose("row", f"the row about the error message {entry.key.hex()}", "its checksum fails")
                 else:

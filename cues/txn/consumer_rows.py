@@ -43,14 +43,14 @@ class ConsumerRow(NamedTuple):
     written_ns: int
 
     def pack(self) -> bytes:
-        return sealed.seal(codec.pack([*self[:4], list(self.outputs), self.written_ns]))
+        return codec.pack([*self[:4], list(self.outputs), self.written_ns])
 
     @staticmethod
-    def unpack(raw: bytes, id: str = "") -> ConsumerRow:
+    def unpack(key: bytes, raw: bytes, id: str = "") -> ConsumerRow:
         """Decode the row. Raises :class:`StoreDamaged`."""
         form = [str, str, int, {str: int}, [bytes, ...], int]
         name, checkpoint, fence, positions, outputs, written_ns = sealed.unseal_value(
-            raw, f"row of the consumer {id}", form
+            key, raw, f"row of the consumer {id}", form
         )
         return ConsumerRow(name, checkpoint, fence, positions, tuple(outputs), written_ns)
 
@@ -65,12 +65,12 @@ class PublisherRow(NamedTuple):
     name: str
 
     def pack(self) -> bytes:
-        return sealed.seal(codec.pack(list(self)))
+        return codec.pack(list(self))
 
     @staticmethod
-    def unpack(raw: bytes, producer: str = "") -> PublisherRow:
+    def unpack(key: bytes, raw: bytes, producer: str = "") -> PublisherRow:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        return PublisherRow(*sealed.unseal_value(raw, f"row of the publisher {producer}", [bytes, int, str]))
+        return PublisherRow(*sealed.unseal_value(key, raw, f"row of the publisher {producer}", [bytes, int, str]))
 
 
 def consumer_lock(id: bytes) -> int:
@@ -92,25 +92,25 @@ def holder(store: BaseStore, lock: int) -> int | None:
 
 
 def read(txn: StoreTransaction, id: bytes) -> ConsumerRow | None:
-    raw = txn.get(names.consumer_key(id.hex()))
-    return None if raw is None else ConsumerRow.unpack(raw, id.hex())
+    raw = txn.get(key := names.consumer_key(id.hex()))
+    return None if raw is None else ConsumerRow.unpack(key, raw, id.hex())
 
 
 def consumers(txn: StoreTransaction) -> dict[bytes, ConsumerRow]:
     """Return the consumers that read queues of the store, by id."""
     rows = transaction.named_rows(txn, names.consumer_key(""))
-    return {bytes.fromhex(id): ConsumerRow.unpack(raw, id) for id, raw in rows}
+    return {bytes.fromhex(id): ConsumerRow.unpack(key, raw, id) for id, key, raw in rows}
 
 
 def publishers(txn: StoreTransaction) -> dict[int, PublisherRow]:
     """Return the publishers that may have pending messages in the store, by producer id."""
     rows = transaction.named_rows(txn, names.publisher_key(""))
-    return {int(producer, 16): PublisherRow.unpack(raw, producer) for producer, raw in rows}
+    return {int(producer, 16): PublisherRow.unpack(key, raw, producer) for producer, key, raw in rows}
 
 
 def pending(txn: StoreTransaction) -> Iterator[tuple[str, int, Open]]:
     """Iterate over log, producer and row of every transaction that is pending in the store."""
-    logs = dict.fromkeys(key.rpartition("\0")[0] for key, _ in transaction.named_rows(txn, names.OPENS))
+    logs = dict.fromkeys(name.rpartition("\0")[0] for name, *_ in transaction.named_rows(txn, names.OPENS))
     for log in logs:
         for producer, open in spans.opened(txn, log).items():
             yield log, producer, open
@@ -121,7 +121,7 @@ def note(txn: StoreTransaction, store: BaseStore, producer: int, row: PublisherR
     key = names.publisher_key(f"{producer:012x}")
     if txn.get(key) is None:
         sweep(txn, store)
-        txn.put(key, row.pack())
+        sealed.put(txn, key, row.pack())
 
 
 def sweep(txn: StoreTransaction, store: BaseStore) -> None:

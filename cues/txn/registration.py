@@ -41,6 +41,7 @@ from cues.producers.sequencer import Checkpoint
 from cues.queues import rollback
 from cues.queues.base import view_of
 from cues.queues.queue import Queue, open_queue
+from cues.records import sealed
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 from cues.txn import consumer_rows
@@ -220,7 +221,7 @@ class Registration:
             own = ConsumerRow(
                 self.name, self._place, self._fence, positions, tuple(sorted(self._outputs)), clock.now_ns()
             )
-            txn.put(names.consumer_key(self.id.hex()), own.pack())
+            sealed.put(txn, names.consumer_key(self.id.hex()), own.pack())
             faults.point("consumer.noted")
 
         home.core.commit(put)

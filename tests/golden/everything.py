@@ -3,6 +3,7 @@
     v1-all/home/data.mdb.gz      the home store of a graph, in the middle of its work
     v1-all/other/data.mdb.gz     the store of three of its queues
     v1-all/replay/data.mdb.gz    a store that a replay made
+    v1-all-keys/                 the same three, whose checksums cover the keys of the rows
 
     in ─▶ f ─▶ away ─▶ back ─▶ part ─▶ parted ─▶ units ─▶ done        away, pended, moved are in the other store
      ├──▶ later, alarm, seen, pend ─▶ pended
@@ -187,7 +188,7 @@ def go_on(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    if (HERE / "v1-all").exists():
+    if (HERE / "v1-all-keys").exists():
         sys.exit("The golden files of this version exist. A format that differs from them is a new version.")
     with tempfile.TemporaryDirectory() as directory:
-        make(Path(directory), HERE / "v1-all")
+        make(Path(directory), HERE / "v1-all-keys")

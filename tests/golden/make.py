@@ -7,6 +7,8 @@
     v1-seals/records.txt    every key and value in it
     v1-unread/data.mdb      the same store, whose queue between processors keeps seven days and what is unread
     v1-unread/records.txt   every key and value in it
+    v1-keys/data.mdb        the same store, whose checksums cover the keys of the rows
+    v1-keys/records.txt     every key and value in it
     v1-columns/data.mdb     a store with records of columns
     v1-columns/records.txt  every key and value in it
     v1-shared/              a shared directory whose files are beside one another, without statistics
@@ -343,7 +345,7 @@ def main() -> None:
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "store")
-        {"v1-unread": make, "v1-columns": make_columns}[name](path)
+        {"v1-keys": make, "v1-columns": make_columns}[name](path)
         with cues.open(path, readonly=True) as store:
             (target / "records.txt").write_text(records(store))
             used = store.info()["used"]

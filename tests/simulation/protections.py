@@ -16,6 +16,7 @@ from cues.forwarding.forwarder import Forwarder
 from cues.graphs.processor_rows import ProcessorRow
 from cues.groups import claims
 from cues.groups.table import GroupTable
+from cues.records import sealed
 from cues.steps import ownership
 from cues.steps.commit import Committer
 from cues.steps.fence import Fence
@@ -51,7 +52,7 @@ def _check_before(self: Committer, *given: Any) -> None:
 
 def _compare_owners(self: Fence, txn: Any) -> None:
     """The comparison of a fence, of the owner alone."""
-    if ProcessorRow.unpack(txn.get(self.key), self.processor).owner != self.row.owner:
+    if ProcessorRow.unpack(self.key, txn.get(self.key), self.processor).owner != self.row.owner:
         _compare(self, txn)
 
 
@@ -59,7 +60,7 @@ def _seek_quietly(store: Any, processor: str, *given: Any, **options: Any) -> An
     """A seek that raises no epoch."""
     row = _seek(store, processor, *given, **options)
     quiet = row._replace(epoch=row.epoch - 1)
-    store.core.commit(lambda txn: txn.put(ownership.names.processor_key(processor), quiet.pack()))
+    store.core.commit(lambda txn: sealed.put(txn, ownership.names.processor_key(processor), quiet.pack()))
     return quiet
 
 

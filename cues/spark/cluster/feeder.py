@@ -43,6 +43,7 @@ from cues.graphs.processor_rows import ProcessorInputs, ProcessorRow, boot, has_
 from cues.queues.base import views_of
 from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
+from cues.records import sealed
 from cues.records.batch import Batch
 from cues.records.columns import integers
 from cues.records.packed import packed_arrays, unpacked
@@ -147,8 +148,8 @@ class Feeder:
             for source, packed in ((ProcessorId(id), packed) for id, packed in sources.items()):
                 epoch, generation, position = codec.unpack(bytes.fromhex(packed))
                 restored = ProcessorRow(bytes(8), epoch, generation, 0, boot(), False, (), position)
-                txn.put(names.processor_key(source), restored.pack())
-                txn.put(names.topology_key(source), ProcessorInputs("source", (), (), ()).pack())
+                sealed.put(txn, names.processor_key(source), restored.pack())
+                sealed.put(txn, names.topology_key(source), ProcessorInputs("source", (), (), ()).pack())
 
         self._store.core.commit(restore)
         return True
