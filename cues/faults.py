@@ -242,11 +242,11 @@ SPARK_POINTS: dict[str, str] = {
 """Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
 
 MOVING_POINTS: dict[str, str] = {
-    "spark.holding": "the files of messages that are not due are written, the step that left them out is not committed",
-    "spark.moving": "a file of messages that are due is written, no record names it",
-    "spark.moved": "messages that are due are in a file of their own by a record, none delivered",
+    "spark.holding": "the files of messages and timers that are not due are written, their step is not committed",
+    "spark.moving": "a file of messages or timers that are due is written, no record names it",
+    "spark.moved": "messages or timers that are due are in a file of their own by a record, none delivered",
 }
-"""Further points of delayed messages in a shared directory (cues/spark/cluster/delays.py)."""
+"""Further points of delayed messages and timers in a shared directory (cues/spark/cluster/delays.py)."""
 
 CLEANING_POINTS: dict[str, str] = {
     "spark.merged": "a large file is written by cues optimize, in no log",

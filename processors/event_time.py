@@ -374,6 +374,8 @@ class EventTime:
         """True if results say if they are final."""
         if idle is not None or self._early_us is not None:
             self.takes = {**self.takes, "timer": self.tick}
+        if idle is not None:
+            self.__cues_not_shared__ = ("idle=", "tasks do not know when the last message of an input came")
         self._heard: dict[int, dict[str | None, int]] = {}
         """By partition and input: when its last message came. In memory, because after a start all may have waited."""
         self._key = KeyOf(key)

@@ -346,7 +346,7 @@ MUTANTS: Final = (
     Mutant(
         "expired-values-never-deleted",
         "cues/steps/state.py",
-        "            for gone in (row, value, _WRITTEN + value):",
+        "            for gone in (row, value, WRITTEN + value):",
         "            for gone in (row,):",
         "test_ttl.py::test_a_value_expires_that_was_not_written_for_its_time",
     ),

@@ -441,6 +441,14 @@ def told_of(timer: Message, process: Any) -> Message:
     return {"key": timer["key"], "hash": process.delivery_hash, "index": process.index}
 
 
+def sets_timers_by_time(message: Message, process: Any) -> dict[str, Message]:
+    """As :func:`sets_timers`, by the field of the message: an executor has its own clock."""
+    counted(message, process)
+    n, at = message["n"], START + timedelta(seconds=message["at"])
+    process.timer(n % 25, None if n % 50 == 49 else at + timedelta(seconds=n % 20 + 1))
+    return {"out": {"n": n, "count": process.state["count"]}}
+
+
 def by_25(message: Message) -> int:
     return message["n"] % 25  # type: ignore[no-any-return]
 
@@ -465,6 +473,9 @@ DUE_GRAPHS: dict[str, Callable[[], Graph]] = {
         Stream(told_of, "fired", "told"),
     ),
     "after a death": due(Stream(dies_once, "in", "plain"), Stream(sets_timers, "plain", _FORK, key="n", timer=fires)),
+    "timers by their messages": due(
+        Stream(sets_timers_by_time, "in", _FORK, key=by_25, timer=fires, ttl="1h"), Stream(told_of, "fired", "told")
+    ),
     "timers without a key": due(Stream(sets_timers, "in", _FORK, timer=fires)),
     "timers of partitions": due(
         Stream(sets_timers, "in", _FORK, key="n", timer=fires),

@@ -464,7 +464,7 @@ def test_a_missing_file_of_held_messages_is_damage(files: FaultyFiles) -> None:
         name = files.names(folder)[0]
         files.delete(f"{folder}/{name}")
         assert inspection.problems_of(files.place) == [
-            f"{files.url}/{folder}/{name}, a part of the delayed messages of a processor, is missing."
+            f"{files.url}/{folder}/{name}, a part of the delayed messages and timers of a processor, is missing."
         ]
         with pytest.raises(Diverged, match="Committed files are missing"):
             DriverRun(files, Graph("g", [Stream(told, "in", "out", id="told")])).claim()

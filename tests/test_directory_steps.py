@@ -65,7 +65,7 @@ from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.shared import SharedQueue
 from cues.spark.options import QueueAddress
-from cues.steps.state_keys import key_segment
+from cues.steps.state_keys import key_of_row, key_segment
 
 
 @pytest.fixture
@@ -578,7 +578,7 @@ def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet.StoredFile, "read", counted)
-        merged = state_files.joined([state_files.merge(files, "s", 2, [run], True, span) for span in spans])
+        merged = state_files.joined([state_files.merge(files, "s", 2, [run], True, None, span) for span in spans])
     assert merged is not None and state_files.load(files, "s", [merged], None) == rows
     assert groups <= -(-len(rows) // state_files.GROUP_ROWS) + len(spans)
 
@@ -732,7 +732,7 @@ def test_state_in_files_is_a_dict(files: FaultyFiles, monkeypatch: pytest.Monkey
             changes[row] = None if chance.random() < 0.4 else bytes([chance.randint(0, 255)]) * chance.randint(0, 5)
         by_task: dict[int, dict[bytes, bytes | None]] = defaultdict(dict)
         for row, value in changes.items():
-            key = row[: state_files.key_bytes(row)]
+            key = key_of_row(row)
             by_task[state_files.task_of(key, tasks)][row] = value
             span = state_files.span(state_files.task_of(key, tasks), tasks)
             assert span.low <= state_files.slot_of(key) < span.high
@@ -743,14 +743,14 @@ def test_state_in_files_is_a_dict(files: FaultyFiles, monkeypatch: pytest.Monkey
             if count := state_files.to_merge(runs):
                 before, newest = runs[:-count], runs[-count:]
                 spans = state_files.spans(newest)
-                merged = [state_files.merge(files, "s", record, newest, not before, span) for span in spans]
+                merged = [state_files.merge(files, "s", record, newest, not before, None, span) for span in spans]
                 one = state_files.joined(merged)
                 runs = before if one is None else (*before, one)
         assert state_files.load(files, "s", runs, None) == model
         wanted = set(chance.sample(keys, chance.randint(1, len(keys))))
         for found in (state_files.load(files, "s", runs, wanted), model):
-            part = {row: value for row, value in found.items() if row[: state_files.key_bytes(row)] in wanted}
-            assert part == {row: v for row, v in model.items() if row[: state_files.key_bytes(row)] in wanted}
+            part = {row: value for row, value in found.items() if key_of_row(row) in wanted}
+            assert part == {row: v for row, v in model.items() if key_of_row(row) in wanted}
 
 
 @pytest.mark.parametrize("seed", seeds.among(range(2)))

@@ -108,6 +108,7 @@ REFUSED = {
     "`max_lag=` and `max_bytes=` of a queue": "test_a_queue_for_which_writers_wait_is_refused_in_a_shared_directory",
     "`path=` of a queue that a processor on Spark writes": "test_what_has_no_form_there_is_refused_by_name",
     "a queue of a source as the output of a processor": "test_what_has_no_form_there_is_refused_by_name",
+    "`idle=` of windows and joins": "test_silent_inputs_are_refused_by_name_in_a_directory",
     "a delayed message on a queue that a frame reads": "test_frames_refuse_messages_that_are_not_due",
     "frames with state over several partitions": "test_a_frame_that_keeps_state_over_partitions_is_refused_by_name",
     "`spark.speculation` with sinks or `side_effects=True`": "test_speculation_is_refused_for_functions_with_effects",

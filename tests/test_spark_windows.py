@@ -85,14 +85,13 @@ def test_the_end_closes_windows_in_a_store(shared: bool, spark: SparkSession, tm
     assert any("its windows stay open" in event.text for event in told) is shared
 
 
-@pytest.mark.parametrize("option", ["idle", "early"])
-def test_timers_are_refused_by_name_in_a_directory(option: str, tmp_path: Path) -> None:
+def test_silent_inputs_are_refused_by_name_in_a_directory(tmp_path: Path) -> None:
     made = cues.Graph("g")
     made.source("a")
     made.source("b")
-    given: Any = {option: "30s", "time": "t", "late": "late", "reduce": REDUCE}
+    given: Any = {"idle": "30s", "time": "t", "late": "late", "reduce": REDUCE}
     made.add(windows.sessions(cues.AnyOf("a", "b"), "out", 10, **given))
-    with pytest.raises(GraphError, match="has timer=, which a processor with its queues in a shared directory cannot"):
+    with pytest.raises(GraphError, match=r"has idle=, which a processor with its queues in a shared directory cannot"):
         made.start(engine="spark", store=tmp_path / "store", queues=tmp_path / "queues")
 
 

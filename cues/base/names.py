@@ -153,6 +153,11 @@ def timer_queue(unit: ProcessorKey) -> str:
     return f"{timer_id(unit)}.due"
 
 
+def is_timer_queue(id: str) -> bool:
+    """Return whether an id of an input is that of the due timers of a unit."""
+    return id.endswith(".timer.due")
+
+
 def closer_id(unit: ProcessorKey) -> ProcessorKey:
     """Return the id under which a unit closes what it keeps open, and the id of the try log of these steps."""
     return ProcessorKey(f"{unit}.closing")

@@ -448,9 +448,6 @@ class Options:
             ),
         ),
         in_driver=_STATE,
-        shared=NotShared(
-            "{id} has timer=, which a processor with its queues in a shared directory cannot have.", f"{_IN_STORE}."
-        ),
     )
     ttl: str | float | timedelta | None = option(
         None,
@@ -466,7 +463,6 @@ class Options:
         ),
         wrong="{where} has ttl={value!r}: {error}",
         in_driver=_STATE,
-        shared=NotShared(_NOT_SHARED, f"{_IN_STORE}; or delete old values in the function."),
     )
     rate: str | None = option(
         None,
@@ -521,6 +517,11 @@ class Options:
     @property
     def outages(self) -> Outage:
         return outage_of(self.outage)
+
+    @property
+    def ttl_ns(self) -> int | None:
+        """The time of ``ttl`` in nanoseconds; None if values stay."""
+        return None if self.ttl is None else round(duration_of(self.ttl, "The time") * 1e9)
 
     @property
     def calls_per_s(self) -> float | None:

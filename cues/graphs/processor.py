@@ -285,6 +285,13 @@ A function that has it has ``__cues_open__(state)`` too, which tells from its st
 ``at_end``: ``"close"`` it when all sources have ended, or ``"keep"`` it open for the next run.
 """
 
+NOT_SHARED: Final = "__cues_not_shared__"
+"""The attribute of a function with an option for which it needs the memory of its process from call to call.
+
+It is the option, and the reason. A start with the queues in a shared directory refuses it, because tasks call the
+function in several processes.
+"""
+
 REQUIRES: Final = "__cues_requires__"
 """The attribute of a function whose state a version without these features would misread (storage/datafile.py)."""
 

@@ -14,7 +14,7 @@ import contextlib
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cues.base import events
@@ -108,15 +108,17 @@ class StretchWork(ABC):
         state: StateTable,
         targets: Mapping[str, HasOptions],
         layer: Layer | None = None,
-        process_type: type[Process] = Process,
+        process_type: Callable[..., Process] = Process,
         runner_type: type[Runner] = ExecutorRunner,
+        hasher: Hasher | None = None,
     ) -> None:
         """Make the runner. ``targets`` are the queues of the outputs, by binding.
 
-        ``layer`` is the view of the state that the function gets from ``process``."""
+        ``layer`` is the view of the state that the function gets from ``process``; ``hasher`` None: that of messages.
+        """
         job, node, counters = self.job, self.job.node, self.counters
         imperative = Imperative(node.id, {}, {})
-        hasher = Hasher(node.key, generation)
+        hasher = hasher or Hasher(node.key, generation)
         process = process_type(node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
         self.runner = runner_type(node, process, state, _sleep, lambda event: None, counters, targets, imperative)
 

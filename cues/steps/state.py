@@ -52,7 +52,18 @@ from cues.errors import CuesError, QueueNotFound
 from cues.native import mypyc_attr
 from cues.records import batch, sealed
 from cues.steps.failure import StoreTrouble
-from cues.steps.state_keys import ABSENT, HASHED, key_segment, segment_of_packed, unpacked_segment
+from cues.steps.state_keys import (
+    ABSENT,
+    BY_WRITE,
+    HASHED,
+    ORDER,
+    OWN,
+    TIMER,
+    WRITTEN,
+    key_segment,
+    segment_of_packed,
+    unpacked_segment,
+)
 from cues.steps.state_view import State
 
 if TYPE_CHECKING:
@@ -63,12 +74,6 @@ _HEAD: Final = struct.Struct(">H")
 _FIRST: Final = _HEAD.pack(0)
 _ONE: Final = _HEAD.pack(1)
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
-_TIMER: Final = b"\xfd"
-_ORDER: Final = b"\xfe"
-_WRITTEN: Final = b"\xfb"
-_BY_WRITE: Final = b"\xfc"
-_OWN: Final = (_WRITTEN, _BY_WRITE, _TIMER, _ORDER)
-"""First bytes of rows that are not values."""
 EXPIRED_AT_ONCE: Final = 100
 """Expired values that the commit of a step deletes, besides two for each value that it writes."""
 _AT: Final = struct.Struct(">Q")
@@ -245,7 +250,7 @@ class StateTable:
     def settle(self, changes: Changes) -> Changes:
         """Keep the changes of a call; return them, with those of the times of their writes."""
         if self._timed is None:
-            self._timed = next(self._stored(_WRITTEN, _BY_WRITE), None) is not None  # ttl= was declared before
+            self._timed = next(self._stored(WRITTEN, BY_WRITE), None) is not None  # ttl= was declared before
             self.packs_late = not self._timed and self._store is not None
         if self._timed:
             changes = changes | self._times_of(changes)
@@ -283,11 +288,11 @@ class StateTable:
         return self._now
 
     def _written(self, row: bytes) -> int | None:
-        packed = self.packed(_WRITTEN + row)
+        packed = self.packed(WRITTEN + row)
         return None if packed is None else codec.unpack(packed)
 
     def _is_expired(self, row: bytes) -> bool:
-        if self.ttl_ns is None or row[:1] in _OWN:
+        if self.ttl_ns is None or row[:1] in OWN:
             return False
         written = self._written(row)
         return written is not None and written + self.ttl_ns <= self.now()
@@ -300,17 +305,17 @@ class StateTable:
         """The changes of the times of writes that belong to changes of values."""
         times: Changes = {}
         for row, packed in changes.items():
-            if row[:1] in _OWN:
+            if row[:1] in OWN:
                 continue
             before = self._written(row)
             if before is not None:
-                ordered = _BY_WRITE + _AT.pack(before) + row
+                ordered = BY_WRITE + _AT.pack(before) + row
                 self.packed(ordered)  # write() deletes rows that were read
                 times[ordered] = None
             if packed is not None:
-                times[_BY_WRITE + _AT.pack(self.now()) + row] = codec.pack(None)
+                times[BY_WRITE + _AT.pack(self.now()) + row] = codec.pack(None)
             if packed is not None or before is not None:
-                times[_WRITTEN + row] = None if packed is None else codec.pack(self.now())
+                times[WRITTEN + row] = None if packed is None else codec.pack(self.now())
         return times
 
     def expire(self, count: int = EXPIRED_AT_ONCE) -> int:
@@ -324,11 +329,11 @@ class StateTable:
         last = _AT.pack(max(0, self.now() - self.ttl_ns) + 1)
         expired: Changes = {}
         number = 0
-        for row in self._stored(_BY_WRITE, _BY_WRITE + last):
+        for row in self._stored(BY_WRITE, BY_WRITE + last):
             value = row[1 + _AT.size :]
             if row in self._step:
                 continue
-            for gone in (row, value, _WRITTEN + value):
+            for gone in (row, value, WRITTEN + value):
                 self.packed(gone)  # write() deletes rows that were read
                 expired[gone] = None
             number += 1
@@ -345,8 +350,8 @@ class StateTable:
             return None
         with self._store.core.view() as txn:
             cursor = txn.cursor(self._database)
-            row = cursor.key() if cursor.set_range(_ORDER) else b""
-        return _AT.unpack_from(row, 1)[0] if row[:1] == _ORDER else None
+            row = cursor.key() if cursor.set_range(ORDER) else b""
+        return _AT.unpack_from(row, 1)[0] if row[:1] == ORDER else None
 
     def due(self, now_ns: int, count: int) -> list[tuple[bytes, Any, str | None, int]]:
         """The first committed timers that are due: row in the order of time, key, name, time."""
@@ -355,9 +360,9 @@ class StateTable:
         with self._store.core.view() as txn:
             cursor = txn.cursor(self._database)
             rows: list[bytes] = []
-            if cursor.set_range(_ORDER):
+            if cursor.set_range(ORDER):
                 for row in cursor.iternext(values=False):
-                    if row[:1] != _ORDER or _AT.unpack_from(row, 1)[0] > now_ns or len(rows) == count:
+                    if row[:1] != ORDER or _AT.unpack_from(row, 1)[0] > now_ns or len(rows) == count:
                         break
                     if row[-2:] == b"\0\0":  # the first piece of its value
                         rows.append(bytes(row[:-2]))
@@ -553,18 +558,18 @@ class Layer:
 
     def timer(self, key: Any, name: str | None) -> int | None:
         """The time of a timer in nanoseconds; None if it is not set."""
-        at = self.get(_TIMER + self._segment_of(key) + key_segment(name))
+        at = self.get(TIMER + self._segment_of(key) + key_segment(name))
         return None if at is ABSENT else at
 
     def set_timer(self, key: Any, name: str | None, at_ns: int | None) -> None:
         """Set a timer, or cancel it with None. It replaces the timer of this key and name."""
         row = self._segment_of(key) + key_segment(name)
-        before = self.get(_TIMER + row)
+        before = self.get(TIMER + row)
         if before is not ABSENT:
-            self.set(_ORDER + _AT.pack(before) + row, ABSENT)
-        self.set(_TIMER + row, ABSENT if at_ns is None else at_ns)
+            self.set(ORDER + _AT.pack(before) + row, ABSENT)
+        self.set(TIMER + row, ABSENT if at_ns is None else at_ns)
         if at_ns is not None:
-            self.set(_ORDER + _AT.pack(at_ns) + row, [key, name])
+            self.set(ORDER + _AT.pack(at_ns) + row, [key, name])
 
     def _segment_of(self, key: Any) -> bytes:
         segment = key_segment(key)
@@ -675,7 +680,7 @@ def rows_under(store: Store, processor: ProcessorKey, after: bytes = b"") -> Ite
             keys = cursor.iternext(values=False) if found else iter(())
             rows = list(itertools.islice((key[:-2] for key in keys if key[-2:] == b"\0\0"), 100))
         for row in rows:
-            packed = None if row[:1] in _OWN else table.packed(row)
+            packed = None if row[:1] in OWN else table.packed(row)
             if packed is not None:
                 key, rest = unpacked_segment(row)
                 field, _ = unpacked_segment(rest)

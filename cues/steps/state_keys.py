@@ -14,6 +14,14 @@ from cues import codec
 
 SEGMENT_BYTES_MAX: Final = 200
 HASHED: Final = 0xFF
+WRITTEN: Final = b"\xfb"
+BY_WRITE: Final = b"\xfc"
+TIMER: Final = b"\xfd"
+ORDER: Final = b"\xfe"
+OWN: Final = (WRITTEN, BY_WRITE, TIMER, ORDER)
+"""First bytes of rows that are not values (state.py)."""
+TIME_BYTES: Final = 8
+_KEY_AT: Final = {WRITTEN[0]: 1, BY_WRITE[0]: 1 + TIME_BYTES, TIMER[0]: 1, ORDER[0]: 1 + TIME_BYTES}
 
 
 class _Absent:
@@ -21,6 +29,12 @@ class _Absent:
 
 
 ABSENT: Final = _Absent()
+
+
+def key_of_row(row: bytes) -> bytes:
+    """The segment of the key of a row, also of one that is not a value."""
+    at = _KEY_AT.get(row[0], 0)
+    return row[at : at + (17 if row[at] == HASHED else 1 + row[at])]
 
 
 def unpacked_segment(row: bytes) -> tuple[Any, bytes]:

@@ -37,7 +37,6 @@ from cues.graphs.processor import Node
 from cues.graphs.processor_rows import ProcessorRow
 from cues.native import mypyc_attr
 from cues.queues.backpressure import Gate
-from cues.queues.options import seconds_of
 from cues.queues.tailer import pending_read
 from cues.steps import tracing
 from cues.steps.abroad import Abroad, ForkQueues
@@ -587,5 +586,4 @@ class Stepper:
 
 
 def _table(store: Store, node: Node) -> StateTable:
-    ttl_s = seconds_of(node.options.ttl)
-    return StateTable(store, node.key, None if ttl_s is None else round(ttl_s * 1e9))
+    return StateTable(store, node.key, node.options.ttl_ns)

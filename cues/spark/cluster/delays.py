@@ -18,6 +18,12 @@ The messages of a run that are due are the first ones. So a move writes no run a
 runs are merged, so a record names few of them, however many messages wait. A message that is taken once more
 after a seek, while it is held, is in two runs with the same time and index, and is moved once.
 
+Timers (``timer=``) wait in runs too, as messages ``{"key", "name", "at"}`` of an input of their own. A task that sets
+one changes its row in the state, with its time, and writes the message to a run. A run is never changed, so a timer
+that was replaced or cancelled stays in its run. A move leaves it out, because its row has another time, or is gone. A
+step takes the others under the id ``graph.processor.timer``, in the task that has the state of the key, and the call
+compares once more.
+
 Not guaranteed: the order of a delayed message relative to others, also of its key. The files of a record that was not
 committed, or of messages that were delivered, are deleted later (maintenance.py).
 """
@@ -26,22 +32,35 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cues import codec
+from cues.base import clock
 from cues.base.data import dataclass
 from cues.errors import Diverged
 from cues.graphs.plan import Plan
 from cues.overrides import override
 from cues.records.columns import integers
 from cues.spark.cluster import state_files
-from cues.spark.cluster.data import COLUMNS, GROUP_ROWS, Piece, Rows, provenance_arrays, read, with_place
+from cues.spark.cluster.data import (
+    COLUMNS,
+    GROUP_ROWS,
+    Piece,
+    Rows,
+    hashes_of,
+    provenance_arrays,
+    read,
+    with_place,
+)
 from cues.spark.cluster.directory import DataFile, PartitionLog
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.parquet import FileWriter, StoredFile
+from cues.spark.cluster.state_files import StateRun
+from cues.steps.state_keys import ORDER, TIME_BYTES, TIMER, key_of_row
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -55,7 +74,8 @@ MOVED_BYTES: Final = 64 << 20
 MERGE_BYTES: Final = 8 << 20
 """A larger run is not merged, because a merge is in the memory of one task."""
 _KEYS: Final = ("at", "index")
-"""The time of delivery in nanoseconds, and the index on the queue. A run is sorted by them."""
+"""The time of delivery in nanoseconds, and the index on the queue; of a timer the segments of its key and its name. A
+run is sorted by them."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +150,36 @@ def hold(
     return HeldRun(names, len(at), 0, at[0], size)
 
 
+def hold_timers(
+    files: Files, folder: str, record: int, time_us: int, tailer: str, rows: Mapping[bytes, bytes | None]
+) -> HeldRun | None:
+    """Write the timers that were set. ``rows``: those of the state in the order of time; None for one that is gone."""
+    timers = sorted((row[len(ORDER) :], packed) for row, packed in rows.items() if packed is not None)
+    if not timers:
+        return None
+    at = [int.from_bytes(row[:TIME_BYTES], "big") for row, _ in timers]
+    values = []
+    for at_ns, (_, packed) in zip(at, timers):
+        key, name = codec.unpack(packed)
+        values.append(codec.pack({"key": key, "name": name, "at": clock.to_datetime(at_ns)}))
+    count, at = len(timers), [min(at_ns, NEVER_NS) for at_ns in at]
+    segments = pa.array([row[TIME_BYTES:] for row, _ in timers], pa.binary())
+    columns: list[Any] = [integers(range(count)), integers([time_us] * count), hashes_of([None] * count)]
+    columns += [pa.array(values, pa.binary()), *provenance_arrays(None, count), integers(at), segments]
+    table = pa.table(columns, names=[*COLUMNS.names, *_KEYS])
+    return HeldRun({tailer: _write(files, folder, record, table)}, count, 0, at[0], _bytes(table))
+
+
+def still_set(
+    files: Files, folder: str, state: Sequence[StateRun], timers: Sequence[tuple[bytes, bytes]]
+) -> list[bool]:
+    """Return which of these timers, segments of key and name and message, are set. ``folder``: that of the state."""
+    keys = {key_of_row(segments) for segments, _ in timers}
+    rows = state_files.load(files, folder, state, keys, TIMER)
+    times = {row: codec.unpack(packed) for row, packed in rows.items()}
+    return [times.get(TIMER + segments) == clock.to_ns(codec.unpack(value)["at"]) for segments, value in timers]
+
+
 def merge(files: Files, folder: str, record: int, runs: Sequence[HeldRun]) -> HeldRun:
     """Write runs of the same inputs as one."""
     order: Any = None
@@ -161,8 +211,8 @@ def _write(files: Files, folder: str, record: int, table: pa.Table) -> str:
 
 
 def held(files: Files, folder: str, name: str) -> StoredFile:
-    """A file of delayed messages. Raises :class:`Diverged` if it is missing or damaged."""
-    role = "a part of the delayed messages of a processor"
+    """A file of delayed messages or timers. Raises :class:`Diverged` if it is missing or damaged."""
+    role = "a part of the delayed messages and timers of a processor"
     try:
         return StoredFile(files, f"{folder}/{name}", role, COLUMNS)
     except FileNotFoundError as error:
@@ -201,13 +251,13 @@ class Move:
     """Messages that are due, and the runs without them."""
 
     tables: dict[str, pa.Table]
-    """By tailer id, in the order of their times."""
+    """By tailer id, in the order of their times. Those of timers have the column ``index`` too."""
     runs: tuple[HeldRun, ...]
     gone: tuple[HeldRun, ...]
     """Runs of which no message is left."""
 
 
-def move(files: Files, folder: str, runs: Sequence[HeldRun], now_ns: int) -> Move:
+def move(files: Files, folder: str, runs: Sequence[HeldRun], now_ns: int, timers: bool = False) -> Move:
     """Take the messages that are due out of runs, in the order of their times."""
     most = min(MOVED_MESSAGES, MOVED_BYTES * sum(run.count for run in runs) // max(1, sum(run.bytes for run in runs)))
     most = max(1, most)
@@ -233,6 +283,7 @@ def move(files: Files, folder: str, runs: Sequence[HeldRun], now_ns: int) -> Mov
             chosen.append((number, place))
             last = at, first, index
         ends[number] = place + 1
+    columns = [*COLUMNS.names, _KEYS[1]] if timers else COLUMNS.names
     parts: dict[str, list[pa.Table]] = {}
     bases: dict[tuple[str, int], int] = {}
     for number, count in ends.items():
@@ -240,7 +291,7 @@ def move(files: Files, folder: str, runs: Sequence[HeldRun], now_ns: int) -> Mov
         for tailer in run.files:
             some = parts.setdefault(tailer, [])
             bases[tailer, number] = sum(table.num_rows for table in some)
-            some.append(_read(files, folder, run, tailer, run.start + count, COLUMNS.names))
+            some.append(_read(files, folder, run, tailer, run.start + count, columns))
     tables = {}
     for tailer, some in parts.items():
         order = [bases[tailer, number] + place for number, place in chosen if (tailer, number) in bases]
@@ -254,6 +305,11 @@ def move(files: Files, folder: str, runs: Sequence[HeldRun], now_ns: int) -> Mov
         moved = HeldRun(run.files, run.count, start, at, run.bytes)
         (left if moved.left else gone).append(moved)
     return Move(tables, tuple(left), tuple(gone))
+
+
+def next_ns(runs: Iterable[HeldRun]) -> int:
+    """The time at which the first message is due, in nanoseconds, or one before it."""
+    return min((run.next_ns for run in runs), default=NEVER_NS)
 
 
 def moved_file(files: Files, folder: str, record: int, table: pa.Table, first: int) -> DataFile:

@@ -39,7 +39,7 @@ from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.options import refusal_of_shared
 from cues.graphs.plan import Plan, build, partitions_of
-from cues.graphs.processor import Node
+from cues.graphs.processor import NOT_SHARED, Node
 from cues.graphs.running import QueueProgress, Shared, UnitStatus
 from cues.overrides import override
 from cues.queues.options import changed
@@ -630,6 +630,14 @@ def check(plan: Plan) -> None:
         refusal = refusal_of_shared(node.options, node.id)
         if refusal is not None:
             raise GraphError(*refusal, processor=node.name)
+        if own := getattr(node.fn, NOT_SHARED, None):
+            option, reason = own
+            raise GraphError(
+                f"{node.id} has {option}, which a processor with its queues in a shared directory cannot have:"
+                f" {reason}.",
+                f"run the graph without --queues, or leave {option} out.",
+                processor=node.name,
+            )
     written = written_on_spark(plan)
     for name in sorted(at_home(plan) & written):
         writer = next(

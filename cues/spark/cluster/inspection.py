@@ -401,11 +401,11 @@ def _problems_of_files(
 
 
 def _problems_of_state(place: Place, last: ProcessorRecord, tell: Callable[[str, int, int], None]) -> Iterator[str]:
-    """The damage of the files of a processor's state and of its delayed messages."""
+    """The damage of the files of a processor's state, and of its delayed messages and timers."""
     files = _files(place)
     for folder, needed in last.record.needs(last.processor).items():
         is_state = folder == state_files.folder_of_state(last.processor)
-        what = "state" if is_state else "delayed messages"
+        what = "state" if is_state else "delayed messages and timers"
         for done, name in enumerate(sorted(needed), 1):
             try:
                 with state_files.opened(files, f"{folder}/{name}") if is_state else held(files, folder, name) as stored:

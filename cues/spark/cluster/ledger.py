@@ -33,13 +33,16 @@ from cues.spark.cluster.state_files import StateRun, folder_of_state
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
-FORMAT: Final = 5
+FORMAT: Final = 6
+_FORMAT_WITHOUT_TIMES: Final = 5
+"""The format of a record of a processor that has held messages, and has no timers, and no values that expire."""
 _FORMAT_WITHOUT_DELAYS: Final = 4
-"""The format of a record of a processor that has held no message."""
+"""The format of a record of a processor that has held no message either."""
 OLDEST_FORMAT: Final = 2
 """Format 2 has no partitions; an older version would take their files for those of one log. Format 3 has no folders of
 partitions: an older version would miss the files in them. Format 4 has no delayed messages: an older version would not
-deliver those that are held."""
+deliver those that are held. Format 5 has no timers, which an older version would not fire, and no times of writes of
+values, which it would not change."""
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
@@ -93,8 +96,10 @@ class LedgerRecord:
 
     held: tuple[HeldRun, ...] = ()
     """The messages that are not due (delays.py)."""
+    timers: tuple[HeldRun, ...] = ()
+    """The timers that are not due, with some that were replaced or cancelled."""
     due: dict[str, DataFile] = field(default_factory=dict)
-    """By tailer id of :class:`MovedLog`: the file of messages that are due and not delivered yet."""
+    """By tailer id of :class:`MovedLog`: the file of messages or timers that are due and not delivered yet."""
     moved: dict[str, int] = field(default_factory=dict)
     """By the same: the index that is delivered next. It has an entry since the first message was due."""
 
@@ -106,7 +111,7 @@ class LedgerRecord:
 
     def needs(self, processor: str) -> dict[str, set[str]]:
         """By folder: the names of the files that the record needs, besides those of queues."""
-        held = {name for run in self.held for name in run.files.values()}
+        held = {name for run in (*self.held, *self.timers) for name in run.files.values()}
         return {
             folder_of_state(processor): {name for run in self.state for name in run.files},
             folder_of_delayed(processor): held | {file.name for file in self.due.values()},
@@ -124,13 +129,20 @@ class LedgerRecord:
         files = ((queue, file) for queue, files in self.files.items() for file in files)
         return self.ends | {names.log_id(queue, file.partition): file.next for queue, file in files}
 
+    @property
+    def format(self) -> int:
+        """The oldest format that has all that is in it."""
+        if self.timers or any(map(names.is_timer_queue, self.moved)) or any(run.written_ns for run in self.state):
+            return FORMAT
+        return _FORMAT_WITHOUT_TIMES if self.held or self.moved else _FORMAT_WITHOUT_DELAYS
+
     def to_json(self) -> bytes:
         time = clock.to_datetime(clock.now_ns()).isoformat()
-        format = FORMAT if self.held or self.moved else _FORMAT_WITHOUT_DELAYS
-        data = {"format": format, "kind": self.kind, "owner": self.owner, "epoch": self.epoch, "time": time}
-        data |= asdict(self)
+        data: dict[str, Any] = {"format": self.format, "kind": self.kind, "owner": self.owner, "epoch": self.epoch}
+        data |= {"time": time} | asdict(self)
+        data["state"] = [run if run.written_ns else run[:2] for run in self.state]
         del data["number"]  # the name of the file
-        return sealed_json({name: value for name, value in data.items() if value not in (None, {}, (), False)})
+        return sealed_json({name: value for name, value in data.items() if value not in (None, {}, (), [], False)})
 
     @staticmethod
     def of(number: int, data: dict[str, Any]) -> LedgerRecord:
@@ -173,7 +185,7 @@ class LedgerRecord:
             data.get("hash"),
             {queue: [DataFile(**file) for file in files] for queue, files in data.get("files", {}).items()},
             data.get("ends", {}),
-            tuple(StateRun(size, tuple(files)) for size, files in data.get("state", ())),
+            tuple(StateRun(size, tuple(files), *times) for size, files, *times in data.get("state", ())),
             data.get("counts", {}),
             data.get("source"),
             data.get("whole", False),
@@ -181,6 +193,7 @@ class LedgerRecord:
             data.get("seals", {}),
             data.get("sources", {}),
             tuple(HeldRun(**run) for run in data.get("held", ())),
+            tuple(HeldRun(**run) for run in data.get("timers", ())),
             {tailer: DataFile(**file) for tailer, file in data.get("due", {}).items()},
             data.get("moved", {}),
         )

@@ -14,6 +14,10 @@ what it changes, however large the state is.
 
 The record of a step names the runs of the state after it (ledger.py), so state and positions are one commit.
 Files that no record names are swept at the next start.
+
+With ``ttl=`` each value has one more row, with the time of its last write (:data:`cues.steps.state_keys.WRITTEN`). A
+value that expired is not there for any call. It is deleted by the next merge of its run. When a processor has nothing
+else to do, it merges the oldest runs in which all values that have a time have expired.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from cues import codec
 from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.parquet import FileWriter, StoredFile
+from cues.steps.state_keys import WRITTEN, key_of_row
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -58,6 +64,8 @@ class StateRun(NamedTuple):
 
     bytes: int
     files: tuple[str, ...]
+    written_ns: int = 0
+    """The last time of a write in it, in nanoseconds; 0 if no value of it has one."""
 
 
 class HasBytes(Protocol):
@@ -87,11 +95,6 @@ def slot_of(key: bytes) -> int:
 def task_of(key: bytes, count: int) -> int:
     """The number of the task, one of ``count``, that has a key."""
     return xxhash.xxh3_64_intdigest(key) * count // _SLOTS
-
-
-def key_bytes(row: bytes) -> int:
-    """The number of bytes of the key at the beginning of a row."""
-    return 17 if row[0] == 0xFF else 1 + row[0]
 
 
 def folder_of_state(processor: str) -> str:
@@ -134,13 +137,17 @@ cache: Final = _Cache()
 """That of this process."""
 
 
-def load(files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] | None) -> dict[bytes, bytes]:
-    """The rows of the state with these keys; None: all."""
+def load(
+    files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] | None, prefix: bytes = b""
+) -> dict[bytes, bytes]:
+    """The rows of the state with these keys, None: all; of them those that begin with ``prefix``."""
     slots = None if keys is None else sorted({slot_of(key) for key in keys})
     rows: dict[bytes, bytes | None] = {}
     for run in runs:
         for name in run.files:
             for group in _read(files, f"{folder}/{name}", slots):
+                if prefix:
+                    group = group.filter(pc.starts_with(group.column("row"), prefix))
                 rows.update(zip(group.column("row").to_pylist(), group.column("value").to_pylist()))
     return {row: value for row, value in rows.items() if value is not None}
 
@@ -188,7 +195,7 @@ def opened(files: Files, name: str) -> StoredFile:
 
 def write(files: Files, folder: str, record: int, changes: Mapping[bytes, bytes | None]) -> StateRun:
     """Write the changes of a task; NULL for a row that was deleted."""
-    rows = sorted((slot_of(row[: key_bytes(row)]), row) for row in changes)
+    rows = sorted((slot_of(key_of_row(row)), row) for row in changes)
     columns = [
         pa.array([slot for slot, _ in rows], pa.int64()),
         pa.array([row for _, row in rows], pa.binary()),
@@ -204,13 +211,23 @@ def _write(files: Files, folder: str, record: int, table: pa.Table) -> StateRun:
         writer = FileWriter(target, _SCHEMA, dictionaries=[], statistics=["slot"])
         writer.write(table, GROUP_ROWS)
         writer.close({})
-    return StateRun(files.size(f"{folder}/{name}") or 0, (name,))
+    written_ns = max((at for _, at in _times(table)), default=0)
+    return StateRun(files.size(f"{folder}/{name}") or 0, (name,), written_ns)
 
 
 def merge(
-    files: Files, folder: str, record: int, runs: Sequence[StateRun], complete: bool, slots: Span
+    files: Files,
+    folder: str,
+    record: int,
+    runs: Sequence[StateRun],
+    complete: bool,
+    expired_ns: int | None,
+    slots: Span,
 ) -> StateRun | None:
-    """Merge the slots of some runs. ``complete``: there are no older ones, so deleted rows may go."""
+    """Merge the slots of some runs. ``complete``: there are no older ones, so deleted rows may go.
+
+    ``expired_ns``: values that were written at this time or before it are deleted; None: values do not expire.
+    """
     tables = []
     for run in reversed(runs):
         for name in run.files:
@@ -227,9 +244,27 @@ def merge(
             [pa.array([True]), pc.not_equal(rows.slice(1), rows.slice(0, len(rows) - 1)).combine_chunks()]
         )
         table = table.filter(newest)
+    if expired_ns is not None and any(run.written_ns for run in runs):
+        table = _without_expired(table, expired_ns)
     if complete:
         table = table.filter(pc.is_valid(table.column("value")))
     return _write(files, folder, record, table) if table.num_rows else None
+
+
+def _without_expired(table: pa.Table, expired_ns: int) -> pa.Table:
+    """The rows, with NULL for values that were written at this time or before it. A value and its time are in one run,
+    because both are changed together. Older runs may have older ones."""
+    gone = [row for row, at in _times(table) if at <= expired_ns]
+    rows = pa.array([*gone, *(row[len(WRITTEN) :] for row in gone)], pa.binary())
+    expired = pc.is_in(table.column("row"), value_set=rows)
+    values = pc.if_else(expired, pa.scalar(None, pa.binary()), table.column("value"))
+    return table.set_column(2, _SCHEMA.field("value"), values)
+
+
+def _times(table: pa.Table) -> list[tuple[bytes, int]]:
+    """The rows with times of writes, and these times."""
+    some = table.filter(pc.and_(pc.starts_with(table.column("row"), WRITTEN), pc.is_valid(table.column("value"))))
+    return [(row, codec.unpack(value)) for row, value in zip(some["row"].to_pylist(), some["value"].to_pylist())]
 
 
 # --- in the driver ------------------------------------------------------------------------------
@@ -256,4 +291,14 @@ def joined(runs: Sequence[StateRun | None]) -> StateRun | None:
     """The files of several tasks as one run; None if there are none."""
     some = [run for run in runs if run is not None]
     names = tuple(name for run in some for name in run.files)
-    return StateRun(sum(run.bytes for run in some), names) if names else None
+    size, written_ns = sum(run.bytes for run in some), max((run.written_ns for run in some), default=0)
+    return StateRun(size, names, written_ns) if names else None
+
+
+def to_expire(runs: Sequence[StateRun], expired_ns: int) -> int:
+    """The number of the oldest runs to merge, because all their values that have a time were written by ``expired_ns``.
+
+    0 if none has a time.
+    """
+    count = next((number for number, run in enumerate(runs) if run.written_ns > expired_ns), len(runs))
+    return count if any(run.written_ns for run in runs[:count]) else 0

@@ -28,13 +28,15 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import pyarrow as pa
 
 from cues import faults
 from cues.base import clock, events, names
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged, Unsupported
 from cues.graphs.options import BATCH_SIZE, TABLE_SIZE
-from cues.graphs.processor import Node, RedriveNode
+from cues.graphs.processor import Node, RedriveNode, TimerNode
 from cues.overrides import override
 from cues.spark.cluster import delays, state_files
 from cues.spark.cluster.data import Piece, pieces_of
@@ -49,6 +51,7 @@ from cues.spark.executor import JobGroup, Stretch, edges_of, pack_job, shown_ran
 from cues.steps.failure import failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
 from cues.steps.pace import Pace
+from cues.steps.timers import TimerHasher
 
 if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
@@ -67,6 +70,8 @@ STEP_BYTES: Final = 64 << 20
 """Most bytes of messages that a step takes for each core, approximately. They are in the memory of a worker."""
 ORDERED_MESSAGES: Final = 10_000
 """Most messages of a step that one task does, if ``batch_size`` is not set. After a crash they are repeated."""
+TIMERS_OF_TASK: Final = 10_000
+"""Timers that are due of which one task looks whether they are still set."""
 TASK_S: Final = 0.05
 """Work that is worth a task of its own, which costs about 10 ms."""
 
@@ -86,28 +91,71 @@ class _Lane:
     def entrances(self) -> tuple[Entrance, ...]:
         bindings = {self.node.tailer(port.queue): port.binding for port in self.node.inputs}
         return tuple(
-            Entrance(bindings[tailer], tailer, log.directory.queue, log.directory.identity, log.directory.options.kept)
+            Entrance(bindings[tailer], tailer, log.directory.queue, self.identity(log), log.directory.options.kept)
             for tailer, log in self.logs.items()
         )
 
+    def identity(self, log: PartitionLog) -> bytes:
+        """The identity of one of its logs."""
+        return log.directory.identity
 
-class _MovedLane(_Lane):
-    """The messages of a unit that were delayed and are due (delays.py)."""
+    def digest(self, ranges: dict[str, tuple[int, int]], outputs: Sequence[TaskOutput]) -> bytes:
+        """The delivery hash of a step over these ranges."""
+        return self.hasher.digest(
+            [(tailer, self.identity(self.logs[tailer]), low, high) for tailer, (low, high) in sorted(ranges.items())]
+        )
 
-    logs: dict[str, PartitionLog]
 
-    def __init__(self, unit: Node, inputs: dict[str, PartitionLog]) -> None:
-        node = RedriveNode.of(unit, names.delayer_id(unit.key))
+class _DueLane(_Lane):
+    """What a unit has let wait until its time, and is due (delays.py)."""
+
+    waiting: ClassVar[Literal["held", "timers"]]
+    """The field of a record that has the runs of what is not due."""
+
+    def __init__(self, node: Node, unit: Node, ids: dict[str, str], inputs: dict[str, PartitionLog]) -> None:
         folder = delays.folder_of_delayed(unit.id)
-        ids = {unit.tailer(old.queue): node.tailer(new.queue) for old, new in zip(unit.inputs, node.inputs)}
         super().__init__(node, {ids[t]: delays.MovedLog(log, folder, ids[t]) for t, log in inputs.items()})
         self.ids = ids
-        """Their tailer ids, by that of the queue from which they come."""
+        """Their tailer ids, by those in the runs."""
 
     @override
     def entrances(self) -> tuple[Entrance, ...]:
-        # They have their places on the queue in their provenance.
+        # Messages have their places on the queue in their provenance.
         return tuple(entrance._replace(kept=frozenset()) for entrance in super().entrances())
+
+
+class _MovedLane(_DueLane):
+    """The messages of a unit that were delayed and are due."""
+
+    waiting = "held"
+
+    def __init__(self, unit: Node, inputs: dict[str, PartitionLog]) -> None:
+        node = RedriveNode.of(unit, names.delayer_id(unit.key))
+        ids = {unit.tailer(old.queue): node.tailer(new.queue) for old, new in zip(unit.inputs, node.inputs)}
+        super().__init__(node, unit, ids, inputs)
+
+
+class _TimerLane(_DueLane):
+    """The timers of a unit that are due. They are on no queue, so the graph gives them their identity."""
+
+    waiting = "timers"
+    hasher: TimerHasher
+
+    def __init__(self, unit: Node, inputs: dict[str, PartitionLog], store_id: str) -> None:
+        node = TimerNode.of(unit)
+        (id,) = (node.tailer(port.queue) for port in node.inputs)
+        super().__init__(node, unit, {id: id}, {id: next(iter(inputs.values()))})
+        self.hasher = TimerHasher(node.key, 0)
+        self._identity = bytes.fromhex(store_id)
+
+    @override
+    def identity(self, log: PartitionLog) -> bytes:
+        return self._identity
+
+    @override
+    def digest(self, ranges: dict[str, tuple[int, int]], outputs: Sequence[TaskOutput]) -> bytes:
+        self.hasher.times = {index: at for output in outputs for index, at in output.fired_ns.items()}
+        return super().digest(ranges, outputs)
 
 
 class Stage:
@@ -124,9 +172,15 @@ class Stage:
         self.ordered = node.side_effects or node.at_most_once
         self._own = _Lane(node, self.inputs)
         self._moved = _MovedLane(node, self.inputs)
-        self._lanes: list[_Lane] = [self._moved, self._own]
-        """The lane that is asked first comes first. They take turns, so none of them waits for the other one."""
+        timed = node.options.timer is not None
+        self._due_lanes = [*([_TimerLane(node, self.inputs, driver.store_id)] if timed else []), self._moved]
+        self._lanes: list[_Lane] = [*self._due_lanes, self._own]
+        """They take turns in this order, so none of them waits for another one."""
+        self._turn = 0
+        """The lane that is asked first."""
         self._served = 0
+        self._last_ns = 0
+        """The time of the last step. It never goes back."""
         self.fresh = False
         """True if it has no record from before the claim."""
         self._hasher = self._own.hasher
@@ -181,7 +235,7 @@ class Stage:
 
     def _refuse_delays(self, last: LedgerRecord | None) -> None:
         """Refuse delayed messages, which a frame cannot hold."""
-        if last is not None and (last.held or last.due):
+        if last is not None and (last.held or any(not names.is_timer_queue(id) for id in last.due)):
             raise TopologyChanged(
                 f"{self.node.id} holds delayed messages, and is a frame now: frames hold no messages.",
                 "give the frame another id; or start over with --fresh or another --queues DIR.",
@@ -217,17 +271,22 @@ class Stage:
         some = any if self.node.mode == "alts" else all
         now = self.ledger.now
         ready = some(low < end for low, end in self._available().values())
-        return ready or now.taking is not None or bool(self._undelivered) or self.due_ns <= clock.now_ns()
+        ready |= now.taking is not None or self.due_ns <= clock.now_ns() or bool(self._to_expire())
+        return ready or any(map(self._undelivered, self._due_lanes))
 
-    @property
-    def _undelivered(self) -> dict[str, DataFile]:
-        """The messages that were moved and not delivered, of the inputs that there are."""
-        return {tailer: file for tailer, file in self.ledger.now.due.items() if tailer in self._moved.logs}
+    def _undelivered(self, lane: _Lane) -> dict[str, DataFile]:
+        """What was moved for a lane and not delivered, of the inputs that there are."""
+        return {tailer: file for tailer, file in self.ledger.now.due.items() if tailer in lane.logs}
+
+    def _waiting(self, lane: _DueLane) -> tuple[HeldRun, ...]:
+        """The runs of what is not due."""
+        runs: tuple[HeldRun, ...] = getattr(self.ledger.now, lane.waiting)
+        return runs
 
     @property
     def due_ns(self) -> int:
-        """The time at which the first message that is held is due, in nanoseconds, or one before it."""
-        return min((run.next_ns for run in self.ledger.now.held), default=delays.NEVER_NS)
+        """The time at which the first held message or timer is due, in nanoseconds, or one before it."""
+        return min(delays.next_ns(self._waiting(lane)) for lane in self._due_lanes)
 
     @property
     def positions(self) -> dict[str, int]:
@@ -247,7 +306,8 @@ class Stage:
     @property
     def lag(self) -> int:
         """The number of messages that it has not taken, without those that it holds."""
-        moved = sum(file.next - self.ledger.now.moved[tailer] for tailer, file in self._undelivered.items())
+        due = self._undelivered(self._moved)
+        moved = sum(file.next - self.ledger.now.moved[tailer] for tailer, file in due.items())
         return moved + sum(log.next - self.positions[tailer] for tailer, log in self.inputs.items())
 
     def _available(self) -> dict[str, tuple[int, int]]:
@@ -273,6 +333,8 @@ class Stage:
             raise self._stop
         taking = self.take()
         if taking is None:
+            if self._expire():
+                return True
             self.ledger.check()
             return False
         faults.point("spark.take")
@@ -299,7 +361,7 @@ class Stage:
             self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
             ran = self.run(taking)
         while (stop := up_to_stop(ran)[1]) is not None and (cut := stop[0]) and not self.ordered:
-            if not self._by_key and not any(output.state for output in ran):
+            if not self._by_key and not any(output.state or output.timers for output in ran):
                 break
             # Calls after the message that failed may have changed the state too. Run again, up to that message, until
             # no call fails.
@@ -319,7 +381,7 @@ class Stage:
             for target, file in output.files:
                 self.driver.files.delete(f"{self.targets[target].folder}/{file.name}")
             self._drop([output.state] if output.state else [])
-            self._drop_delayed([output.held] if output.held else [])
+            self._drop_delayed([run for run in (output.held, output.timers) if run])
 
     # 1. Take.
 
@@ -329,31 +391,35 @@ class Stage:
             tailer in (logs := self._lane(taking).logs) and logs[tailer].first <= low
             for tailer, (low, _) in taking.ranges.items()
         ):
+            self._last_ns = max(self._last_ns, taking.now_ns)
             return taking
-        for lane in self._lanes:
-            ready = self._available() if lane is self._own else self._due()
+        count = len(self._lanes)
+        for number in range(self._turn, self._turn + count):
+            lane = self._lanes[number % count]
+            ready = self._due(lane) if isinstance(lane, _DueLane) else self._available()
             if lane is self._own:
                 self._tell_purged(ready)
-            if (taking := self._take(ready)) is not None:
-                self._lanes = [*(each for each in self._lanes if each is not lane), lane]
+            if (taking := self._take(lane, ready)) is not None:
+                self._turn = (number + 1) % count
                 return taking
+        self._turn = 0
         return None
 
     def _lane(self, taking: StepRange) -> _Lane:
-        return self._own if taking.ranges.keys() <= self.inputs.keys() else self._moved
+        return next((lane for lane in self._lanes if taking.ranges.keys() <= lane.logs.keys()), self._moved)
 
-    def _due(self) -> dict[str, tuple[int, int]]:
-        """The range of delayed messages that are due on each input. If none was moved, those that are due now are."""
-        if not self._undelivered:
-            self.move()
-        nexts, files = self.ledger.now.moved, self._undelivered
-        ranges = {tailer: (nexts.get(tailer, 1), nexts.get(tailer, 1)) for tailer in self._moved.logs}
+    def _due(self, lane: _DueLane) -> dict[str, tuple[int, int]]:
+        """The range of what is due on each input of a lane. If nothing was moved, what is due now is."""
+        while not self._undelivered(lane) and self.move(lane):
+            pass
+        nexts, files = self.ledger.now.moved, self._undelivered(lane)
+        ranges = {tailer: (nexts.get(tailer, 1), nexts.get(tailer, 1)) for tailer in lane.logs}
         return ranges | {tailer: (nexts[tailer], file.next) for tailer, file in files.items()}
 
-    def _take(self, ready: dict[str, tuple[int, int]]) -> StepRange | None:
+    def _take(self, lane: _Lane, ready: dict[str, tuple[int, int]]) -> StepRange | None:
         """Choose a range of what is ready."""
-        size, now_ns = self._size(), clock.now_ns()
-        if self.node.mode == "alts":
+        size, now_ns = self._size(), self._now_ns()
+        if lane.node.mode == "alts":
             tailers = list(ready)
             for turn in range(len(tailers)):
                 place = (self._served + turn) % len(tailers)
@@ -369,37 +435,85 @@ class Stage:
         count = self._bounded(ready, count)
         return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._batch(count), now_ns)
 
-    def move(self) -> None:
-        """Move messages that are due to a file, in one record. Do nothing if none is due."""
+    def _now_ns(self) -> int:
+        """The time of a step that begins."""
+        self._last_ns = max(self._last_ns, clock.now_ns())
+        return self._last_ns
+
+    def move(self, lane: _DueLane) -> bool:
+        """Move what is due to a file, in one record. Return False if nothing is due."""
         now, folder, files = self.ledger.now, delays.folder_of_delayed(self.node.id), self.driver.files
-        now_ns = clock.now_ns()
-        if self.due_ns > now_ns:
-            return
-        known = tuple(run for run in now.held if run.files.keys() <= self.inputs.keys())
-        lost = [run for run in now.held if run not in known]
+        now_ns, waiting = clock.now_ns(), self._waiting(lane)
+        if delays.next_ns(waiting) > now_ns:
+            return False
+        known = tuple(run for run in waiting if run.files.keys() <= lane.ids.keys())
+        lost = [run for run in waiting if run not in known]
         if lost:
             count = sum(run.left for run in lost)
             text = f"gives up {count:,} delayed messages of queues that it does not read any more"
             self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
         try:
-            move = delays.move(files, folder, known, now_ns)
+            move = delays.move(files, folder, known, now_ns, lane.waiting == "timers")
+            tables = self._still_set(move.tables) if lane.waiting == "timers" else move.tables
         except Diverged:
             self.ledger.check()  # the next owner may have moved them, and deleted these files
             raise
         record, due, moved = now.number + 1, dict[str, DataFile](), dict(now.moved)
-        for tailer, table in move.tables.items():
-            id = self._moved.ids[tailer]
+        for tailer, table in tables.items():
+            id = lane.ids[tailer]
             due[id] = delays.moved_file(files, folder, record, table, moved.setdefault(id, 1))
+        # Messages of an input that is not read any more are given up. Timers wait until the processor has timer= again.
+        others = {id: file for id, file in now.due.items() if id in self._logs or names.is_timer_queue(id)}
         faults.point("spark.moving")
-        self.ledger.commit("step", held=move.runs, due=due, moved=moved)
+        self.ledger.commit("step", **{lane.waiting: move.runs}, due=others | due, moved=moved)
         faults.point("spark.moved")
         self._show_moved()
         self._drop_delayed([*move.gone, *lost])
+        return True
+
+    def _still_set(self, moved: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        """The timers that are due without those that were replaced or cancelled."""
+        tables = {}
+        folder, state = state_files.folder_of_state(self.node.id), self.ledger.now.state
+        for tailer, table in moved.items():
+            timers = list(zip(table.column("index").to_pylist(), table.column("value").to_pylist()))
+            parts = max(1, min(self._cores, len(timers) // TIMERS_OF_TASK))
+            cut = self.driver.context.parallelize(
+                [timers[len(timers) * at // parts : len(timers) * (at + 1) // parts] for at in range(parts)], parts
+            )
+            ask = functools.partial(delays.still_set, self.driver.files, folder, state)
+            kept = [is_set for some in cut.map(ask).collect() for is_set in some]
+            if any(kept):
+                tables[tailer] = table.drop_columns(["index"]).filter(pa.array(kept))
+        return tables
+
+    # What expires.
+
+    def _to_expire(self) -> int:
+        """The number of the oldest runs of the state of which all timed values have expired."""
+        ttl_ns = self.node.options.ttl_ns
+        if ttl_ns is None:
+            return 0
+        return state_files.to_expire(self.ledger.now.state, max(self._last_ns, clock.now_ns()) - ttl_ns)
+
+    def _expire(self) -> bool:
+        """Delete values that expired, in a record of its own. Return False if there are none."""
+        count = self._to_expire()
+        if not count:
+            return False
+        self._now_ns()
+        before = self.ledger.now.state
+        merged = self._merge_state(before[:count], True)
+        faults.point("state.expiring")
+        self.ledger.commit("step", state=(*([merged] if merged else []), *before[count:]))
+        faults.point("state.expired")
+        self._drop(before)
+        return True
 
     def _show_moved(self) -> None:
         """Let the lane of moved messages have the file of the last record, and delete the one before."""
         due = self.ledger.now.due
-        for tailer, log in self._moved.logs.items():
+        for tailer, log in (item for lane in self._due_lanes for item in lane.logs.items()):
             before, log.live = log.live, [due[tailer]] if tailer in due else []
             for file in before:
                 if file not in log.live:
@@ -486,7 +600,7 @@ class Stage:
 
     @property
     def _logs(self) -> dict[str, PartitionLog]:
-        return self._own.logs | self._moved.logs
+        return {tailer: log for lane in self._lanes for tailer, log in lane.logs.items()}
 
     def _after(self, taking: StepRange, count: int | None = None) -> dict[str, Any]:
         """The changes of a record: the positions after the range, or after its first ``count`` messages."""
@@ -558,6 +672,8 @@ class Stage:
     def _task(self, taking: StepRange) -> Task:
         """The common facts of the tasks of a step."""
         lane = self._lane(taking)
+        ends = self.positions | {tailer: stop for tailer, (_, stop) in taking.ranges.items()}
+        unread = (port.binding for port in self.node.inputs if self._reaches_past(self.node.tailer(port.queue), ends))
         sees = "all" if self._single else "keys" if self._by_key else "nothing"
         return Task(
             self._packed(lane),
@@ -571,7 +687,14 @@ class Stage:
             tuple(target.columns for target in self.targets),
             tuple(target.nexts() for target in self.targets),
             taking.now_ns or clock.now_ns() if lane is self._own else delays.NEVER_NS,
+            taking.now_ns or clock.now_ns(),
+            frozenset(unread),
         )
+
+    def _reaches_past(self, tailer: str, ends: dict[str, int]) -> bool:
+        """Return whether an input has messages from these ends on."""
+        low, end = self.inputs[tailer].ready(ends[tailer])
+        return low < end
 
     def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:
         """The pieces of files that hold the messages [low, high) of an input."""
@@ -601,6 +724,7 @@ class Stage:
             {port.binding: places[port.queue] for port in self.node.outputs},
             places[self.node.errors] if self.node.errors else None,
             self.node.id,
+            names.timer_queue(self.node.key),
             self.driver.without_delays,
         )
         return pack_job(job)
@@ -619,9 +743,7 @@ class Stage:
                 self._discard(ran)
                 raise stopped
         lane = self._lane(taking)
-        digest = lane.hasher.digest(
-            [(t, lane.logs[t].directory.identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
-        )
+        digest = lane.digest({t: (low, low + whole) for t, (low, _) in taking.ranges.items()}, outputs)
         written, failed = sum(output.written for output in outputs), sum(output.failed for output in outputs)
         before = self.ledger.now
         new: dict[QueueDirectory, list[DataFile]] = {}
@@ -633,7 +755,9 @@ class Stage:
         held = [output.held for output in outputs if output.held is not None]
         later = sum(run.count for run in held)
         runs, merged = self._merged([*before.held, *held])
-        if held:
+        new_timers = [output.timers for output in outputs if output.timers is not None]
+        timers, merged_timers = self._merged([*before.timers, *new_timers])
+        if held or new_timers:
             faults.point("spark.holding")
         publish(
             self.ledger,
@@ -642,10 +766,11 @@ class Stage:
             hash=digest.hex(),
             state=self._state(outputs),
             held=runs,
+            timers=timers,
             counts={"taken": whole - later, "written": written, "failed": failed},
         )
         self._show_moved()
-        self._drop_delayed(merged)
+        self._drop_delayed([*merged, *merged_timers])
         self._drop([*before.state, *(output.state for output in outputs if output.state)])
         self._count((whole - later) * len(taking.ranges), written - failed, failed, ran)
         self.driver.ring()
@@ -656,7 +781,7 @@ class Stage:
             raise stopped
 
     def _merged(self, runs: Sequence[HeldRun]) -> tuple[tuple[HeldRun, ...], Sequence[HeldRun]]:
-        """The held messages, in few runs, and the runs that are in another one now."""
+        """What waits, in few runs, and the runs that are in another one now."""
         small = delays.to_merge(runs)
         if not small:
             return tuple(runs), ()
@@ -676,21 +801,26 @@ class Stage:
         if not count:
             return runs
         older, newest = runs[:-count], runs[-count:]
-        spans = state_files.spans(newest)
+        one = self._merge_state(newest, not older)
+        return older if one is None else (*older, one)
+
+    def _merge_state(self, runs: Sequence[StateRun], complete: bool) -> StateRun | None:
+        """Merge runs of the state, without the values that expired; ``complete``: there are no older ones."""
+        spans, ttl_ns = state_files.spans(runs), self.node.options.ttl_ns
         work = functools.partial(
             state_files.merge,
             self.driver.files,
             state_files.folder_of_state(self.node.id),
             self.ledger.now.number + 1,
-            newest,
-            not older,
+            runs,
+            complete,
+            None if ttl_ns is None else self._last_ns - ttl_ns,
         )
         if len(spans) == 1:
             merged = [work(spans[0])]
         else:
             merged = self.driver.context.parallelize(spans, len(spans)).map(work).collect()
-        one = state_files.joined(merged)
-        return older if one is None else (*older, one)
+        return state_files.joined(merged)
 
     def _drop(self, before: Sequence[StateRun]) -> None:
         """Delete those of these files that are not the state's."""

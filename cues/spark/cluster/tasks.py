@@ -16,22 +16,23 @@ failures, or, if a key decides the task, its own source message only.
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cues import codec
-from cues.base import names
+from cues.base import clock, names
 from cues.base.data import dataclass
-from cues.base.names import ProcessorKey
 from cues.buffers import repeated
 from cues.errors import Diverged
-from cues.graphs.processor import Node
+from cues.graphs.processor import Node, TimerNode
 from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
@@ -45,7 +46,7 @@ from cues.spark.cluster.delays import HeldRun
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
-from cues.spark.cluster.state_files import StateRun, key_bytes
+from cues.spark.cluster.state_files import StateRun
 from cues.spark.cluster.typed import TypedColumns, fields_of
 from cues.spark.executor import GivenUp, Job, Stretch, StretchResult, unpack_job
 from cues.spark.work import ExecutorRunner, StretchWork, travelling
@@ -55,8 +56,9 @@ from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
 from cues.steps.results import Cut, Results, TableOutput
 from cues.steps.state import Changes, StateTable
-from cues.steps.state_keys import key_segment
+from cues.steps.state_keys import ORDER, WRITTEN, key_of_row, key_segment
 from cues.steps.taking import Slice, Taken
+from cues.steps.timers import TimerHasher
 
 CALL_MESSAGES: Final = 4_096
 """Most messages of a call of the runner, if no state has to be loaded: so few stay in the processor's cache."""
@@ -77,7 +79,9 @@ class TaskJob(Job):
     errors: int | None
     """The target for messages that failed for good."""
     unit: str
-    """The id of the processor's unit, also where ``node`` is the one of its delayed messages."""
+    """The id of the processor's unit, also where ``node`` is the one of its delayed messages or of its timers."""
+    timers: str
+    """The id of the queue of its due timers."""
     without_delays: frozenset[str]
     """The queues whose messages may have no time of delivery."""
 
@@ -104,6 +108,10 @@ class Task(NamedTuple):
     """By target and partition: the index of the next message, which the first stretch probably writes."""
     now_ns: int
     """Messages with a later time of delivery are held."""
+    state_ns: int
+    """The time by which values of the state expire."""
+    unread: frozenset[str]
+    """The bindings of the inputs with messages that the step does not take."""
 
 
 @dataclass(kw_only=True)
@@ -130,6 +138,10 @@ class TaskOutput(StretchResult):
     """By target: the fields of tables that have no typed column yet."""
     held: HeldRun | None = None
     """The messages that are not due."""
+    timers: HeldRun | None = None
+    """The timers that were set."""
+    fired_ns: dict[int, int] = field(default_factory=dict)
+    """Of a step of due timers: the time of each, by its index."""
     until_ns: dict[int, int] = field(default_factory=dict)
     """By target: the last time of delivery of its new messages."""
 
@@ -137,14 +149,27 @@ class TaskOutput(StretchResult):
 class CarriedState(StateTable):
     """The state that a task has read, with the changes of its calls."""
 
-    def __init__(self, processor: ProcessorKey, sees: Sees) -> None:
-        super().__init__(None, processor)
+    def __init__(self, node: Node, sees: Sees, runs: Sequence[StateRun], now_ns: int) -> None:
+        super().__init__(None, node.key, node.options.ttl_ns)
         self._missing = True  # no store is below these rows
+        self._timed = self.ttl_ns is not None or any(run.written_ns for run in runs)
+        self._now_ns = now_ns
         self._sees = sees
         self.carried: dict[bytes, bytes] = {}
         self._carried_order: list[bytes] | None = None
         self.keys: set[bytes] = set()
         self.changes: Changes = {}
+        self.timers: Changes = {}
+        """The changes of the timers in the order of time. They are in files of their own (delays.py)."""
+
+    @override
+    def now(self) -> int:
+        return self._now_ns
+
+    @override
+    def _times_of(self, changes: Changes) -> Changes:
+        """The times of writes by value. Runs of the state keep no values in the order of their writes."""
+        return {row: packed for row, packed in super()._times_of(changes).items() if row[:1] == WRITTEN}
 
     @override
     def packed(self, row: bytes) -> bytes | None:
@@ -159,7 +184,8 @@ class CarriedState(StateTable):
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         self._check(prefix)
         rows = {row: True for row in self.carried if row.startswith(prefix)}
-        return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
+        rows |= {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
+        return {row: there and not self._is_expired(row) for row, there in rows.items()}
 
     @override
     def range(self, low: bytes, high: bytes) -> Iterator[bytes]:
@@ -178,7 +204,7 @@ class CarriedState(StateTable):
         """End a part. The next part sees its changes."""
         self._carried_order = None
         for row, packed in self._step.items():
-            self.changes[row] = packed
+            (self.timers if row[:1] == ORDER else self.changes)[row] = packed
             if packed is None:
                 self.carried.pop(row, None)
             else:
@@ -186,12 +212,28 @@ class CarriedState(StateTable):
         self._drop_step()
 
     def _check(self, row: bytes) -> None:
-        if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self.keys):
+        if self._sees == "nothing" or (self._sees == "keys" and key_of_row(row) not in self.keys):
             raise GivenUp("state")
 
 
 class _TaskProcess(Process):
     """``process`` over rows."""
+
+    def __init__(self, task: Task, *facts: Any) -> None:
+        super().__init__(*facts)
+        self._step_ns = task.state_ns
+        self._unread = task.unread
+
+    @override
+    @property
+    def now(self) -> datetime:
+        # The driver has judged what is due by its own clock, and that of this machine may be behind it.
+        self.core.now_ns = self.core.now_ns or max(clock.now_ns(), self._step_ns)
+        return super().now
+
+    @override
+    def unread(self, binding: str | None = None) -> bool:
+        return bool(self._unread) if binding is None else binding in self._unread
 
     @override
     @property
@@ -316,8 +358,9 @@ class _FilesWork(StretchWork):
         self.size = task.size if calls else min(task.size, CALL_MESSAGES)
         self.task = task
         self.files = self.job.files
-        self._hasher = Hasher(self.job.node.key, 0)
-        self._state = CarriedState(self.job.node.key, task.sees)
+        timers = isinstance(self.job.node, TimerNode)
+        self._hasher = (TimerHasher if timers else Hasher)(self.job.node.key, 0)
+        self._state = CarriedState(self.job.node, task.sees, task.runs, task.state_ns)
         self._folder = state_files.folder_of_state(self.job.unit)
         self._writers: dict[int, QueueWriter] = {}
         self._loaded = False
@@ -334,8 +377,12 @@ class _FilesWork(StretchWork):
             result.files += [(target, file) for file in writer.close()]
         if self._state.changes:
             result.state = state_files.write(self.files, self._folder, self.task.record, self._state.changes)
-        if self._later is not None and not result.declined and result.fatal is None:
-            result.held = self._hold(*self._later)
+        if not result.declined and result.fatal is None:
+            if self._later is not None:
+                result.held = self._hold(*self._later)
+            timers = self._state.timers
+            folder, tailer = delays.folder_of_delayed(self.job.unit), self.job.timers
+            result.timers = delays.hold_timers(self.files, folder, self.task.record, self.task.time_us, tailer, timers)
         result.spent_s = time.monotonic() - began
         return result
 
@@ -359,7 +406,12 @@ class _FilesWork(StretchWork):
             binding: _Target(self.job.targets[target][1], self.job.targets[target][0] not in self.job.without_delays)
             for binding, target in self.job.outputs.items()
         }
-        self.calls(0, self._state, targets, self._state.call, _TaskProcess, _RowRunner)
+        if isinstance(self._hasher, TimerHasher):
+            ((_, timers),) = self._inputs
+            at = [clock.to_ns(timer["at"]) for timer in timers.messages()]
+            self._hasher.times = self.result.fired_ns = dict(zip(timers.indices, at))
+        process = functools.partial(_TaskProcess, self.task)
+        self.calls(0, self._state, targets, self._state.call, process, _RowRunner, self._hasher)
         return self._due(count)
 
     def _due(self, count: int) -> int:
