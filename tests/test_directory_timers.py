@@ -277,6 +277,11 @@ def called(*what: Any, process: Any) -> None:
     assert CALLS.setdefault(process.delivery_hash, what) == what
 
 
+def some_later(message: Message) -> Any:
+    at = START + timedelta(seconds=message["n"] * 3 % 7 * 10)
+    return cues.delayed(message, deliver_at=at) if message["n"] % 3 else message
+
+
 def own(message: Message, process: Any) -> Message:
     """Each message renews the timer of its key and sets one of its own; every fourth one cancels that of the key."""
     state, n = process.state, message["n"]
@@ -310,7 +315,7 @@ def noted_timer(timer: Message, process: Any) -> None:
 
 
 class TimersRun(RandomDeaths):
-    """Timers and values that expire in a keyed stream and in a sink, and a clock that moves between the rounds."""
+    """Timers, delayed messages and values that expire in a keyed stream and in a sink; a clock that moves."""
 
     COUNT = 60
 
@@ -322,8 +327,9 @@ class TimersRun(RandomDeaths):
         return Graph(
             "g",
             [
-                Stream(own, "src", "out", id="own", key="key", timer=fired, ttl=1000),
-                cues.Sink(noted, "src", id="noted", timer=noted_timer, batch_size=3),
+                Stream(some_later, "src", "mid", id="later"),
+                Stream(own, "mid", "out", id="own", key="key", timer=fired, ttl=1000),
+                cues.Sink(noted, "mid", id="noted", timer=noted_timer, batch_size=3),
             ],
             errors="errors",
         )
@@ -361,7 +367,7 @@ class TimersRun(RandomDeaths):
         )
         self.hands.advance(1000)
         for stage in driver.claim().run().stages:
-            assert not stage.ledger.now.timers and not stage.ledger.now.due
+            assert not stage.ledger.now.timers and not stage.ledger.now.held and not stage.ledger.now.due
             # The rows of timers that failed for good stay.
             assert len(rows_of(stage)) == (failed.total() if stage.node.id == "g.own" else 0)
         assert inspection.problems_of(driver.files.place) == []
