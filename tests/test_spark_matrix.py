@@ -3,8 +3,8 @@
     KINDS    the graphs of spark_graphs.py; a new one there is in the matrix
     MODES    ways to run a graph; a new one is an entry here
 
-The slow set has one mode of each kind, by a fixed rotation, and the long set has all. This command writes the table of
-docs/spark-reference.md, ``python tests/test_spark_matrix.py``: it says what the tests hold.
+The slow set has each kind in one or two modes (``Mode.slow``), and the long set has all cells. This command writes the
+table of docs/spark-reference.md, ``python tests/test_spark_matrix.py``: it says what the tests hold.
 """
 
 from __future__ import annotations
@@ -210,24 +210,28 @@ class Mode(NamedTuple):
     """True if the queues are in a directory."""
     refusal: str = ""
     """A part of the error, if this mode refuses every graph."""
-    usual: bool = True
-    """False if it starts processes of Spark that other tests of the slow set start too: then all of it is long."""
+    slow: slice = slice(0)
+    """The kinds of the slow set: none where a mode starts processes of Spark that other tests start too.
+
+    CPU time of a cell: 3.3 s with workers; about 1 s in a session that is there, whose start takes 22 s, or 40 s with
+    processes of executors; 15 s of spark-submit. The slow set has no time for a third of all modes, so it has a third
+    of the first three, which take each kind once, and one in seven of the next four.
+    """
 
 
 MODES = {
-    "embedded, 2 workers": Mode(with_workers),
-    "a store": Mode(in_this_process),
-    "--queues": Mode(with_queues, queues=True),
-    "object store": Mode(in_an_object_store, queues=True),
-    "two sessions": Mode(in_two_sessions),
-    "two threads": Mode(in_two_threads),
-    "local-cluster": Mode(by("local_cluster", queues=True), queues=True),
-    "spark-submit": Mode(by_spark_submit, usual=False),
-    "standalone": Mode(by("standalone"), usual=False),
-    "standalone, --queues": Mode(by("standalone", queues=True), queues=True, usual=False),
-    "Connect": Mode(by("connected"), refusal="Spark Connect", usual=False),
+    "embedded, 2 workers": Mode(with_workers, slow=slice(0, None, 3)),
+    "a store": Mode(in_this_process, slow=slice(2, None, 3)),
+    "--queues": Mode(with_queues, queues=True, slow=slice(1, None, 3)),
+    "object store": Mode(in_an_object_store, queues=True, slow=slice(3, None, 7)),
+    "two sessions": Mode(in_two_sessions, slow=slice(4, None, 7)),
+    "two threads": Mode(in_two_threads, slow=slice(5, None, 7)),
+    "local-cluster": Mode(by("local_cluster", queues=True), queues=True, slow=slice(6, None, 7)),
+    "spark-submit": Mode(by_spark_submit),
+    "standalone": Mode(by("standalone")),
+    "standalone, --queues": Mode(by("standalone", queues=True), queues=True),
+    "Connect": Mode(by("connected"), refusal="Spark Connect"),
 }
-USUAL = [name for name, mode in MODES.items() if mode.usual]
 REFUSED_WITH_QUEUES = {
     "rate": "rate=",
     "imperative": "tailers=",
@@ -250,12 +254,13 @@ def refusal(kind: str, mode: str) -> str:
 
 
 def cells() -> list[Any]:
-    """Every cell; one of each kind, by rotation, is in the slow set."""
-    found = []
-    for number, kind in enumerate(KINDS):
-        for mode in MODES:
-            usual = mode == USUAL[number % len(USUAL)]
-            found.append(pytest.param(kind, mode, marks=() if usual else pytest.mark.long, id=f"{kind}, {mode}"))
+    """Every cell, mode by mode."""
+    found, kinds = [], list(KINDS)
+    for mode, how in MODES.items():
+        slow = kinds[how.slow]
+        for kind in kinds:
+            marks = () if kind in slow else pytest.mark.long
+            found.append(pytest.param(kind, mode, marks=marks, id=f"{kind}, {mode}"))
     return found
 
 
