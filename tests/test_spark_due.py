@@ -6,8 +6,10 @@ The clock is moved by hand from round to round, so that both engines see the sam
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cues
-from cues import Graph, faults, testing
+from cues import Graph, Source, Stream, codec, faults, testing
+from cues.base import clock
 from cues.engine.assembly import assemble
 from cues.errors import ProcessorStopped
 from cues.steps.beside import make_queues
@@ -32,9 +35,14 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import seeds
+import spark_graphs
 import test_spark_queues as directories
+from spark_cluster import until
 from spark_graphs import DUE_GRAPHS, PLAY, START
 from test_spark_engine import IGNORED, left, without_times
+from test_spark_queues import place as place
+from test_spark_three_graphs import killed_one
 
 TESTS = Path(__file__).parent
 
@@ -69,8 +77,8 @@ def expected_of(made: Callable[[], Graph], tmp_path: Path) -> dict[str, Any]:
 
 def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for queue, messages in without_times(expected["queues"]).items():
-        for place, (ours, theirs) in enumerate(itertools.zip_longest(without_times(found["queues"][queue]), messages)):
-            assert ours == theirs, (queue, place)
+        for at, (ours, theirs) in enumerate(itertools.zip_longest(without_times(found["queues"][queue]), messages)):
+            assert ours == theirs, (queue, at)
     assert any(messages for queue, messages in expected["queues"].items() if queue not in ("in", "quiet"))
     for what in ("hashes", "state", "positions"):
         assert found[what] == expected[what], what
@@ -113,6 +121,79 @@ def test_in_a_directory_what_is_due_comes_as_on_the_embedded_engine(
             message.pop("index", None)
         messages.sort(key=str)  # those of different keys are in no order
     assert found == expected and len(found["in"]) == 220
+
+
+def soon(message: dict[str, Any]) -> Any:
+    """Two of three are due later, at the time that the message has."""
+    at = clock.to_datetime(message["due_ns"])
+    return cues.delayed(message, deliver_at=at) if message["n"] % 3 else message
+
+
+def seen(message: dict[str, Any]) -> dict[str, Any]:
+    return {"n": message["n"], "early": message["n"] % 3 > 0 and clock.now_ns() < message["due_ns"]}
+
+
+def soon_graph() -> Graph:
+    streams = [
+        Stream(soon, "in", "later"),
+        Stream(seen, "later", "out"),
+        Stream(spark_graphs.counted, "later", "sums", key=spark_graphs.by_ten),
+    ]
+    return Graph("g", [Source("in"), *streams], errors="errors", durability="process")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("place", "kills"),
+    [
+        ("an object store", 2),
+        ("a mount", 25),
+        ("an object store", 25),
+    ],
+    indirect=["place"],
+)
+def test_kills_lose_and_double_no_delayed_message(place: Path, kills: int, spark: SparkSession) -> None:
+    """Workers are killed at random moments, while messages wait for their times; each time the driver is halted too."""
+    chance, count, done = random.Random(seeds.new()), 0, 0
+    options: dict[str, Any] = {"store": place / "store", "queues": directories.queues_at(place)}
+
+    def numbers(queue: str) -> list[int]:
+        return sorted(codec.unpack(row["value"])["n"] for row in directories.rows(place, queue))
+
+    def some(running: Any, more: int) -> None:
+        nonlocal count
+        for n in range(count, count + more):
+            running.send("in", {"n": n, "due_ns": clock.now_ns() + n % 7 * 300_000_000})
+        count += more
+
+    def life(ends: Callable[[Any], bool]) -> bool:
+        """Run a driver until ``ends``; False if Spark stopped it."""
+        with contextlib.suppress(ProcessorStopped):
+            with soon_graph().start(engine="spark", spark=spark, **options) as running:
+                until(lambda: bool(running.stopped) or ends(running), timeout_s=240)
+                if running.stopped:
+                    return False
+                running.halt()
+            return True
+        return False
+
+    def killed(running: Any) -> bool:
+        nonlocal done
+        some(running, chance.randrange(5, 30))
+        ended = killed_one(chance, directories.python_workers(spark))
+        done += ended
+        return ended
+
+    while done < kills:
+        life(killed)
+    until(lambda: life(lambda running: numbers("out") == numbers("sums") == [*range(count)]), timeout_s=600)
+    print(f"{count} messages, {kills} kills")
+    found = directories.left(place, soon_graph())
+    assert not any(message["early"] for message in found["out"]) and found["errors"] == []
+    for key in range(10):
+        counts = [message["count"] for message in found["sums"] if message["n"] % 10 == key]
+        assert counts == list(range(1, len(counts) + 1))
 
 
 DRIVER = """
