@@ -52,8 +52,6 @@ NOT_SHARED: dict[str, Any] = {
     "appenders": "log",
     "across": "pending",
     "isolation": "committed",
-    "timer": work,
-    "ttl": "10m",
     "rate": "10/s",
     "on_error": "pause",
     "max_errors": "10/min",
