@@ -6,9 +6,11 @@
 
 Each entry of :data:`DECODERS` is a decoder: its modules, some inputs that its encoder made, and what it may raise. An
 input that reaches a new pair of lines of these modules is kept, and is mutated further. Inputs of
-``tests/corpus/<decoder>/`` are run first: they are those that found a fault. Properties: no other error than those of
-the entry, no hang (10 s), no memory beyond 1 GiB more than at the start, and a value that was decoded encodes to bytes
-that decode to it again. A checksum would stop every mutation, so an entry with ``seal`` writes a right one.
+``tests/corpus/<decoder>/`` are run first: those that found a fault, each in a file of its own, and in the file
+``reached`` those that reached lines which no input of the encoder does; ``--keep`` adds to these. Properties: no other
+error than those of the entry, no hang (10 s), no memory beyond 1 GiB more than at the start, and a value that was
+decoded encodes to bytes that decode to it again. A checksum would stop every mutation, so an entry with ``seal`` writes
+a right one.
 
 Not guided on a compiled core, whose lines nothing can trace.
 """
@@ -56,6 +58,9 @@ from cues.txn import consumer_rows, framing
 HANG_S = 10
 MEMORY_BYTES = 1 << 30
 CORPUS = Path(__file__).parent / "corpus"
+REACHED = "reached"
+KEPT_BYTES_MAX = 1_024
+"""The length of the largest input that is kept."""
 
 
 @dataclass(frozen=True)
@@ -605,19 +610,49 @@ def is_compiled(name: str) -> bool:
     return not any((module.__file__ or "").endswith(".py") for module in DECODERS[name].modules)
 
 
-def saved(name: str) -> list[bytes]:
+def folder(name: str) -> Path:
+    return CORPUS / name.replace(" ", "-").replace("/", "-")
+
+
+def faults(name: str) -> list[bytes]:
     """The inputs that found a fault of a decoder."""
-    return [file.read_bytes() for file in sorted((CORPUS / name.replace(" ", "-")).glob("*"))]
+    return [file.read_bytes() for file in sorted(folder(name).glob("*")) if file.name != REACHED]
 
 
-def fuzz(name: str, seconds: float, seed: int, most: int = sys.maxsize) -> tuple[int, int]:
+def reached(name: str) -> list[bytes]:
+    """The inputs that reached lines which no input of the encoder does, the shortest first."""
+    file = folder(name) / REACHED
+    return codec.unpack(file.read_bytes()) if file.exists() else []
+
+
+def keep(name: str, found: Iterable[bytes]) -> int:
+    """Add inputs to the corpus, as far as they reach a pair of lines that no shorter one does; returns their bytes."""
+    decoder = DECODERS[name]
+    coverage = Coverage(decoder.modules)
+
+    def is_new(raw: bytes) -> bool:
+        return coverage.run(lambda: attempt(decoder, raw))[1]
+
+    for raw in [*decoder.seeds(), *faults(name), b""]:
+        is_new(raw)
+    candidates = [raw for raw in {*reached(name), *found} if len(raw) <= KEPT_BYTES_MAX]
+    kept = [raw for raw in sorted(candidates, key=lambda raw: (len(raw), raw)) if is_new(raw)]
+    if not kept:
+        return 0
+    folder(name).mkdir(exist_ok=True)
+    return (folder(name) / REACHED).write_bytes(codec.pack(kept))
+
+
+def fuzz(
+    name: str, seconds: float, seed: int, most: int = sys.maxsize, found: list[bytes] | None = None
+) -> tuple[int, int]:
     """Fuzz one decoder, with at most ``most`` inputs; returns their number, and that of the pairs of lines reached.
 
-    Raises :class:`Failure`, whose text has the seed and the input.
+    ``found`` gets the inputs that reached new ones. Raises :class:`Failure`, whose text has the seed and the input.
     """
     decoder, dice = DECODERS[name], random.Random(f"{seed}/{name}")
     coverage = Coverage(decoder.modules)
-    corpus = [*decoder.seeds(), *saved(name), b""]
+    corpus = [*decoder.seeds(), *faults(name), *reached(name), b""]
     end, number = time.monotonic() + seconds, 0
     first = len(corpus)
     with bounded():
@@ -633,6 +668,8 @@ def fuzz(name: str, seconds: float, seed: int, most: int = sys.maxsize) -> tuple
                 raise Failure(text) from error
             if is_new and number > first:
                 corpus.append(raw)
+                if found is not None:
+                    found.append(raw)
     return number, len(coverage.seen)
 
 
@@ -641,12 +678,16 @@ def main() -> None:
     arguments.add_argument("decoder", nargs="*", help=", ".join(DECODERS))
     arguments.add_argument("--seconds", type=float, default=60, help="for all of them together")
     arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    arguments.add_argument("--keep", action="store_true", help="add what reached new lines to tests/corpus")
     given = arguments.parse_args()
     chosen = given.decoder or list(DECODERS)
     failed = 0
     for name in chosen:
         try:
-            inputs, pairs = fuzz(name, given.seconds / len(chosen), given.seed)
+            found: list[bytes] = []
+            inputs, pairs = fuzz(name, given.seconds / len(chosen), given.seed, found=found)
+            if given.keep:
+                keep(name, found)
             print(f"{name}: {inputs:,} inputs, {pairs} pairs of lines, seed {given.seed}", flush=True)
         except Failure as failure:
             failed += 1

@@ -24,6 +24,13 @@ def test_a_decoder_refuses_foreign_bytes_and_nothing_else(name: str, forks: Fork
     assert pairs or not fuzzing.DECODERS[name].modules or fuzzing.is_compiled(name)
 
 
+def test_the_corpus_is_of_known_decoders_and_small() -> None:
+    files = [file for file in fuzzing.CORPUS.rglob("*") if file.is_file()]
+    assert {file.parent for file in files} <= {fuzzing.folder(name) for name in fuzzing.DECODERS}
+    assert sum(file.stat().st_size for file in files) < 300_000
+    assert sum(map(len, map(fuzzing.reached, fuzzing.DECODERS))) > 50
+
+
 def test_a_decoder_that_misreads_or_hangs_or_fails_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls: another error, another value, and a loop."""
 
