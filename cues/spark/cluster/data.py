@@ -20,7 +20,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -62,6 +62,10 @@ COLUMNS: Final = pa.schema(
     ]
 )
 _TIME_AT: Final = COLUMNS.get_field_index("time")
+_HASH_AT: Final = COLUMNS.get_field_index("hash")
+_HASHES: Final = pa.dictionary(pa.int32(), pa.string())
+_HASHES_MAX: Final = 256
+"""Most hashes of a dictionary that each row group of a file repeats."""
 GROUP_ROWS: Final = 16_384
 """Rows of a row group. A task reads the groups that have its rows."""
 _FLUSH_BYTES: Final = 16 << 20
@@ -362,6 +366,18 @@ def hashes_of(hashes: Sequence[str | None]) -> pa.Array:
     return pc.if_else(pc.equal(texts, array_of([b""], pa.string())[0]), pa.nulls(1, pa.string())[0], texts)
 
 
+def hash_runs(hashes: Sequence[str | None], counts: Iterable[int]) -> pa.Array:
+    """Delivery hashes, each as many times as its count says. Few messages have a hash of their own: a dictionary."""
+    known = hashes_of(hashes).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(repeated(known.indices, counts), known.dictionary)
+
+
+def consecutive(low: int, count: int) -> pa.Array:
+    """The integers from ``low`` on."""
+    ones = repeated(integers([1]), [count]) if count else integers([])
+    return pc.cumulative_sum(ones, start=integers([low - 1])[0])
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -386,9 +402,12 @@ class Writer:
         self._time_us = time_us
         self._typed = columns
         self._schema = pa.schema([*COLUMNS, *columns.schema])
+        self._encoded = self._schema.set(_HASH_AT, pa.field("hash", _HASHES))
         self._name = placed(file_name(processor, record), partition, first)
         self._statistics = Statistics()
         self._open: Any = None
+        self._kind: pa.DataType = _HASHES
+        """The type in which hashes are given to the writer of the file."""
         self._target: Any = None
         self._whole: list[str] | None = []
         """The names of the fields, if the typed columns have the whole of each message; empty before the first."""
@@ -418,6 +437,7 @@ class Writer:
                 times = times_us[low:high] if isinstance(times_us, pa.Array) else integers(times_us[low:high])
             stored = values[low:high] if isinstance(values, pa.Array) else array_of(values[low:high], pa.binary())
             known = hashes[low:high] if isinstance(hashes, pa.Array) else hashes_of(hashes[low:high])
+            known = known if isinstance(known, pa.DictionaryArray) else known.dictionary_encode()
             self._add(stored, known, provenance and provenance.slice(low, high), times, some)
 
     def _note(self, whole: list[str] | None) -> None:
@@ -433,11 +453,11 @@ class Writer:
         rows: pa.Table | None,
     ) -> None:
         count = len(values)
-        offsets = integers(range(self.count, self.count + count))
+        offsets = consecutive(self.count, count)
         columns = [offsets, times_us.cast(_TIME), hashes, values, *provenance_arrays(provenance, count)]
         arrays = None if rows is None else self._typed.arrays_of(rows)
         columns += self._typed.arrays(values) if arrays is None else arrays
-        self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._encoded))
         self.count += count
         self._bytes += values.nbytes
         if self._bytes >= _FLUSH_BYTES:
@@ -447,29 +467,34 @@ class Writer:
         """Add rows of another data file as they are. Typed columns are made again if it does not have them all."""
         whole = (rows.schema.metadata or {}).get(ROWS)
         self._note(None if whole is None else json.loads(whole))
-        offsets = integers(range(self.count, self.count + rows.num_rows))
+        offsets = consecutive(self.count, rows.num_rows)
         if set(self._schema.names) - set(rows.column_names):
             rows = rows.select(COLUMNS.names)
             for name, array in zip(self._typed.schema.names, self._typed.arrays(rows.column("value"))):
                 rows = rows.append_column(name, array)
         table = rows.set_column(0, "offset", offsets).select(self._schema.names).cast(self._schema)
-        self.batches += table.to_batches()
+        self.batches += table.set_column(_HASH_AT, "hash", table.column("hash").dictionary_encode()).to_batches()
         self.count += rows.num_rows
         self._bytes += table.nbytes
         if self._bytes >= _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
+        table = pa.Table.from_batches(self.batches, self._encoded).unify_dictionaries()
+        self._statistics.add(table.select(["offset", "time", "hash", *self._typed.schema.names]))
+        hashes = table.column("hash")
         if self._open is None:
+            self._kind = _HASHES if len(hashes.chunk(0).dictionary) <= _HASHES_MAX else pa.string()
             self._target = self._files.create(f"{self._folder}/{self._name}")
             self._open = FileWriter(
                 self._target.__enter__(),
-                self._schema,
-                dictionaries=["hash", *self._typed.scalars],
+                self._schema.set(_HASH_AT, pa.field("hash", self._kind)),
+                dictionaries=["hash", *self._typed.texts],
                 statistics=["offset", "time", *self._typed.scalars],
+                shown=self._schema,
             )
-        table = pa.Table.from_batches(self.batches, self._schema)
-        self._statistics.add(table.select(["offset", "time", "hash", *self._typed.schema.names]))
+        if self._kind != _HASHES:
+            table = table.set_column(_HASH_AT, "hash", hashes.cast(self._kind))
         self._open.write(table, GROUP_ROWS)
         self.batches, self._bytes = [], 0
 
@@ -544,7 +569,7 @@ class QueueWriter:
         for values in packed_arrays(rows):
             own = provenance and provenance.slice(at, at + len(values))
             some = rows.slice(at, len(values))
-            self._writer(partition).add(values, repeated(hashes_of([hash]), [len(values)]), own, None, some)
+            self._writer(partition).add(values, hash_runs([hash], [len(values)]), own, None, some)
             at += len(values)
 
     def _writer(self, partition: int) -> Writer:

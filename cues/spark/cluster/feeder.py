@@ -49,7 +49,7 @@ from cues.records.columns import integers
 from cues.records.packed import packed_arrays, unpacked
 from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
-from cues.spark.cluster.data import Writer, hashes_of
+from cues.spark.cluster.data import Writer, hash_runs
 from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
@@ -429,7 +429,7 @@ class Feeder:
                 counts = [len(run.values) for run in some]
                 writer.add(
                     pa.concat_arrays([run.values for run in some]),
-                    repeated(hashes_of([run.hash for run in some]), counts),
+                    hash_runs([run.hash for run in some], counts),
                     concat([run.provenance for run in some]),
                     repeated(integers(run.time_us for run in some), counts),
                     some[0].rows,

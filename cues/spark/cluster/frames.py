@@ -12,13 +12,12 @@ import pyarrow as pa
 from cues import codec
 from cues.base import clock
 from cues.base.data import dataclass
-from cues.buffers import repeated
 from cues.errors import TopologyChanged
 from cues.overrides import override
 from cues.queues.options import QueueOptions, changed
 from cues.records.packed import packed_rows
 from cues.records.provenance import Provenance
-from cues.spark.cluster.data import Piece, QueueWriter, Writer, hashes_of, read, read_rows
+from cues.spark.cluster.data import Piece, QueueWriter, Writer, hash_runs, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.ledger import LedgerRecord, StepRange
@@ -94,7 +93,7 @@ class Encoding:
         for rows in given:
             packed = self._packed(rows, encoder, packer)
             if packed:
-                hashes = repeated(hashes_of([self.hash]), [len(packed)])
+                hashes = hash_runs([self.hash], [len(packed)])
                 writer.add(packed, hashes, provenance and provenance.spread(len(packed)))
         files = writer.close()
         if files:

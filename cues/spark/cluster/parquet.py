@@ -12,6 +12,7 @@ of earlier versions have neither checksums nor these fields. They are read too.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _BODY: Final = "cues.body"
 _SEAL: Final = "cues.seal"
+_SCHEMA: Final = "ARROW:schema"
+"""The key under which Arrow keeps the types of its columns."""
 _ZEROS: Final = "0" * 16
 _PAIR: Final = _SEAL.encode() + b"\x18\x10"
 """The key of the seal, and the beginning of a text of 16 bytes in the encoding of the footer (Thrift's compact one)."""
@@ -49,15 +52,30 @@ def _digest(data: bytes) -> str:
 class FileWriter:
     """Writes one file. :meth:`close` ends it; without that it cannot be read."""
 
-    def __init__(self, target: Any, schema: pa.Schema, dictionaries: Sequence[str], statistics: Sequence[str]) -> None:
-        """``target`` is a file of :meth:`Files.create`; the others name columns."""
+    def __init__(
+        self,
+        target: Any,
+        schema: pa.Schema,
+        dictionaries: Sequence[str],
+        statistics: Sequence[str],
+        shown: pa.Schema | None = None,
+    ) -> None:
+        """``target`` is a file of :meth:`Files.create`; ``dictionaries`` and ``statistics`` name columns.
+
+        ``shown`` is the schema that a reader gets, if a column of ``schema`` is a dictionary only to be written fast.
+        Integers without a dictionary are written as differences, which costs half of what compression does.
+        """
         self._sink = _Sink(target)
+        self._shown = base64.b64encode((shown or schema).serialize()).decode()
+        integers = [field.name for field in schema if pa.types.is_integer(field.type)]
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
             use_dictionary=list(dictionaries) or False,
+            column_encoding={name: "DELTA_BINARY_PACKED" for name in integers if name not in dictionaries} or None,
             write_statistics=list(statistics) or False,
             write_page_checksum=True,
+            store_schema=False,
         )
 
     def write(self, table: pa.Table, group_rows: int) -> None:
@@ -66,7 +84,9 @@ class FileWriter:
 
     def close(self, metadata: Mapping[str, str]) -> None:
         """Write the footer, with this metadata."""
-        self._writer.add_key_value_metadata({**metadata, _BODY: self._sink.body.hexdigest(), _SEAL: _ZEROS})
+        self._writer.add_key_value_metadata(
+            {**metadata, _SCHEMA: self._shown, _BODY: self._sink.body.hexdigest(), _SEAL: _ZEROS}
+        )
         self._sink.footer = bytearray()
         self._writer.close()
         self._sink.seal()

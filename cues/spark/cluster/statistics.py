@@ -51,8 +51,11 @@ class Statistics:
             if pa.types.is_nested(field.type):
                 self._bounded &= not pa.types.is_struct(field.type)
                 continue
-            self._types[name] = field.type
+            self._types[name] = kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
             self._nulls[name] = self._nulls.get(name, 0) + column.null_count
+            if kind != field.type and column.null_count < len(column):
+                used = [chunk.dictionary.take(chunk.indices.unique()) for chunk in column.chunks]
+                column = pa.chunked_array(used, kind)
             if pa.types.is_binary(field.type) or column.null_count == len(column):
                 continue
             self._bounded = self._bounded and _has_bounds(column)

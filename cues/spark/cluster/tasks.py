@@ -30,7 +30,6 @@ import pyarrow.compute as pc
 from cues import codec
 from cues.base import clock, names
 from cues.base.data import dataclass
-from cues.buffers import repeated
 from cues.errors import Diverged
 from cues.graphs.processor import Node, TimerNode
 from cues.overrides import override
@@ -41,7 +40,7 @@ from cues.records.packed import unpacked
 from cues.records.provenance import Provenance, concat
 from cues.records.schema import Schema
 from cues.spark.cluster import delays, state_files
-from cues.spark.cluster.data import QueueWriter, Rows, hashes_of, read, read_rows
+from cues.spark.cluster.data import QueueWriter, Rows, hash_runs, read, read_rows
 from cues.spark.cluster.delays import HeldRun
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
@@ -481,7 +480,7 @@ class _FilesWork(StretchWork):
         if self.task.sees == "keys" and not node.options.batch:  # the messages are not consecutive
             cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
         runs = [self._hasher.digest(taken.ranges(cut.start, cut.stop)).hex() for cut in cuts]
-        hashes = repeated(hashes_of(runs), (cut.stop - cut.start for cut in cuts))
+        hashes = hash_runs(runs, (cut.stop - cut.start for cut in cuts))
         for target, some in chunks.items():
             origins, values, provenance = _in_order(some)
             result.written += len(values)

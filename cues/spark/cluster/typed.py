@@ -107,6 +107,11 @@ class TypedColumns:
         """The columns with statistics in the files."""
         return [column_of(name) for name, kind in self.fields if "<" not in kind]
 
+    @property
+    def texts(self) -> list[str]:
+        """The columns that are written as dictionaries: a number is as fast without."""
+        return [column_of(name) for name, kind in self.fields if kind in ("string", "binary")]
+
     @functools.cached_property
     def schema(self) -> pa.Schema:
         return pa.schema([(column_of(column.name), column.type) for column in self.columns])
