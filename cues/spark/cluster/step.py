@@ -371,6 +371,8 @@ class Stage:
         faults.point("spark.ran")
         self._commit(taking, ran)
         count = _count(taking)
+        if self.node.options.batch and count + self._call_size > self._pace.count:
+            self._pace.count = min(self._pace.count, count)  # as many whole batches as it allows, so it may grow
         self._pace.ran(count, clock.monotonic_ns() - began)
         self._each_s = sum(output.spent_s for output in ran) / count
         self._each_bytes = sum(output.read_bytes for output in ran) / count
