@@ -42,7 +42,7 @@ from cues.spark.cluster.directory import DataFile, file_name, placed
 from cues.spark.cluster.files import ID, folder_of
 from cues.spark.cluster.parquet import FileWriter, StoredFile
 from cues.spark.cluster.statistics import Statistics
-from cues.spark.cluster.typed import NONE, ROWS, TypedColumns, rows_of
+from cues.spark.cluster.typed import FIELDS, NONE, ROWS, TypedColumns, rows_of, values_of, with_values
 from cues.steps.outgoing import place_of
 
 if TYPE_CHECKING:
@@ -102,8 +102,17 @@ def read(files: Files, piece: Piece, columns: Sequence[str] | None = COLUMNS.nam
     """
     with opened(files, piece) as file:
         groups, skipped = _groups(file.sizes, piece.start, piece.stop)
-        rows = file.read(groups, columns).replace_schema_metadata(file.metadata)
-    return rows.slice(piece.start - skipped, piece.stop - piece.start)
+        return _read(file, groups, columns, piece.start - skipped, piece.stop - piece.start)
+
+
+def _read(file: StoredFile, groups: Sequence[int], columns: Sequence[str] | None, start: int, length: int) -> pa.Table:
+    """Some rows of row groups. Of these columns, ``value`` has the message of each row; ``columns`` None: of some."""
+    bare = not file.metadata.keys().isdisjoint((ROWS, FIELDS)) and columns is not None and "value" in columns
+    rows = file.read(groups, None if bare else columns).replace_schema_metadata(file.metadata).slice(start, length)
+    if not bare:
+        return rows
+    assert columns is not None
+    return with_values(rows).select([name for name in file.schema.names if name in set(columns)])
 
 
 class RowGroup(NamedTuple):
@@ -118,7 +127,7 @@ class RowGroup(NamedTuple):
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """The rows, with those of these columns that the file has."""
-        return self.file.read([self.number], columns).slice(self.start, self.length)
+        return _read(self.file, [self.number], columns, self.start, self.length)
 
     def type_of(self, column: str) -> pa.DataType | None:
         """The type of a column; None if the file does not have it."""
@@ -201,11 +210,30 @@ class Rows:
 
     def messages(self) -> list[Any]:
         """Decode the messages into new dicts."""
-        return unpacked(self.table.column("value"))
+        return unpacked(self.packed)
+
+    @functools.cached_property
+    def packed(self) -> pa.ChunkedArray:
+        """The packed messages. Those that are only columns are packed now."""
+        value, at = self.table.column("value"), 0
+        if not value.null_count:
+            return value
+        arrays: list[pa.Array] = []
+        for count, rows in self.pieces or ():
+            own = value.slice(at, count)
+            arrays += own.chunks if rows is None else values_of(own, rows)
+            at += count
+        return pa.chunked_array(arrays, pa.binary())
 
     @functools.cached_property
     def values(self) -> list[bytes]:
-        return self.table.column("value").to_pylist()  # type: ignore[no-any-return]
+        return self.packed.to_pylist()  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the messages: of those that are only columns, the bytes of these."""
+        packed = pc.sum(pc.binary_length(self.table.column("value"))).as_py() or 0
+        return int(packed) or sum(rows.nbytes for _, rows in self.pieces or () if rows is not None)
 
     @functools.cached_property
     def times_us(self) -> list[int]:
@@ -255,7 +283,10 @@ class Rows:
 def read_rows(files: Files, pieces: Sequence[Piece], as_tables: bool = False) -> Rows:
     """The messages of consecutive pieces of one queue. ``as_tables``: also the columns of those that have some."""
     tables = [read(files, piece, None if as_tables else COLUMNS.names) for piece in pieces]
-    stored = [(table.num_rows, rows_of(table)) for table in tables] if as_tables else None
+    stored = None
+    if as_tables:
+        tables = [table if ROWS in (table.schema.metadata or {}) else with_values(table) for table in tables]
+        stored = [(table.num_rows, rows_of(table)) for table in tables]
     table = pa.concat_tables([table.select(COLUMNS.names).replace_schema_metadata() for table in tables])
     return Rows(range(pieces[0].begin, pieces[0].begin + table.num_rows), table, stored)
 
@@ -411,31 +442,37 @@ class Writer:
         self._target: Any = None
         self._whole: list[str] | None = []
         """The names of the fields, if the typed columns have the whole of each message; empty before the first."""
+        self._bare: list[str] | None = None
+        """The names of the fields of the messages that are only in the typed columns; None if there are none."""
         self.batches: list[pa.RecordBatch] = []
         self._bytes = 0
         self.count = 0
 
     def add(
         self,
-        values: Sequence[bytes] | pa.Array,
+        values: Sequence[bytes] | pa.Array | pa.Table,
         hashes: Sequence[str | None] | pa.Array,
         provenance: Provenance | None,
         times_us: Sequence[int] | pa.Array | None = None,
-        rows: pa.Table | None = None,
     ) -> None:
-        """Add messages, with the provenance of each. ``rows``: the messages as a table, if they were one.
+        """Add messages, with the provenance of each. ``values`` are packed messages, or a table whose rows they are.
 
         Arrays of Arrow are stored as they are; a list is read value by value.
         """
-        self._note(None if rows is None else self._typed.whole(rows.schema))
+        whole = self._typed.whole(values.schema) if isinstance(values, pa.Table) else None
+        self._note(whole)
+        bare = self._is_bare(whole)
         for low in range(0, len(values), GROUP_ROWS):
             high = min(low + GROUP_ROWS, len(values))
-            some = None if rows is None else rows.slice(low, high - low)
+            some = values.slice(low, high - low) if isinstance(values, pa.Table) else None
             if times_us is None:
                 times = repeated(integers([self._time_us]), [high - low])
             else:
                 times = times_us[low:high] if isinstance(times_us, pa.Array) else integers(times_us[low:high])
-            stored = values[low:high] if isinstance(values, pa.Array) else array_of(values[low:high], pa.binary())
+            if some is not None:
+                stored = pa.nulls(high - low, pa.binary()) if bare else pa.concat_arrays(packed_arrays(some))
+            else:
+                stored = values[low:high] if isinstance(values, pa.Array) else array_of(values[low:high], pa.binary())
             known = hashes[low:high] if isinstance(hashes, pa.Array) else hashes_of(hashes[low:high])
             known = known if isinstance(known, pa.DictionaryArray) else known.dictionary_encode()
             self._add(stored, known, provenance and provenance.slice(low, high), times, some)
@@ -443,6 +480,13 @@ class Writer:
     def _note(self, whole: list[str] | None) -> None:
         """Note the fields of the next rows, if the typed columns have all of them."""
         self._whole = whole if self._whole in ([], whole) else None
+
+    def _is_bare(self, whole: list[str] | None) -> bool:
+        """Return True if rows with these fields, all of them in the columns, are stored without packed messages."""
+        if whole is None or not self._typed.bare or self._bare not in (None, whole):
+            return False
+        self._bare = whole
+        return True
 
     def _add(
         self,
@@ -459,14 +503,18 @@ class Writer:
         columns += self._typed.arrays(values) if arrays is None else arrays
         self.batches.append(pa.RecordBatch.from_arrays(columns, schema=self._encoded))
         self.count += count
-        self._bytes += values.nbytes
+        self._bytes += self.batches[-1].nbytes
         if self._bytes >= _FLUSH_BYTES:
             self.flush()
 
     def append(self, rows: pa.Table) -> None:
         """Add rows of another data file as they are. Typed columns are made again if it does not have them all."""
-        whole = (rows.schema.metadata or {}).get(ROWS)
+        metadata = rows.schema.metadata or {}
+        whole = metadata.get(ROWS)
         self._note(None if whole is None else json.loads(whole))
+        bare = metadata.get(FIELDS, whole)
+        if bare is None or set(self._schema.names) - set(rows.column_names) or not self._is_bare(json.loads(bare)):
+            rows = with_values(rows)
         offsets = consecutive(self.count, rows.num_rows)
         if set(self._schema.names) - set(rows.column_names):
             rows = rows.select(COLUMNS.names)
@@ -503,7 +551,8 @@ class Writer:
         if not self.count:
             return None
         self.flush()
-        self._open.close({ROWS.decode(): json.dumps(self._whole)} if self._whole else {})
+        key, fields = (ROWS, self._whole) if self._whole else (FIELDS, self._bare)
+        self._open.close({key.decode(): json.dumps(fields)} if fields else {})
         self._target.__exit__(None, None, None)
         size = self._files.size(f"{self._folder}/{self._name}")
         if size is None:
@@ -565,12 +614,7 @@ class QueueWriter:
             self._add_rows(partition, columns.taken(rows, offsets), hash, provenance and provenance.select(offsets))
 
     def _add_rows(self, partition: int, rows: pa.Table, hash: str, provenance: Provenance | None) -> None:
-        at = 0
-        for values in packed_arrays(rows):
-            own = provenance and provenance.slice(at, at + len(values))
-            some = rows.slice(at, len(values))
-            self._writer(partition).add(values, hash_runs([hash], [len(values)]), own, None, some)
-            at += len(values)
+        self._writer(partition).add(rows, hash_runs([hash], [rows.num_rows]), provenance)
 
     def _writer(self, partition: int) -> Writer:
         if partition not in self._writers:

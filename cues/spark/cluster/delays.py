@@ -138,6 +138,7 @@ def hold(
     names, size = {}, 0
     for entrance, rows in inputs:
         table = rows.table.select(COLUMNS.names)
+        table = table.set_column(table.schema.get_field_index("value"), "value", rows.packed)
         if entrance.kept:
             provenance = with_place(rows.provenance, entrance.queue, entrance.kept, rows)
             for name, array in zip(("provenance", "meta"), provenance_arrays(provenance, len(rows))):

@@ -68,6 +68,8 @@ CHECKPOINT_EVERY: Final = 100
 """Entries between two checkpoints of the log. A reader reads the last checkpoint, and the entries after it."""
 _PLACING: Final = "cues.placing"
 """The key, in the metadata of the table, of the number of partitions, the key and the partitioner."""
+_BARE: Final = "rows without packed messages"
+"""Beside these: true if messages may be only in typed columns. An earlier version refuses it as an unknown option."""
 READY_FILES: Final = 10_000
 """Most files that a reader is offered at once."""
 KEEP_FILES_H: Final = 24
@@ -330,11 +332,14 @@ class QueueDirectory:
                 self._commit([{"metaData": self.metadata_of(self.options, columns)}])
 
     def learn(self, schema: Sequence[tuple[str, str]]) -> None:
-        """Add typed columns for fields of tables that have none, if the queue has no ``schema=``."""
-        if self.options.schema is None:
+        """Add typed columns for fields of tables that have none, if the queue has no ``schema=``.
+
+        From then on rows of tables are stored without packed messages, if the columns have all of them.
+        """
+        if self.options.schema is None and schema:
             with self.lock:
-                while new := self.columns.unknown(schema):
-                    columns = self.columns.plus(new, self.queue, self.files.url)
+                while (new := self.columns.unknown(schema)) or not self.columns.bare:
+                    columns = replace(self.columns.plus(new, self.queue, self.files.url), bare=True)
                     self._commit([{"metaData": self.metadata_of(self.options, columns)}])
 
     def metadata_of(self, options: QueueOptions, columns: TypedColumns) -> dict[str, Any]:
@@ -345,7 +350,7 @@ class QueueDirectory:
             "schemaString": _to_json({"type": "struct", "fields": [*_FIELDS, *columns.to_log()]}),
             "partitionColumns": ["partition", "first"],
             "createdTime": time.time_ns() // 1_000_000,
-            "configuration": {_PLACING: json.dumps(placing_to_dict(options))},
+            "configuration": {_PLACING: json.dumps(placing_to_dict(options) | ({_BARE: True} if columns.bare else {}))},
         }
 
     # --- delayed messages ---
@@ -406,14 +411,17 @@ class QueueDirectory:
             with _log_is_read(self.files, self.folder):
                 self.version = -1 if self._table is None else self._table.version()
                 if self._table is not None:
-                    self.columns = TypedColumns.of_log(json.loads(self._table.schema().to_json())["fields"])
+                    fields = json.loads(self._table.schema().to_json())["fields"]
+                    self.columns = _columns_of(fields, self._table.metadata().configuration)
                 self._place({} if self._table is None else self._table.metadata().configuration)
             self._keep(live)
 
     def _place(self, configuration: Mapping[str, str]) -> None:
         """Follow the number of partitions in the metadata of the table."""
         if self.version >= 0:
-            self._stored = QueueOptions.from_dict(json.loads(configuration.get(_PLACING, "{}")))
+            placing = json.loads(configuration.get(_PLACING, "{}"))
+            placing.pop(_BARE, None)
+            self._stored = QueueOptions.from_dict(placing)
             given = {**to_open(self._asked), "partitions": self._stored.partitions}
             self.options = changed(self._stored, given)
         self.logs += [PartitionLog(self, number) for number in range(len(self.logs), self.options.partitions)]
@@ -733,7 +741,7 @@ def _entry_of(actions: Sequence[dict[str, Any]]) -> LogEntry:
             entry.removed.append(unquote(action["remove"]["path"]))
         elif "metaData" in action:
             metadata = action["metaData"]
-            columns = TypedColumns.of_log(json.loads(metadata["schemaString"])["fields"])
+            columns = _columns_of(json.loads(metadata["schemaString"])["fields"], metadata["configuration"])
             entry = entry._replace(metadata=(columns, dict(metadata["configuration"])))
         elif "txn" in action:
             writer, number = action["txn"]["appId"], action["txn"]["version"]
@@ -741,6 +749,10 @@ def _entry_of(actions: Sequence[dict[str, Any]]) -> LogEntry:
                 raise ValueError(f"the transaction {writer!r}, {number!r}")
             entry.published[writer] = number
     return entry
+
+
+def _columns_of(fields: Sequence[Mapping[str, Any]], configuration: Mapping[str, str]) -> TypedColumns:
+    return TypedColumns.of_log(fields, bool(json.loads(configuration.get(_PLACING, "{}")).get(_BARE)))
 
 
 def _data_file(name: str, first: int, count: int, size: int, modified_ms: int, partition: int) -> DataFile:

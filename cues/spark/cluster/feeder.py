@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -419,20 +419,19 @@ class Feeder:
         self, directory: QueueDirectory, runs: Sequence[_Run], partition: int, first: int
     ) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
-        directory.learn([each for run in runs if run.rows is not None for each in fields_of(run.rows.schema)])
+        directory.learn([each for run in runs if run.is_table for each in fields_of(run.values.schema)])
         delayed = [run.provenance for run in runs if run.provenance.extra is not None]
         directory.note_delays(max((max(provenance.times()) for provenance in delayed), default=0))
         where = driver.files, directory.folder, self.ledger.processor, record, 0
         writer = Writer(*where, directory.columns, partition, first)
-        for is_table, group in groupby(runs, lambda run: run.rows is not None):
+        for is_table, group in groupby(runs, lambda run: run.is_table):
             for some in ([run] for run in group) if is_table else (list(group),):
                 counts = [len(run.values) for run in some]
                 writer.add(
-                    pa.concat_arrays([run.values for run in some]),
+                    some[0].values if is_table else pa.concat_arrays([run.values for run in some]),
                     hash_runs([run.hash for run in some], counts),
                     concat([run.provenance for run in some]),
                     repeated(integers(run.time_us for run in some), counts),
-                    some[0].rows,
                 )
         return writer.close()
 
@@ -440,20 +439,21 @@ class Feeder:
 class _Run(NamedTuple):
     """The messages of one record batch."""
 
-    values: pa.Array
-    """The packed messages."""
+    values: pa.Array | pa.Table
+    """The packed messages; or the messages as a table, if they are a record of columns."""
     hash: str | None
     time_us: int
     provenance: Provenance
-    rows: Any = None
-    """The messages as a table, if they are a record of columns."""
+
+    @property
+    def is_table(self) -> bool:
+        return isinstance(self.values, pa.Table)
 
 
 def _run(batch: Batch, start: int, stop: int) -> _Run:
-    head, rows = batch.head, None
+    head = batch.head
     if batch.schema is not None:
-        rows = pa.Table.from_batches([batch.table().slice(start, stop - start)])
-        values = pa.concat_arrays(packed_arrays(rows))
+        values = pa.Table.from_batches([batch.table().slice(start, stop - start)])
     else:
         edges = array("i", batch.cuts()[start : stop + 1])
         values = pa.Array.from_buffers(
@@ -461,7 +461,7 @@ def _run(batch: Batch, start: int, stop: int) -> _Run:
         )
     provenance = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
     hash = head.hash.hex() if head.hash else None
-    return _Run(values, hash, head.time_ns // 1000, provenance.slice(start, stop), rows)
+    return _Run(values, hash, head.time_ns // 1000, provenance.slice(start, stop))
 
 
 def _position_of(packed: str | None) -> bytes | None:
@@ -471,7 +471,7 @@ def _position_of(packed: str | None) -> bytes | None:
 
 def _of_sources(run: _Run) -> _Run:
     """The messages of an error queue without the failures of streams and sinks."""
-    kinds = [message.get(names.ERR_CONFIG, {}).get("kind", "source") for message in unpacked(run.values)]
+    packed = pa.concat_arrays(packed_arrays(run.values)) if run.is_table else run.values
+    kinds = [message.get(names.ERR_CONFIG, {}).get("kind", "source") for message in unpacked(packed)]
     chosen = [offset for offset, kind in enumerate(kinds) if kind == "source"]
-    values = run.values.take(integers(chosen))
-    return run._replace(values=values, provenance=run.provenance.select(chosen), rows=None)
+    return run._replace(values=packed.take(integers(chosen)), provenance=run.provenance.select(chosen))

@@ -27,7 +27,7 @@ from cues import codec
 from cues.base import clock, events
 from cues.errors import Diverged, InvalidArgument
 from cues.records.schema import infer
-from cues.spark.cluster.data import COLUMNS, Piece, Writer, pieces_of, read
+from cues.spark.cluster.data import Piece, Writer, pieces_of, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.state_files import record_of
@@ -184,7 +184,7 @@ def merged(files: Files, folder: str, graph: str, small: Sequence[DataFile], col
     first = small[0].first
     target = Writer(files, folder, writer, small[-1].record, 0, columns, small[0].partition, first)
     for file in small:
-        target.append(read(files, Piece(folder, file, 0, file.count), [*COLUMNS.names, *columns.schema.names]))
+        target.append(read(files, Piece(folder, file, 0, file.count), None))
     one = target.close()
     assert one is not None
     return replace(one, first=first, modified_ms=max(file.modified_ms for file in small))

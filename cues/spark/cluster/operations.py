@@ -25,7 +25,7 @@ from cues.base.texts import quoted
 from cues.errors import AlreadyRunning, GraphError
 from cues.queues.options import QueueOptions
 from cues.queues.retention import PlannedPurge, PositionHolder, refuse_unread
-from cues.spark.cluster.data import COLUMNS, Piece, Writer, read
+from cues.spark.cluster.data import Piece, Writer, read
 from cues.spark.cluster.directory import LOG, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver, id_of_graph, new_owner
 from cues.spark.cluster.files import Files, folder_of, name_of, sealed_json
@@ -140,7 +140,7 @@ def purge(driver: Driver, id: str, index: int, unread: Literal["drop", "refuse"]
             rest = Piece(directory.folder, cut, found.plan.index - cut.first, cut.count)
             where = driver.files, directory.folder, cut.writer, cut.record, 0
             writer = Writer(*where, directory.columns, cut.partition, found.plan.index)
-            writer.append(read(driver.files, rest, [*COLUMNS.names, *directory.columns.schema.names]))
+            writer.append(read(driver.files, rest, None))
             file = writer.close()
             assert file is not None
             new = [replace(file, first=found.plan.index, modified_ms=cut.modified_ms)]

@@ -134,7 +134,7 @@ class TaskOutput(StretchResult):
     read_bytes: int = 0
     """The bytes of the messages of the stretch."""
     fields: dict[int, Schema] = field(default_factory=dict)
-    """By target: the fields of tables that have no typed column yet."""
+    """By target: the fields of tables, if some of them have no typed column yet, or rows have packed messages."""
     held: HeldRun | None = None
     """The messages that are not due."""
     timers: HeldRun | None = None
@@ -399,8 +399,7 @@ class _FilesWork(StretchWork):
             )
         (count,) = counts
         self.result.count = count
-        values = [rows.table.column("value") for _, rows in self._inputs]
-        self.result.read_bytes = sum(pc.sum(pc.binary_length(column)).as_py() for column in values)
+        self.result.read_bytes = sum(rows.nbytes for _, rows in self._inputs)
         targets = {
             binding: _Target(self.job.targets[target][1], self.job.targets[target][0] not in self.job.without_delays)
             for binding, target in self.job.outputs.items()
@@ -499,10 +498,10 @@ class _FilesWork(StretchWork):
             provenance = taken.provenance().spread(rows.num_rows)
         self._writer(target).add_table(rows, output.shares, hash, provenance)
         self.result.written += rows.num_rows
-        new = self.task.columns[target].unknown(fields_of(rows.schema))
-        if new:
+        columns, fields = self.task.columns[target], fields_of(rows.schema)
+        if columns.unknown(fields) or not columns.bare:
             known = dict(self.result.fields.get(target, ()))
-            self.result.fields[target] = tuple((dict(new) | known).items())
+            self.result.fields[target] = tuple((dict(fields) | known).items())
 
     def _outputs(self, taken: Taken, results: Results, count: int) -> dict[int, list[_Chunk]]:
         """The output messages by target, each with the provenance of its source message."""

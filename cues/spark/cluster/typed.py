@@ -7,9 +7,11 @@ all of them. A file from before a column was added does not have it; a merge giv
 
 Rows that are written as tables give the table their columns too, if the queue has no ``schema=``. Their typed columns
 are made of the columns of the rows, without a message. A file that says so has the whole of each message in its typed
-columns, and a function of tables is given these (:data:`ROWS`).
+columns, and a function of tables is given these (:data:`ROWS`). If the table says so too, such a row has no packed
+message: its column ``value`` is NULL, and the message is packed when it is read (:func:`with_values`). The metadata of
+the table says so before the first such file is written, in a way that an earlier version refuses (directory.py).
 
-The packed message is the truth. A value that does not fit its column is NULL there, as by the option ``fields`` of the
+A packed message is the truth. A value that does not fit its column is NULL there, as by the option ``fields`` of the
 format ``cues`` (:mod:`cues.spark.columns`), and the message is not changed, delayed or refused.
 """
 
@@ -21,13 +23,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cues import codec
 from cues.base.data import dataclass
 from cues.errors import QueueOptionsError
 from cues.overrides import override
 from cues.records import columns
-from cues.records.packed import unpacked
+from cues.records.packed import packed_arrays, unpacked
 from cues.records.schema import of_table, parse, shown
 
 OWN: Final = frozenset(
@@ -38,6 +41,8 @@ FIELD: Final = "cues.field"
 """Metadata of a typed column in the log: the name of its field."""
 ROWS: Final = b"cues.rows"
 """Metadata of a data file whose typed columns have the whole of each message: the names of the fields, in JSON."""
+FIELDS: Final = b"cues.fields"
+"""Metadata of a data file some of whose messages are only in its typed columns: the same names, of these messages."""
 _EXACT: Final = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "float", "double", "string", "binary", "date32[day]"}
     | {"timestamp[us, tz=UTC]"}
@@ -54,15 +59,17 @@ class TypedColumns:
 
     fields: tuple[tuple[str, str], ...] = ()
     """Names and types of the fields (:mod:`cues.records.schema`), in the order of the columns."""
+    bare: bool = False
+    """True if a row that has its whole message in these columns is stored without the packed message."""
 
     def __bool__(self) -> bool:
         return bool(self.fields)
 
     @staticmethod
-    def of_log(fields: Sequence[Mapping[str, Any]]) -> TypedColumns:
+    def of_log(fields: Sequence[Mapping[str, Any]], bare: bool = False) -> TypedColumns:
         """The typed columns among the fields of a table's schema."""
         named = [(field.get("metadata", {}).get(FIELD), field["type"]) for field in fields]
-        return TypedColumns(tuple((name, shown(kind)) for name, kind in named if name is not None))
+        return TypedColumns(tuple((name, shown(kind)) for name, kind in named if name is not None), bare)
 
     def to_log(self) -> list[dict[str, Any]]:
         """The columns as fields of a table's schema."""
@@ -88,7 +95,7 @@ class TypedColumns:
                     f"The table of the queue {queue!r} in {url} has a column {column_of(other)!r}, which is {what}."
                 )
                 raise QueueOptionsError(message, hint, queue=queue, option="schema")
-        return TypedColumns(tuple(known.values()))
+        return TypedColumns(tuple(known.values()), self.bare)
 
     def column(self, field: str) -> str | None:
         """The column of a field; None if it has none."""
@@ -157,7 +164,7 @@ class TypedColumns:
 
     @override
     def __getstate__(self) -> Any:
-        return {"fields": self.fields}
+        return {"fields": self.fields, "bare": self.bare}
 
 
 NONE: Final = TypedColumns()
@@ -203,6 +210,26 @@ def rows_of(stored: pa.Table) -> pa.Table | None:
     have = set(stored.column_names)
     found = {n: stored.column(column_of(n)) if column_of(n) in have else None for n in json.loads(names)}
     return pa.table({n: pa.nulls(stored.num_rows) if column is None else column for n, column in found.items()})
+
+
+def with_values(stored: pa.Table) -> pa.Table:
+    """The rows of a data file, which were read with its metadata and all columns, each with its packed message."""
+    value = stored.column("value")
+    if not value.null_count:
+        return stored
+    metadata = stored.schema.metadata or {}
+    rows = rows_of(stored.replace_schema_metadata({ROWS: metadata.get(FIELDS, metadata.get(ROWS))}))
+    assert rows is not None
+    at = stored.schema.get_field_index("value")
+    return stored.set_column(at, "value", pa.chunked_array(values_of(value, rows), pa.binary()))
+
+
+def values_of(value: pa.ChunkedArray, rows: pa.Table) -> list[pa.Array]:
+    """The packed messages of a column; where it has none, those of the rows of a table."""
+    if value.null_count == len(value):
+        return packed_arrays(rows)
+    packed = pa.chunked_array(packed_arrays(rows.filter(value.is_null())), pa.binary()).combine_chunks()
+    return [pc.replace_with_mask(value.combine_chunks(), value.is_null().combine_chunks(), packed)]
 
 
 def column_of(field: str) -> str:
