@@ -5,6 +5,7 @@ No Spark, no Java.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -30,12 +32,13 @@ from test_spark_queues import copy_of
 
 import cues
 from cues import Graph, QueueOptions, Stream, testing
+from cues.errors import InvalidArgument
 from cues.processors.file_sink import FileSink
 from cues.records.packed import packed_rows
-from cues.spark.cluster.data import Rows, pieces_of, read_rows
+from cues.spark.cluster.data import Rows, Writer, hash_runs, pieces_of, read_groups, read_rows
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.maintenance import merged
-from cues.spark.cluster.typed import TypedColumns, fields_of
+from cues.spark.cluster.typed import NONE, TypedColumns, fields_of
 
 KINDS = ("arrow", "polars", "pandas")
 COUNT = 400
@@ -249,9 +252,7 @@ def test_files_of_an_earlier_version_merged_and_cut_files(tmp_path: Path) -> Non
     run.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("seed", seeds.among(range(60), fast=15))
-def test_columns_of_a_table_are_those_of_its_messages(seed: int) -> None:
-    dice = random.Random(seed)
+def random_table(dice: random.Random) -> pa.Table:
     kinds: dict[pa.DataType, Any] = {
         pa.bool_(): lambda: dice.random() < 0.5,
         pa.int8(): lambda: dice.randint(-128, 127),
@@ -282,7 +283,12 @@ def test_columns_of_a_table_are_those_of_its_messages(seed: int) -> None:
         else:
             array = pa.array(values, kind)
         columns[f"c{number}"] = array.dictionary_encode() if pa.types.is_string(kind) else array
-    table = pa.table(columns)
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(60), fast=15))
+def test_columns_of_a_table_are_those_of_its_messages(seed: int) -> None:
+    table = random_table(random.Random(seed))
     typed = TypedColumns(fields_of(table.schema))
     arrays = typed.arrays_of(table)
     assert arrays == typed.arrays(pa.array(packed_rows(table), pa.binary()))
@@ -293,6 +299,59 @@ def test_columns_of_a_table_are_those_of_its_messages(seed: int) -> None:
         for c in table.columns
     )
     assert (whole is None) == inexact
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(60), fast=10))
+def test_messages_that_are_only_columns_have_the_bytes_that_were_written(seed: int, tmp_path: Path) -> None:
+    """Tables of one schema and of others and packed messages in files, in merged files, and read in every way."""
+    dice = random.Random(seed)
+    files = FaultyFiles(str(tmp_path))
+    tables = [random_table(dice) for _ in range(2)]
+    columns = NONE.plus(fields_of(tables[0].schema), "q", "")
+    columns = replace(columns.plus(columns.unknown(fields_of(tables[1].schema)), "q", ""), bare=True)
+    expected, stored, first = [], [], 1
+    for number in range(3):
+        writer = Writer(files, "q", "g.p", number, 5, columns, 0, first)
+        for _ in range(dice.randint(1, 3)):
+            table = dice.choice(tables).slice(dice.randint(0, 5), dice.randint(1, 20))
+            packed = packed_rows(table)
+            given = dice.choice([table, table, packed])
+            writer.add(given, hash_runs([dice.choice(["a" * 32, None])], [len(packed)]), None)
+            expected += packed
+        file = writer.close()
+        assert file is not None
+        stored.append(replace(file, first=first))
+        first = stored[-1].next
+    one = replace(merged(files, "q", "g", stored, columns), first=1)
+    for some in (stored, [one]):
+        low = dice.randint(1, first - 1)
+        pieces = pieces_of("q", some, low, first)
+        assert read_rows(files, pieces).values == read_rows(files, pieces, True).values == expected[low - 1 :]
+        assert [row for p in pieces for _, t in read_groups(files, p, ["value"]) for row in t["value"].to_pylist()] == (
+            expected[low - 1 :]
+        )
+        offsets = sorted(dice.sample(range(first - low), dice.randint(0, first - low)))
+        chosen = read_rows(files, pieces, True).chosen(offsets)
+        assert chosen.values == [expected[low - 1 + at] for at in offsets]
+        assert chosen.messages() == [cues.codec.unpack(value) for value in chosen.values]
+
+
+def test_rows_without_packed_messages_are_announced_before_the_first_one(tmp_path: Path) -> None:
+    """An earlier version has no such option, so it refuses to open the queue. It never sees a row without a message."""
+    _, run = both(graph_of(told("arrow")), tmp_path)
+    run.run()
+    for queue in ("in", "out"):
+        log = sorted((tmp_path / "queues" / queue / "_delta_log").glob("*.json"))
+        actions = [json.loads(line) for entry in log for line in entry.read_text().splitlines()]
+        told_at = next(at for at, each in enumerate(actions) if "without packed" in str(each.get("metaData")))
+        (placing,) = actions[told_at]["metaData"]["configuration"].values()
+        with pytest.raises(InvalidArgument, match="A queue has no option 'rows without packed messages'"):
+            QueueOptions.from_dict(json.loads(placing))
+        for at, action in enumerate(actions):
+            if "add" in action:
+                rows = pq.read_table(tmp_path / "queues" / queue / unquote(action["add"]["path"]), partitioning=None)
+                assert rows["value"].null_count == (rows.num_rows if at > told_at else 0)
+    run.close()
 
 
 def spark_rows(table: pa.Table) -> list[Message]:

@@ -3,7 +3,7 @@
     offset      of the message in its file; its index is that of the file's first message (directory.py) and this
     time        when the step ran that wrote it
     hash        the delivery hash of the step
-    value       the packed message
+    value       the packed message; NULL if the typed columns have all of it (typed.py)
     provenance  by queue that the message was made from: index and time there
     meta        what the user has added to the metadata, packed; mostly NULL
     …           fields of the message as typed columns, if the table has some (typed.py)
