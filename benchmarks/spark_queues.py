@@ -9,7 +9,8 @@
     history    ten messages at a time, with a thousand, 100,000 and a million files in the log of the output
     frame      ten messages at a time through a frame that keeps windows: seconds until idle
     tables     functions of tables over rows that came as a table, with queues in a store and in a directory, and with
-               a plain mapInArrow from and into Parquet files: CPU of all processes, Java too, for a row
+               a plain mapInArrow from and into Parquet files: CPU of all processes, Java too, for a row, and for each
+               further row, from a quarter of the rows to all
     rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
                with Structured Streaming, both over the same values in Parquet files and into Parquet files
     floors     CPU time in one process, without Spark: decode, call and encode a message; pack a message; write and read
@@ -246,28 +247,40 @@ def tables(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
 
     streams = [cues.Stream(flagged, "in", "middle", id="a", batch="arrow")]
     streams.append(cues.Stream(flagged_again, "middle", "out", id="b", batch="arrow"))
+
+    def queues(own: Path, kind: str, count: int) -> Usage:
+        with cues.open(own / "store", durability="process") as store:
+            appender = store.queue("in").appender()
+            for low in range(0, count, FILE_ROWS):
+                appender.write_table(pa.Table.from_pylist(messages(low, min(count, low + FILE_ROWS))))
+        options = {} if kind == "store" else {"queues": own / "queues"}
+        graph = cues.Graph("g", streams, durability="process")
+        with Usage() as usage, graph.start(engine="spark", spark=spark, store=own / "store", **options) as running:
+            assert running.wait_idle(600)
+            engine: Any = running.engine  # type: ignore[attr-defined]
+            out = engine.queues["out"].last_index + 1 if kind == "store" else engine.driver.queues["out"].log(0).next
+            assert out == count + 1
+        return usage
+
+    contenders: dict[str, Callable[[Path, int], Usage]] = {
+        "queues in a store": lambda own, count: queues(own, "store", count),
+        "queues in a directory": lambda own, count: queues(own, "directory", count),
+        "mapInArrow, Parquet": lambda own, count: plain_tables(spark, own, count),
+    }
+    sizes = count // 4, count
     for turn in range(2):
-        for kind in ("store", "directory"):
-            own = place / f"{kind}-{turn}"
-            with cues.open(own / "store", durability="process") as store:
-                appender = store.queue("in").appender()
-                for low in range(0, count, 50_000):
-                    appender.write_table(pa.Table.from_pylist(messages(low, min(count, low + 50_000))))
-            options = {} if kind == "store" else {"queues": own / "queues"}
-            graph = cues.Graph("g", streams, durability="process")
-            with Usage() as usage, graph.start(engine="spark", spark=spark, store=own / "store", **options) as running:
-                assert running.wait_idle(600)
-                engine: Any = running.engine  # type: ignore[attr-defined]
-                out = (
-                    engine.queues["out"].last_index + 1 if kind == "store" else engine.driver.queues["out"].log(0).next
-                )
-                assert out == count + 1
+        for name, contender in contenders.items():
+            used = [contender(place / f"{name.replace(' ', '-')}-{turn}-{size}", size) for size in sizes[: turn + 1]]
             if turn:
-                yield {"what": f"two functions of tables, queues in a {kind}", **usage.by_kind(count)}
-                yield usage.memory()
-        usage = plain_tables(spark, place / f"plain-{turn}", count)
-        if turn:
-            yield {"what": "two functions of tables, mapInArrow, Parquet", **usage.by_kind(count)}
+                few, all = used
+                each = {
+                    kind: (all.seconds_of[kind] - few.seconds_of[kind]) * 1e6 / (count - sizes[0])
+                    for kind in all.seconds_of
+                }
+                yield {"what": f"two functions of tables, {name}", **all.by_kind(count)}
+                shown = {"CPU µs": sum(each.values()), **each}
+                yield {"what": f"  each further row, {name}", **{kind: round(us, 2) for kind, us in shown.items()}}
+                yield all.memory()
 
 
 def plain_tables(spark: Any, place: Path, count: int) -> Usage:
