@@ -63,10 +63,11 @@ from cues import codec
 from cues.base import clock
 from cues.queues.options import Retention
 from cues.spark.cluster import inspection, operations
-from cues.spark.cluster.data import Writer
+from cues.spark.cluster.data import Writer, pieces_of
+from cues.spark.cluster.data import messages as messages_of
 from cues.spark.cluster.directory import QueueDirectory, file_name
 from cues.spark.cluster.driver import Driver
-from cues.spark.cluster.files import folder_of, open_files
+from cues.spark.cluster.files import folder_of, name_of, open_files
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.step import Stage
@@ -130,8 +131,16 @@ def rows(place: Path, queue: str) -> list[Any]:
 
 def read(folder: Path | str) -> list[Any]:
     table = QueryBuilder().register("queue", DeltaTable(str(folder)))
-    found = pa.table(table.execute('select first + "offset" as index, hash, value from queue order by 1').read_all())
-    return found.to_pylist()
+    sql = 'select first + "offset" as index, hash, value from queue order by 1'
+    found: list[Any] = pa.table(table.execute(sql).read_all()).to_pylist()
+    if any(row["value"] is None for row in found):  # rows of tables, whose messages are only typed columns
+        place, _, name = str(folder).rpartition("/")
+        files = open_files(place)
+        log = QueueDirectory(files, name_of(name), cues.QueueOptions(), make=False).log(0)
+        told = messages_of(files, pieces_of(log.folder, log.live, log.first, log.next))
+        packed = {index: codec.pack(message) for index, *_, message in told}
+        found = [row | {"value": packed[row["index"]]} for row in found]
+    return found
 
 
 def left(place: Path, made: Graph) -> dict[str, list[Any]]:
