@@ -811,7 +811,7 @@ MUTANTS: Final = (
     Mutant(
         "lost-row-not-looked-for",
         "cues/storage/transaction.py",
-        "        if len(other) == len(key) and sealed.belongs(key, row):\n",
+        "        if len(other) in lengths and (other in wanted or not sealed.belongs(other, row)):\n",
         "        if False:\n",
         "test_sealed.py::test_a_start_that_does_not_find_its_row_looks_for_it_under_other_keys",
     ),
