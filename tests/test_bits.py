@@ -196,6 +196,17 @@ def test_each_bit_of_the_key_of_every_kind_of_row_is_checked(
     assert not harmless, "a key is never harmless"
 
 
+def test_a_reader_whose_key_lost_its_separator_is_found(store: Path, tmp_path: Path, forks: Forks) -> None:
+    """Its key is no longer that of any queue and name, so a check that made the key again would find no row."""
+    separators = [
+        offset
+        for offset, what in live(store)
+        if what == "rows reader key" and (store / "data.mdb").read_bytes()[offset] == 0
+    ]
+    places = [(offset, "separator", bit) for offset in separators for bit in range(8)]
+    assert judge(store, tmp_path, forks, places) == (24, 0, 0)
+
+
 class _Here:
     url = "here"
 

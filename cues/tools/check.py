@@ -379,11 +379,13 @@ class _Walker:
             yield f"The topology of {left} belongs to no processor."
 
     def _readers(self, queues: list[str]) -> Iterator[str]:
-        for reader in self._rows(b"\0reader\0"):
-            queue, _, name = reader.partition("\0")
+        with self.store.core.view() as txn:
+            keys = [key for key, _ in transaction.rows(txn, names.READERS)]
+        for key in keys:
+            queue, _, name = key[len(names.READERS) :].decode("utf-8", "replace").partition("\0")
             who = f"The named tailer {name!r} of queue {queue}"
             with self.store.core.view() as txn:
-                now = txn.get(key := names.reader_key(queue, 0, name))
+                now = txn.get(key)  # by the key that is there, which a wrong bit may have made another one
                 try:
                     position = None if now is None else unpack_reader(key, now, queue, name)
                 except StoreDamaged as error:
