@@ -272,6 +272,8 @@ class Census:
         end = min(meta.last + 1, file.bytes // file.page_bytes)
         self._named = bytearray(end)
         self._free = bytearray(end)
+        self._freed: set[int] = set()
+        """Pages that the last commit freed."""
         self._count(end)
 
     def claim(self, number: int, pages: int, name: str, kind: int) -> None:
@@ -279,6 +281,15 @@ class Census:
         for page in range(number, number + pages) if self.bad else ():
             if page in self.bad:
                 raise WrongPage(self.bad[page])
+
+    def follows(self, before: Meta) -> bool:
+        """Return whether this commit came after that one.
+
+        Each commit writes the first page of the rows anew, and frees the one before. If a wrong bit made the number of
+        the last commit smaller by two, LMDB takes the one before it for the last, and this shows it. A compacted store
+        has one state under both numbers.
+        """
+        return not before.main.entries or before.main == self.meta.main or before.main.page in self._freed
 
     def _count(self, end: int) -> None:
         whole = self._list_free()
@@ -328,8 +339,11 @@ class Census:
                 return False
             count, *pages = struct.unpack(f"={len(entry.value) // 8}Q", entry.value)
             # LMDB may reserve more room than it fills, so the count is what counts.
-            if count > len(pages) or struct.unpack("=Q", entry.key)[0] > self.meta.txnid:
+            (txnid,) = struct.unpack("=Q", entry.key)
+            if count > len(pages) or txnid > self.meta.txnid:
                 return False
+            if txnid == self.meta.txnid:
+                self._freed.update(pages[:count])
             for page in pages[:count]:
                 if not META_PAGES <= page < len(self._free) or self._free[page]:
                     return False

@@ -215,6 +215,9 @@ class _Walker:
                 if metas and len(found) == META_PAGES and found[0].txnid - found[1].txnid == (metas[0].txnid > 0):
                     census = Census(data, metas[0], lambda done, total: self.progress("pages", done, total))
                     yield from census.problems
+                    now, before = found[0], found[1]
+                    if not census.problems and now.txnid == metas[0].txnid and not census.follows(before):
+                        yield f"Commit {now.txnid} is not the one after {before.txnid}: one of the numbers is wrong."
                     return census.is_readable
         commits = ", ".join(str(meta.txnid) for meta in found) or "none"
         yield f"The first two pages should be of the last two commits; those that can be read are of {commits}."
