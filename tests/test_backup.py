@@ -226,6 +226,38 @@ def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Pa
             assert moments[0].number == replica.last_commit(first)
 
 
+IN_TURN = """
+import sys, cues
+with cues.open(sys.argv[1]) as first, cues.open(sys.argv[2]) as second:
+    for n in range(10**9):
+        for store in (first, second):
+            store.queue("in").appender().write({"n": n})
+        print(n, flush=True)
+"""
+
+
+@pytest.mark.interpreted
+def test_a_moment_is_found_between_commits_that_never_pause(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup of stores that commit all the time holds them up for a moment, and does not fail."""
+    places = [str(root / name) for name in ("first", "second")]
+    with cues.open(places[0]) as first, cues.open(places[1]) as second:
+        code = [sys.executable, "-c", IN_TURN, *places]
+        with subprocess.Popen(code, stdout=subprocess.PIPE, text=True) as writer:
+            try:
+                assert writer.stdout is not None
+                assert writer.stdout.readline() == "0\n"
+                for store in (first, second):
+                    replica.open_databases(store)
+                monkeypatch.setattr(replica, "_ATTEMPTS", 1)
+                monkeypatch.setattr(replica, "_ATTEMPTS_BESIDE", 0)
+                for _ in range(300):
+                    with replica.same_moment([second, first]) as moments:
+                        ends = [moment.entries(b"log:in") for moment in moments]
+                    assert ends[1] - ends[0] in (0, 1), ends
+            finally:
+                writer.kill()
+
+
 CHILD = """
 import sys, cues
 from pathlib import Path

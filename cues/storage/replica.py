@@ -39,6 +39,8 @@ UNNAMED: Final = b""
 """Stands for the unnamed database in a list of databases."""
 _ATTEMPTS: Final = 20_000
 """Attempts to find a moment. One takes some 10 µs, and fails if a store commits within it."""
+_ATTEMPTS_BESIDE: Final = 1_000
+"""Attempts that hold up no writer."""
 _COMMIT_BYTES: Final = 64 << 20
 """Bytes that one commit of :meth:`Replica.fill` writes."""
 
@@ -72,14 +74,22 @@ def last_commit(store: BaseStore) -> int:
 
 @contextlib.contextmanager
 def same_moment(stores: Sequence[BaseStore]) -> Iterator[list[Moment]]:
-    """Begin a read transaction of each store, so that all see one moment. Writers are not held up.
+    """Begin a read transaction of each store, so that all see one moment.
 
-    Raises :class:`StoreError` if the stores commit so often that no moment is found; that takes about a second.
+    Writers are held up, for some 10 µs, only if the stores commit so often that no moment is found beside them. Raises
+    :class:`StoreError` if that happens and a store cannot be locked, because it is in a place that is read-only here.
     """
     for attempt in range(_ATTEMPTS):
         with contextlib.ExitStack() as opened:
-            txns = [opened.enter_context(store.core.view()) for store in stores]
-            if any(last_commit(store) != txn.id() for store, txn in zip(stores[:-1], txns)):
+
+            def begin(opened: contextlib.ExitStack = opened) -> list[Any] | None:
+                txns = [opened.enter_context(store.core.view()) for store in stores]
+                moved = any(last_commit(store) != txn.id() for store, txn in zip(stores[:-1], txns))
+                return None if moved else txns
+
+            held = stores if attempt >= _ATTEMPTS_BESIDE else ()
+            txns = _held(sorted(held, key=lambda store: store.id), begin)
+            if txns is None:
                 if attempt % 100 == 99:
                     time.sleep(0.001)
                 continue
@@ -100,6 +110,16 @@ def same_moment(stores: Sequence[BaseStore]) -> Iterator[list[Moment]]:
         " all could be read.",
         "call it again when there is less load.",
     )
+
+
+def _held(stores: Sequence[BaseStore], look: Callable[[], T]) -> T:
+    """Call ``look`` while none of the stores commits. Two processes take their locks in the same order: by store."""
+    if not stores:
+        return look()
+    first, *others = stores
+    if first.core.environment.writer_lock is None:
+        return _held(others, look)
+    return first.core.visit(lambda txn: _held(others, look))
 
 
 def _named(txn: Any) -> list[bytes]:
