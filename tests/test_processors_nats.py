@@ -117,15 +117,15 @@ def test_messages_that_were_purged_unread_are_named(on_gap: str, nats: NatsServe
 def test_messages_that_are_purged_while_the_source_reads_are_named(nats: NatsServer) -> None:
     """The source has taken a part; the next ones leave the stream before they are fetched."""
     stream = nats.stream()
-    nats.publish(f"{stream}.a", *encoded(*range(1, 601)))
+    nats.publish(f"{stream}.a", *encoded(*range(1, 2001)))
     reading = NatsStream(nats.url, stream, data="json", on_gap="fail")(None)
     first = [next(reading)[1]["data"] for _ in range(400)]
-    nats.ask(lambda js: js.purge_stream(stream, seq=590))
+    nats.ask(lambda js: js.purge_stream(stream, seq=1990))
     rest = [message if isinstance(message, cues.MessagesPurged) else message["data"] for _, message in reading]
     (gap,) = [message for message in rest if isinstance(message, cues.MessagesPurged)]
     numbers = [*first, *(message for message in rest if not isinstance(message, cues.MessagesPurged))]
-    assert (gap.first, gap.last) == (501, 589)
-    assert numbers == [*range(1, 501), *range(590, 601)]
+    assert gap.first <= 901 and gap.last == 1989  # it fetches up to 500, and on a slow machine fewer at a time
+    assert numbers == [*range(1, gap.first), *range(1990, 2001)]
 
 
 def test_a_full_stream_and_compacted_subjects_are_told_apart(nats: NatsServer) -> None:
