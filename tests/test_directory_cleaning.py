@@ -116,7 +116,8 @@ def test_messages_are_the_same_in_fewer_files(files: FaultyFiles) -> None:
         plan = cleaning.plan_merge(files, queue)
         done = optimize(files, queue)
         directory = opened(files, queue)
-        assert done.runs == plan.runs and plan.before == 20 and len(directory.live) == plan.after <= 14
+        # 12 to 14, and more where the steps took uneven times: a merged file has an eighth of the queue's time, too.
+        assert done.runs == plan.runs and plan.before == 20 and len(directory.live) == plan.after <= 17
         assert directory.live[-1] == last  # which has the index of the next message
         assert rows_of(files, queue) == before[queue]
         adds = DeltaTable(files.table(queue)).get_add_actions(flatten=True)
