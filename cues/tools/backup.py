@@ -9,7 +9,8 @@
 A backup:
 
 1. The stores: the one that is given, and all others that it uses (forks, inputs), and those that they use.
-2. A transaction of each, all of one moment (:func:`cues.storage.replica.same_moment`). Writers are not held up.
+2. A transaction of each, all of one moment (:func:`cues.storage.replica.same_moment`, which may hold up writers for
+   some 10 µs).
 3. The changes of each store into a file, with a checksum for each frame. Records are checked as they are read.
 4. Files and directory are synced, read again, and compared. Then the manifest is written.
 5. The directory gets its name. From here on it is a backup; a death before leaves ``.unfinished``, which the next
@@ -184,7 +185,7 @@ def backup(
 ) -> Backup:
     """Copy the store, and all others that it uses, into a new directory in ``dest``; return its manifest.
 
-    All are copied as they are at one moment; writers are not held up. ``since`` is the number of a backup in ``dest``:
+    All are copied as they are at one moment; writers go on meanwhile. ``since`` is the number of a backup in ``dest``:
     only what changed since that is copied, and a restore needs both. ``"auto"`` takes the last backup, if there is one.
 
     After an error, or a death, there is no new backup, and earlier ones are as they were. Raises
