@@ -49,6 +49,7 @@ CHECKSUMS = {
 """The modules that make checksums: of records, of rows, of state, of the format record; and of schemas, as names."""
 
 
+@pytest.mark.interpreted  # it reads the sources
 def test_no_other_code_writes_or_seals_rows() -> None:
     writes: dict[str, list[str]] = {}
     checksums = set()
@@ -248,3 +249,11 @@ def test_a_salvage_mends_a_wrong_bit_of_a_key(tmp_path: Path) -> None:
         assert txn.get(key) == row
     work(tmp_path)
     assert counts(tmp_path) == before
+
+
+def test_a_row_that_is_written_after_the_search_is_not_lost(store: cues.Store) -> None:
+    """Two forwarders look for the row of one queue: both find none, one writes it, and the other looks for it again."""
+    key = names.source_key("w")
+    store.core.commit(lambda txn: sealed.put(txn, key, b"body"))
+    with store.core.view() as txn:
+        transaction.refuse_lost(txn, {key: "row", names.source_key("v"): "other row"})
