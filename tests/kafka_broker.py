@@ -278,7 +278,7 @@ class Cluster:
         return pack("h", failure) + array([string("PLAIN")])
 
     def _36(self, r: Reader, failure: int) -> bytes:
-        """Refuse every user and password (SASL); without SASL nobody is asked."""
+        """Refuse each user and password (SASL). Connections without SASL are not refused."""
         return pack("h", SASL_AUTHENTICATION_FAILED) + string("Authentication failed.") + pack("i", 0)
 
     def _3(self, r: Reader, failure: int) -> bytes:

@@ -107,7 +107,7 @@ class _Lane:
 
 
 class _DueLane(_Lane):
-    """What a unit has let wait until its time, and is due (delays.py)."""
+    """A lane of messages or timers that waited for their time, and are due (delays.py)."""
 
     waiting: ClassVar[Literal["held", "timers"]]
     """The field of a record that has the runs of what is not due."""
@@ -275,7 +275,7 @@ class Stage:
         return ready or any(map(self._undelivered, self._due_lanes))
 
     def _undelivered(self, lane: _Lane) -> dict[str, DataFile]:
-        """What was moved for a lane and not delivered, of the inputs that there are."""
+        """The files that were moved for a lane and are not delivered, by input; without inputs that are gone."""
         return {tailer: file for tailer, file in self.ledger.now.due.items() if tailer in lane.logs}
 
     def _waiting(self, lane: _DueLane) -> tuple[HeldRun, ...]:
@@ -489,7 +489,7 @@ class Stage:
                 tables[tailer] = table.drop_columns(["index"]).filter(pa.array(kept))
         return tables
 
-    # What expires.
+    # Expiry of state.
 
     def _to_expire(self) -> int:
         """The number of the oldest runs of the state of which all timed values have expired."""
@@ -783,7 +783,7 @@ class Stage:
             raise stopped
 
     def _merged(self, runs: Sequence[HeldRun]) -> tuple[tuple[HeldRun, ...], Sequence[HeldRun]]:
-        """What waits, in few runs, and the runs that are in another one now."""
+        """Merge small runs. Return all runs after that, and those that became one."""
         small = delays.to_merge(runs)
         if not small:
             return tuple(runs), ()

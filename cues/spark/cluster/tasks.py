@@ -226,7 +226,7 @@ class _TaskProcess(Process):
     @override
     @property
     def now(self) -> datetime:
-        # The driver has judged what is due by its own clock, and that of this machine may be behind it.
+        # The driver chose what is due by its own clock. The clock of this machine may be behind it.
         self.core.now_ns = self.core.now_ns or max(clock.now_ns(), self._step_ns)
         return super().now
 
