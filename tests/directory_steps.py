@@ -29,13 +29,14 @@ import pyarrow as pa
 import seeds
 from pyspark import TaskContext
 
-from cues import Graph, codec
+from cues import Graph, codec, testing
 from cues.base import names
 from cues.engine.assembly import assemble
 from cues.engine.growth import Growth, divide
 from cues.errors import CuesError, Diverged, Fenced
 from cues.graphs.processor import Node
 from cues.queues.partitioners import Router
+from cues.spark.cluster import delays
 from cues.spark.cluster.data import Writer, messages, pieces_of, read_rows
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver
@@ -505,3 +506,20 @@ class RandomDeaths:
         for _ in range(self.chance.randint(1, 20)):
             if life in self._lives:
                 self._turn(life)
+
+
+class TimedDeaths(RandomDeaths):
+    """With a clock that moves between the rounds, while messages or timers wait."""
+
+    COUNT = 60
+
+    def __init__(self, seed: int, files: FaultyFiles, hands: testing.Clock) -> None:
+        super().__init__(seed, files)
+        self.hands = hands
+
+    def between(self, driver: DriverRun) -> None:
+        if self.chance.random() < 0.5:
+            self.hands.advance(self.chance.choice((1, 10, 30)))
+
+    def waits(self, driver: DriverRun) -> bool:
+        return any(stage.due_ns < delays.NEVER_NS for stage in driver.stages)

@@ -21,7 +21,7 @@ pytest.importorskip("deltalake", reason="deltalake is not installed (pip install
 import pyarrow as pa
 import seeds
 import terminal
-from directory_steps import DriverRun, FaultyFiles, HostRun, Message, RandomDeaths, messages_of
+from directory_steps import DriverRun, FaultyFiles, HostRun, Message, TimedDeaths, messages_of
 from sets import slow_except
 
 import cues
@@ -201,14 +201,8 @@ def own(message: Message, process: Any) -> Message:
     return told(message, process) | counted(message, process) | {"key": message["n"] % 4}
 
 
-class DelayedRun(RandomDeaths):
+class DelayedRun(TimedDeaths):
     """Messages with times in all kinds of processors, and a clock that moves between the rounds."""
-
-    COUNT = 60
-
-    def __init__(self, seed: int, files: FaultyFiles, hands: testing.Clock) -> None:
-        super().__init__(seed, files)
-        self.hands = hands
 
     def graph(self) -> Graph:
         return Graph(
@@ -226,13 +220,6 @@ class DelayedRun(RandomDeaths):
 
     def given(self) -> list[Message]:
         return [{"n": n} for n in range(self.COUNT)]
-
-    def between(self, driver: DriverRun) -> None:
-        if self.chance.random() < 0.5:
-            self.hands.advance(self.chance.choice((1, 10, 30)))
-
-    def waits(self, driver: DriverRun) -> bool:
-        return any(stage.due_ns < delays.NEVER_NS for stage in driver.stages)
 
     def compare(self, driver: DriverRun) -> None:
         n = list(range(self.COUNT))

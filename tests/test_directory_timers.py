@@ -18,7 +18,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
 
 import seeds
-from directory_steps import DriverRun, FaultyFiles, HostRun, Message, RandomDeaths, messages_of
+from directory_steps import DriverRun, FaultyFiles, HostRun, Message, TimedDeaths, messages_of
 from sets import slow_except
 
 import cues
@@ -314,14 +314,8 @@ def noted_timer(timer: Message, process: Any) -> None:
     called("timer", timer["name"], process=process)
 
 
-class TimersRun(RandomDeaths):
+class TimersRun(TimedDeaths):
     """Timers, delayed messages and values that expire in a keyed stream and in a sink; a clock that moves."""
-
-    COUNT = 60
-
-    def __init__(self, seed: int, files: FaultyFiles, hands: testing.Clock) -> None:
-        super().__init__(seed, files)
-        self.hands = hands
 
     def graph(self) -> Graph:
         return Graph(
@@ -336,13 +330,6 @@ class TimersRun(RandomDeaths):
 
     def given(self) -> list[Message]:
         return [{"n": n, "key": n % 4} for n in range(self.COUNT)]
-
-    def between(self, driver: DriverRun) -> None:
-        if self.chance.random() < 0.5:
-            self.hands.advance(self.chance.choice((1, 10, 30)))
-
-    def waits(self, driver: DriverRun) -> bool:
-        return any(stage.due_ns < delays.NEVER_NS for stage in driver.stages)
 
     def compare(self, driver: DriverRun) -> None:
         good = [n for n in range(self.COUNT) if n % 11 != 3]
