@@ -125,9 +125,10 @@ class ProcessCore:
         """The offsets of the messages of a batch function that it is called with, if not all."""
         self.connection: Any = None
         self.now_ns = 0
-        self.own_state: State | None = None
-        """The state of the key of the message at ``state_offset``: a function asks for it several times a message."""
-        self.state_offset = 0
+        self.own_state: Any = None
+        """The :class:`State` of the key of the message at ``state_offset``: a function asks for it several times."""
+        self.state_offset = -1
+        """The offset of the message that ``own_state`` is of; -1 if it is of none."""
         self.states_by_key: dict[str | None, State] = {}
 
     def renew(self, hasher: Hasher, epoch: int) -> None:
@@ -138,18 +139,19 @@ class ProcessCore:
     def use(self, state: Layer | None) -> None:
         """Let the function of a source, which is called now, use this state."""
         self.layer = state
-        self.own_state = None
+        self.state_offset = -1
         self.states_by_key = {}
 
     def begin(self, taken: Taken) -> None:
         """Set the current step."""
         self.taken, self.chosen, self.offset = taken, None, 0
         self.now_ns = 0
-        self.own_state = None
+        self.state_offset = -1
 
     def end(self) -> None:
         """Clear the current step."""
         self.taken = self.connection = self.own_state = None
+        self.state_offset = -1
 
     def step(self) -> Taken:
         """Return the messages of the current step."""
@@ -159,7 +161,9 @@ class ProcessCore:
 
     def key_at(self, offset: int) -> Any:
         """Return the key of the message at ``offset``; of a join, the key of the first input's message."""
-        return key_of(self.node, self.step().slices[0].messages[offset])
+        message = (self.taken or self.step()).slices[0].messages[offset]
+        value = message.get(self.key) if type(self.key) is str else None
+        return value if value is not None else key_of(self.node, message)
 
     def lane(self, offset: int) -> Hashable:
         """Return the lane of a message: its packed key. Calls of one lane run one after another."""
@@ -319,30 +323,30 @@ class Process:
 
     @property
     def state(self) -> State:
-        known = self.core.own_state
-        if known is not None and self.core.state_offset == self.core.offset:
-            return known
-        self.core.own_state = state = self._state_of_message()
-        self.core.state_offset = self.core.offset
+        core = self.core
+        if core.state_offset != core.offset:
+            core.own_state = self._state_of_message()
+            core.state_offset = core.offset
+        state: State = core.own_state
         return state
 
     def _state_of_message(self) -> State:
-        if self.core.key is None:
-            return self._state_by_key(None)
-        if self.core.node.options.batch:
-            raise CuesError(
-                f"{self.id} is a batch function with key=, so its messages have many keys.",
-                "call process.state_of(key).",
-            )
-        value = self.core.key_at(self.core.offset)
-        return self._state_by_key(value) if type(value) is str else self.core.states().view(value)
-
-    def _state_by_key(self, value: str | None) -> State:
-        known = self.core.states_by_key.get(value)
+        core = self.core
+        value = None
+        if core.key is not None:
+            if core.node.options.batch:
+                raise CuesError(
+                    f"{self.id} is a batch function with key=, so its messages have many keys.",
+                    "call process.state_of(key).",
+                )
+            value = core.key_at(core.offset)
+            if type(value) is not str:
+                return core.states().view(value)
+        known = core.states_by_key.get(value)
         if known is None:
-            if len(self.core.states_by_key) == _STATES_MAX:
-                self.core.states_by_key.clear()
-            known = self.core.states_by_key[value] = self.core.states().view(value)
+            if len(core.states_by_key) == _STATES_MAX:
+                core.states_by_key.clear()
+            known = core.states_by_key[value] = core.states().view(value)
         return known
 
     def state_of(self, key: Any) -> State:

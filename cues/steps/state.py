@@ -634,6 +634,11 @@ class Layer:
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
         table = self._table
+        if table.packs_late and not self._read and _SURE_VALUES.issuperset(map(type, self._assigned.values())):
+            table.keep(self._assigned)  # most calls assign numbers
+            self._assigned.clear()
+            self._values.clear()
+            return
         late: dict[bytes, Any] = {}
         changed: Changes = {}
         for row, value in self._assigned.items():
