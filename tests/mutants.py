@@ -811,8 +811,8 @@ MUTANTS: Final = (
     Mutant(
         "lost-row-not-looked-for",
         "cues/storage/transaction.py",
-        "        if len(other) in lengths and (other in wanted or not sealed.belongs(other, row)):\n",
-        "        if False:\n",
+        "            if (own := sealed.key_of(key, row)) is not None:\n",
+        "            if (own := sealed.key_of(key, row)) is not None:\n                continue\n",
         "test_sealed.py::test_a_start_that_does_not_find_its_row_looks_for_it_under_other_keys",
     ),
     Mutant(

@@ -182,6 +182,12 @@ def delayer_id(unit: ProcessorKey) -> ProcessorKey:
 FORMAT_KEY: Final = b"\0cues"
 REPLAY_KEY: Final = b"\0replay\0"
 """Key of the note in a store that a replay fills."""
+QUEUES: Final = b"\0queue\0"
+"""Prefix of the keys of all records of queues."""
+STORES: Final = b"\0store\0"
+"""Prefix of the keys of all rows with the path of another store."""
+SUBSCRIPTIONS: Final = b"\0sub\0"
+"""Prefix of the keys of all notes that a processor reads a log; these rows are empty."""
 PROCESSORS: Final = b"\0proc\0"
 """Prefix of the keys of all rows of processors."""
 READERS: Final = b"\0reader\0"
@@ -218,6 +224,9 @@ CLAIMS: Final = b"\0claim\0"
 ERRORS_DATABASE: Final = b"errors"
 """Name of the LMDB database of the rows about error records: what was done with each."""
 
+DATABASES: Final = (b"log:", b"state:", ERRORS_DATABASE)
+"""What the names of all named databases begin with."""
+
 CHECKPOINTS: Final = b"\0checkpoint\0"
 """Prefix of the keys of all fences of checkpoints."""
 
@@ -238,7 +247,7 @@ def _pair_keys(prefix: bytes) -> Callable[[str, str], bytes]:
     return lambda first, second: prefix + first.encode() + b"\0" + second.encode()
 
 
-queue_key = _keys(b"\0queue\0")
+queue_key = _keys(QUEUES)
 """Key of a queue's record: identity, options, partitions, schema."""
 processor_key = _keys_of_ids(PROCESSORS)
 """Key of a processor's row: owner, epoch, generation, positions."""
@@ -297,7 +306,7 @@ def subscription_key(log: str, processor: ProcessorId) -> bytes:
 
 def subscriptions_prefix(log: str) -> bytes:
     """Prefix of the keys of all such notes of a log."""
-    return b"\0sub\0" + log.encode() + b"\0"
+    return SUBSCRIPTIONS + log.encode() + b"\0"
 
 
 def schemas_prefix(log: str) -> bytes:
@@ -307,7 +316,7 @@ def schemas_prefix(log: str) -> bytes:
 
 def store_key(store: bytes) -> bytes:
     """Key of the row with the path of another store, which graphs of this store use."""
-    return b"\0store\0" + store.hex().encode()
+    return STORES + store.hex().encode()
 
 
 def producer_key(store: bytes, processor: ProcessorKey) -> bytes:

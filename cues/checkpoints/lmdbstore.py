@@ -30,7 +30,7 @@ from cues.base.names import ProcessorKey
 from cues.checkpoints import packing
 from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
-from cues.errors import CuesError
+from cues.errors import CuesError, QueueNotFound
 from cues.overrides import override
 from cues.producers.sequencer import Checkpoint
 from cues.queues.backpressure import await_room
@@ -38,7 +38,7 @@ from cues.queues.queue import Queue
 from cues.queues.stamped import check_one_log
 from cues.queues.store import Store
 from cues.records import batch, sealed
-from cues.steps.state import StateTable
+from cues.steps.state import StateTable, piece_intact
 from cues.steps.state_view import State
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
@@ -86,6 +86,7 @@ class LMDBCheckpoint:
         self.name = names.check("checkpoint", name)
         self._key = names.checkpoint_key(name)
         self._table = _table(store, name)
+        self._database = names.state_database(_table_key(name))
         self._guard = threading.Lock()
         """Held while the table is used: a consumer commits in a thread of its own."""
         self._held: RestoredFence | None = None
@@ -115,10 +116,35 @@ class LMDBCheckpoint:
         """
         with self._guard:
             self._table.forget()
+            self._refuse_lost_table()
             self._table.ensure()
             self._held = RestoredFence.now(self.store.core.commit(self._raise_fence, fence, lease))
             faults.point("checkpoint.restored")
-            return _last(self._table)
+            last = _last(self._table)
+            if last is None:
+                self._refuse_lost_row()
+            return last
+
+    def _refuse_lost_table(self) -> None:
+        """Raise :class:`StoreDamaged` if there is a fence without the rows that were made before it."""
+        self.store.core.search()
+        with self.store.core.view() as txn:
+            fence = self._fence_in(txn)
+        try:
+            self.store.core.database(self._database)
+        except QueueNotFound:
+            if fence:
+                raise sealed.placed(
+                    sealed.damaged(f"state of the checkpoint {self.name!r}", "it is missing"), self.store.path
+                ) from None
+
+    def _refuse_lost_row(self) -> None:
+        """Raise :class:`StoreDamaged` if a row of the checkpoint is not under its key: it may be the last one."""
+        rows = self.store.core.database(self._database)
+        with self.store.core.view() as txn:
+            for key, piece in txn.cursor(rows):
+                if not piece_intact(key, piece):
+                    raise sealed.damaged(f"row {key!r} of the checkpoint {self.name!r}", "its checksum fails")
 
     def read(self) -> Checkpoint | None:
         """Return the last checkpoint, and leave the fence as it is."""
@@ -195,7 +221,7 @@ class LMDBCheckpoint:
     def _fence_in(self, txn: StoreTransaction) -> int:
         raw = txn.get(self._key)
         if raw is None:
-            refuse_lost(txn, {self._key: f"fence of the checkpoint {self.name!r}"})
+            refuse_lost(txn)
             return 0
         return unpack_fence(self._key, raw, self.name)
 
@@ -235,5 +261,9 @@ def _last(table: StateTable) -> Checkpoint | None:
 
 
 def _table(store: Store, name: str) -> StateTable:
-    """The rows of a checkpoint. No processor has them: the ids of processors have a dot."""
-    return StateTable(store, ProcessorKey(f"checkpoint:{name}"))
+    return StateTable(store, _table_key(name))
+
+
+def _table_key(name: str) -> ProcessorKey:
+    """The key of the rows of a checkpoint. No processor has it: the ids of processors have a dot."""
+    return ProcessorKey(f"checkpoint:{name}")

@@ -126,6 +126,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
                     path, f"which has queue {name!r}", "is another one than the one that this graph has used"
                 )
             by_path[real] = other
+            other.core.search()
         if by_path[real] is not home:
             stores.of_queue[name] = by_path[real]
 

@@ -52,7 +52,7 @@ def read(txn: StoreTransaction, writer: str) -> SourceRow | None:
     """Return the row of a writer; None before its first commit."""
     raw = txn.get(key := names.source_key(writer))
     if raw is None:
-        transaction.refuse_lost(txn, {key: f"position of the external writer {writer!r}"})
+        transaction.refuse_lost(txn)
         return None
     return SourceRow.unpack(key, raw, writer)
 

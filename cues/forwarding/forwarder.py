@@ -137,7 +137,7 @@ class Forwarder:
             raws = fork_queue.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
         if row is None:
             with self.other.core.view() as txn:
-                refuse_lost(txn, {fork_queue.key: f"row of the steps that {fork_queue.processor} forwarded"})
+                refuse_lost(txn)
             if log_row.first == 1:
                 return 1
             wrong = f"has no step, but steps before {log_row.first} were trimmed"

@@ -91,10 +91,8 @@ def put(txn: StoreTransaction, log: str, group: str, claim: Claim) -> None:
 
 
 def begin(txn: StoreTransaction, group: str, claims: Mapping[str, Claim]) -> None:
-    """Write the first claims of a group on logs. Raises :class:`StoreDamaged` if one is there under another key."""
-    transaction.refuse_lost(
-        txn, {names.claim_key(log, group): f"claim of the group {group!r} on {log}" for log in claims}
-    )
+    """Write the first claims of a group on logs. Raises :class:`StoreDamaged` if a row is under another key."""
+    transaction.refuse_lost(txn)
     for log, claim in claims.items():
         put(txn, log, group, claim)
 

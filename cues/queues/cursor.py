@@ -25,7 +25,7 @@ from cues.records.batch import Batch, is_pending, stamps_of
 from cues.records.log_row import LogRow
 from cues.records.positions import NO_SEAL, POSITION, Position, unpack_reader
 from cues.storage import wakeup
-from cues.storage.transaction import StoreTransaction, refuse_lost
+from cues.storage.transaction import StoreTransaction
 
 AHEAD_BYTES_MAX: Final = 256 << 10
 """The most bytes that a read copies out of one transaction."""
@@ -87,8 +87,8 @@ class Cursor:
                 self.stored = txn.get(self.row_key)
                 if self.stored is not None:
                     self._compare(txn, row, self._unpacked(self.stored))
-                else:
-                    refuse_lost(txn, {self.row_key: self._what})
+        if self.stored is None and (name is not None or queue.core.is_committed):
+            self._core.search()  # without the row of a transaction, a reader of committed messages would read others
         self.identity = row.identity
         self.index = row.first if self.stored is None else self.position_of(self.stored)
         """The position on the log; of committed messages it is a place."""

@@ -163,6 +163,7 @@ def check_one_log(queue: BaseQueue) -> None:
 
 def _read(store: BaseStore, encoded: Sequence[_EncodedPairs]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
+    store.core.search()  # messages of a producer whose row is lost would be appended again
     keys = {(bound.queue.core.log.id, identity[0]) for bound in encoded for identity in bound.identities if identity}
     with store.core.view() as txn:
         return {key: clocks.read(txn, *key) for key in keys}

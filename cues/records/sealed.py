@@ -23,17 +23,23 @@ Each raises the same error as a wrong checksum.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import xxhash
 
 from cues import codec
+from cues.base import names
 from cues.base.texts import quoted
 from cues.errors import StoreDamaged
 from cues.records import batch
 
 CHECKSUM_BYTES: Final = 8
+BARE: Final = {names.CHECKPOINTS: 8, names.READERS: 24}
+"""The lengths, in bytes, of rows that an earlier version wrote without a checksum."""
 _MAP: Final = b"\xc1"
+_UNSEALED: Final = (names.QUEUES, names.TOPOLOGIES, names.STORES)
+"""The kinds of rows with a map that an earlier version wrote without a checksum."""
 
 Form: TypeAlias = Any
 """The form of a value of msgpack: see :func:`fits`."""
@@ -73,6 +79,27 @@ def intact(key: bytes, row: bytes) -> bool:
 def belongs(key: bytes, row: bytes) -> bool:
     """Return whether a row was written under this key. A row of an earlier version does not tell."""
     return len(row) > CHECKSUM_BYTES and seal(key, row[:-CHECKSUM_BYTES]) == row
+
+
+def is_under_its_key(key: bytes, row: bytes) -> bool:
+    """Return whether a row of the unnamed database can be the row of this key. One without a checksum does not tell."""
+    kind = key[: key.find(b"\0", 1) + 1]
+    if not row:
+        return kind == names.SUBSCRIPTIONS
+    if key == names.FORMAT_KEY or len(row) == BARE.get(kind):
+        return True
+    return intact(key, row) or (kind in _UNSEALED and row[:1] != _MAP)
+
+
+def key_of(key: bytes, row: bytes) -> bytes | None:
+    """Return the key of a row that is under a key with one wrong bit; None for another row."""
+    return next((own for own in with_one_bit_changed(key) if belongs(own, row)), None)
+
+
+def with_one_bit_changed(key: bytes) -> Iterator[bytes]:
+    """Iterate over the keys from which a key differs in one bit."""
+    number = int.from_bytes(key, "big")
+    return ((number ^ 1 << bit).to_bytes(len(key), "big") for bit in range(8 * len(key)))
 
 
 def renewed(key: bytes, row: bytes) -> bytes | None:

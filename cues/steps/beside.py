@@ -110,7 +110,7 @@ def _claim(copies: Copies) -> ProcessorRow:
         key, inputs_key = names.redriver_key(own), names.redriver_inputs_key(own)
         raw, raw_inputs = txn.get(key), txn.get(inputs_key)
         if raw is None:
-            refuse_lost(txn, {key: f"row of {own}"})
+            refuse_lost(txn)
         old = None if raw is None else ProcessorRow.unpack(key, raw, node.id)
         before = () if raw_inputs is None else ProcessorInputs.unpack(inputs_key, raw_inputs, node.id).tailers
         known = dict(zip(before, old.positions)) if old is not None else {}

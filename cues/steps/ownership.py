@@ -37,7 +37,7 @@ from cues.records.positions import NO_SEAL, Position
 from cues.storage import leases, locks
 from cues.storage.format_record import require
 from cues.storage.leases import Lease
-from cues.storage.transaction import refuse_lost
+from cues.storage.transaction import named_rows, refuse_lost
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
@@ -196,8 +196,12 @@ class Ownership:
 
         Epochs are also higher than ``above``: the epochs of these processors that other stores have.
 
-        Raises :class:`TopologyChanged` if the inputs are not those that have positions.
+        Raises :class:`TopologyChanged` if the inputs are not those that have positions, and :class:`StoreDamaged` if a
+        row of the store, or the state of a processor, is not under its key.
         """
+        with self.store.core.view() as txn:
+            refuse_lost(txn)
+            _refuse_lost_state(txn)
         # The beginnings of the queues are read first: no transaction of one store is opened inside one of another.
         claimants = self.claimants if only is None else only
         starts: dict[str, Position] = {}
@@ -221,8 +225,6 @@ class Ownership:
         above: int,
     ) -> dict[str, ProcessorRow]:
         rows: dict[str, ProcessorRow] = {}
-        keys = {names.processor_key(each.processor): f"row of the processor {each.processor}" for each in claimants}
-        refuse_lost(txn, {key: what for key, what in keys.items() if txn.get(key) is None})
         for claimant in claimants:
             topology = claimant.topology(self.store)
             rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts, above)
@@ -294,6 +296,26 @@ class Ownership:
             if self._lease is not None:
                 self._lease.close()
                 self._lease = None
+
+
+def _refuse_lost_state(txn: StoreTransaction) -> None:
+    """Raise :class:`StoreDamaged` if state is under a name that is a processor's, but for one bit.
+
+    The processor would begin with an empty state. State of a processor that is gone is not refused.
+    """
+    keys = set(all_keys(txn).values())
+
+    def is_known(owner: str) -> bool:  # a part of a unit has its key, and a name of its own
+        parts = owner.split(".")
+        return any(ProcessorKey(".".join(parts[:end])) in keys for end in range(2, len(parts) + 1))
+
+    prefix = names.state_database(ProcessorKey(""))
+    for owner, name, _ in named_rows(txn, prefix):
+        if is_known(owner) or owner.startswith("checkpoint:"):
+            continue
+        for own in sealed.with_one_bit_changed(name):
+            if own.startswith(prefix) and is_known(own[len(prefix) :].decode(errors="replace")):
+                raise sealed.damaged(f"state {own!r}", f"it is under the name {name!r}")
 
 
 def _renamed_meanwhile(processor: str) -> TopologyChanged:

@@ -303,8 +303,7 @@ class PendingMessages(Abroad):
             self._fence.check(txn)
             row = read_row(txn, self.node.key)
             if row is None:
-                what = f"row of the pending messages of {self.node.id} in other stores"
-                refuse_lost(txn, {names.pending_key(self.node.key): what})
+                refuse_lost(txn)
         self.sync(self.store)
         give_up, self._give_up = self._give_up, False  # the permission holds for one start
         given_up = {} if row is None else self._patience.call(self._settling.settle, row, give_up)

@@ -65,6 +65,8 @@ class Environment:
         self.file = (0, 0)
         self.look_at = 0.0
         """Monotonic time from which on :meth:`StoreCore.is_lost` checks the file again."""
+        self.searched = False
+        """True after all rows were found under their keys (:meth:`StoreCore.search`)."""
         self.durability = durability
         self.readonly = readonly
         self.users = 0

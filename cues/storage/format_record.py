@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import lmdb
 
@@ -27,9 +27,6 @@ from cues.storage.lmdb_errors import translate
 from cues.storage.lmdb_map import MAP_BYTES_MIN, SPARE_BYTES, open_lmdb
 from cues.storage.transaction import StoreTransaction, rows
 from cues.storage.writer_lock import WriterLock
-
-_BARE: Final = {names.CHECKPOINTS: 8, names.READERS: 24}
-"""The lengths, in bytes, of rows that an earlier version wrote without a checksum."""
 
 
 def make_data_file(path: Path) -> None:
@@ -139,7 +136,7 @@ def _renew(txn: StoreTransaction) -> None:
     """Seal the rows of an earlier version with their keys."""
     for key, raw in list(rows(txn, b"\0")):
         row = sealed.renewed(key, raw)
-        if row is None and len(raw) == _BARE.get(b"\0%b\0" % key.split(b"\0")[1]):
+        if row is None and len(raw) == sealed.BARE.get(b"\0%b\0" % key.split(b"\0")[1]):
             row = sealed.seal(key, raw)
         if row is not None:
             txn.put(key, row)

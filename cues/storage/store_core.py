@@ -28,7 +28,7 @@ from cues.storage.environment import Environment
 from cues.storage.lmdb_errors import described, translate
 from cues.storage.lmdb_map import open_lmdb, refuse_written
 from cues.storage.read_slots import OldRead, old_read
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, refuse_lost
 from cues.storage.writer_lock import reentered
 
 R = TypeVar("R")
@@ -112,6 +112,17 @@ class StoreCore:
                 for call in calls:
                     call()
         return self.commit(work, *args, pages=pages)  # the map was full, and is larger now
+
+    def search(self) -> None:
+        """Raise :class:`StoreDamaged` if a row of the store is not under its key.
+
+        All who would begin anew without a row call it when they begin, outside of transactions. It looks at all rows at
+        the first call after the opening of the store.
+        """
+        if not self.environment.searched:
+            with self.view() as txn:
+                refuse_lost(txn)
+            self.environment.searched = True
 
     def is_lost(self) -> bool:
         """Return whether the files were deleted or exchanged since the opening.

@@ -206,13 +206,6 @@ def _row_name(key: bytes) -> str:
     return _ROW_NAMES.get(kind, f"the row {kind.decode(errors='replace')} {{}}").format(name)
 
 
-def _key_of(entry: Entry) -> bytes | None:
-    """Return the key of a row under a key in which one bit is wrong; None for another row."""
-    number = int.from_bytes(entry.key, "big")
-    flips = ((number ^ 1 << bit).to_bytes(len(entry.key), "big") for bit in range(8 * len(entry.key)))
-    return next((key for key in flips if sealed.belongs(key, entry.value)), None)
-
-
 class _Salvage:
     def __init__(self, source: Path, file: DataFile, told: Progress) -> None:
         self._file = file
@@ -267,7 +260,7 @@ class _Salvage:
                 roots[entry.key] = entry.root
             elif check.is_sound(UNNAMED, entry.key, entry.value):
                 rows[entry.key] = entry.value
-            elif (key := _key_of(entry)) is not None:
+            elif (key := sealed.key_of(entry.key, entry.value)) is not None:
                 rows[key] = entry.value
                 why = f"A bit of the key of {_row_name(key)} was wrong ({entry.key!r}); the row is as it was written."
                 self._lose("structure", "", why)

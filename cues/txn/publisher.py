@@ -236,6 +236,7 @@ class Publisher:
             for writer in writers:  # a copy of a store has the same id
                 if writer.store is store or (writer.store.core.same_as(store.core) and not writer.store.closed):
                     return writer
+            store.core.search()
             writers.append(StoreWriter(self, store))
             return writers[-1]
 

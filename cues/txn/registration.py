@@ -110,6 +110,7 @@ class Registration:
         """
         self._fence = int(self._checkpoint.fence)
         for home in self._homes:
+            home.core.search()
             with home.core.view() as txn:
                 row = consumer_rows.read(txn, self.id)
             self._outputs |= set(row.outputs) if row is not None else set()
