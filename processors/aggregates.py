@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from cues.processors import STREAM, takes, vectors
 from cues.processors.event_time import (
     END_US,
     WATERMARK,
+    ByMessages,
     Call,
     Duration,
     Early,
@@ -46,6 +48,7 @@ from cues.processors.event_time import (
     digest,
     duration,
     moment,
+    one_by_one,
     stream,
     time_of,
 )
@@ -75,6 +78,11 @@ class _Each:
         entry = _entry(process.state, digest(key), key)
         self._reduction.add(entry[1], message)
         return {"totals": [self._key.fields(key) | self._reduction.results(entry[1])]}
+
+    @property
+    def by_messages(self) -> ByMessages | None:
+        """Takes many messages; None if a function of the user sees the rows."""
+        return functools.partial(one_by_one, self) if self._reduction.hides_state else None
 
     @property
     def by_columns(self) -> Any:
@@ -119,6 +127,7 @@ class _Every(EventTime):
         super().__init__(*given)
         self._mark_names = ("final",) * self.marked
         self._reduction = Reduction(reduce, [*self._key.names, "end", *self._mark_names, "errors"])
+        self.hides_state = self._reduction.hides_state
         self._every = every
 
     @override

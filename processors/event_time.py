@@ -34,7 +34,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -253,6 +253,19 @@ def no_time(message: Any) -> int:
     return 0
 
 
+ByMessages = Callable[[list[Any], cues.Process], Iterator[Any]]
+"""The function of a processor for many messages: it yields the result of each, and the next one may change it.
+
+The state is encoded after the last one. An exception undoes all, and they are taken singly. So it is for functions of
+our own: one of a user would be called twice, and could keep and change what an encoded state would not share.
+"""
+
+
+def one_by_one(self: Any, messages: list[Any], process: cues.Process) -> Iterator[Any]:
+    """The method ``by_messages`` of a processor that has nothing in common for them but the rows."""
+    return (self(message, process) for message in messages)
+
+
 # --- the function of a stream ---------------------------------------------------------------------
 
 
@@ -293,10 +306,9 @@ class Call:
         head: Any = state.get(HEAD) or (None, None, 0, 0, None)
         if type(head) is list:  # of a store that an older version has written
             tops, *head = head
-            self.tops = {name or None: top for name, top in tops.items()}
-        else:
-            self.tops = dict(zip(head[5::2], head[6::2]))
-        self.watermark, self.due, self.number, self.lates, self.wake = head[:5]
+            head += [each for name, top in tops.items() for each in (name or None, top)]
+        self.watermark, self.due, self.number, self.lates, self.wake, *each = head
+        self.tops = {each[0]: each[1]} if len(each) == 2 else dict(zip(each[::2], each[1::2]))
 
     def end(self) -> None:
         """Write the row of the processor: a tuple of plain values, which is packed once for a step."""
@@ -317,6 +329,12 @@ class Call:
         """Add a row that is complete when the watermark reaches the time after its first byte."""
         due = time_of(row[1:9])
         self.state[row] = value
+        if self.due is None or due < self.due:
+            self.due = due
+
+    def put(self, row: bytes, due: int, value: Any) -> None:
+        """Add or replace a row that is complete when the watermark reaches ``due``; nobody changes the value."""
+        self.state.put(row, value)
         if self.due is None or due < self.due:
             self.due = due
 
@@ -401,6 +419,34 @@ class EventTime:
             # A timer that failed for good is gone, and one of a clock that was ahead is too late.
             if call.wake is None or abs(call.wake - now) > self._idle_us:
                 self._wake(call, process, now + self._idle_us)
+        self._take(call, message, silent)
+        if call.changed:
+            self._await_early(call, process)
+        return self._end(call)
+
+    @property
+    def by_messages(self) -> ByMessages | None:
+        """Takes many messages of an input, and yields the result of each; None if the clock or the user sees the rows.
+
+        The rows that the messages share are decoded and encoded once.
+        """
+        return self._take_messages if self._idle_us is None and self.hides_state else None
+
+    hides_state: bool = True
+    """True if no function of the user changes what is in the rows."""
+
+    def _take_messages(self, messages: list[Any], process: cues.Process) -> Iterator[Any]:
+        call = Call(process.state, process.binding if self._several else None)
+        for message in messages:
+            self._take(call, message, ())
+            yield self._written(call) if call.results or call.late else None
+            call.results, call.late, call.completed = [], [], []
+        if call.changed:
+            self._await_early(call, process)
+        call.end()
+
+    def _take(self, call: Call, message: dict[str, Any], silent: Sequence[str | None]) -> None:
+        """Take a message: move its window or join, and then the watermark."""
         time_of_message, delay = self._inputs[call.binding]
         if message.get("q/type") == WATERMARK:
             until = message.get("watermark")
@@ -411,16 +457,16 @@ class EventTime:
                 self._follow(call, top, silent)
             self.accept(call, message, top)
         self._follow(call, top, silent)
-        if call.changed:
-            self._await_early(call, process)
-        return self._end(call)
 
     def _follow(self, call: Call, top: int, silent: Sequence[str | None]) -> None:
         """Move the watermark, if this time or a silent input moves it."""
         before = call.tops.get(call.binding)
         if before is None or top > before:
             call.tops[call.binding] = top
-            self._move(call, silent)
+            if self._several or top >= END_US // 2:
+                self._move(call, silent)
+            else:
+                self._advance(call, top - self._inputs[None][1])
         elif silent:
             self._move(call, silent)
 
@@ -602,6 +648,10 @@ class EventTime:
 
     def _end(self, call: Call) -> dict[str, Any] | None:
         call.end()
+        return self._written(call)
+
+    def _written(self, call: Call) -> dict[str, Any] | None:
+        """Return what a call writes, by binding."""
         if self.on_late is not None and call.late:
             made = [self._of_late(late) for late in call.late]
             call.results, call.late = [*itertools.chain.from_iterable(made), *call.results], []

@@ -65,6 +65,7 @@ from cues.processors.event_time import (
     check_message,
     digest,
     duration,
+    one_by_one,
     stream,
     time_of,
 )
@@ -142,6 +143,8 @@ class _Lookup:
         self._keys = _keys(key, (pairs.left, pairs.right))
         self.state_key = key
 
+    by_messages = one_by_one
+
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Change the table, or return the message with its row."""
         if message.get("q/type") == WATERMARK:
@@ -194,6 +197,8 @@ class _Latest:
         self._combine, self._delete = combine, delete
         self._keys = _keys(key, inputs)
         self.state_key = key
+
+    by_messages = one_by_one
 
     def __call__(self, message: dict[str, Any], process: cues.Process) -> dict[str, Any] | None:
         """Keep the message as the newest of its input, and return the result of its key, if there is one."""

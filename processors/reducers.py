@@ -56,6 +56,8 @@ class Reducer:
     """
 
     mergeable = True
+    hides_state = False
+    """True if no function of a user is given a state, and so none keeps or changes it."""
 
     def start(self) -> Any:
         """Return the state of a window without messages."""
@@ -136,6 +138,8 @@ def reducer(
 class _OfField(Reducer):
     """A reducer over the values of a field that are not None."""
 
+    hides_state = True
+
     def __init__(self, field: Field) -> None:
         self._value = getter(field, "field")
         self._name = field if isinstance(field, str) else None
@@ -186,6 +190,8 @@ def _defined(value: Any) -> Any:
 
 
 class _Count(Reducer):
+    hides_state = True
+
     @override
     def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
         return [state + more for state, more in zip(states, vectors.counts(codes, len(states)))]
@@ -418,6 +424,8 @@ def last(field: Field) -> Reducer:
 class _Placed(Reducer):
     """The state is [place, value] of the chosen message, or None."""
 
+    hides_state = True
+
     def __init__(self, field: Field, by: Field, is_last: bool) -> None:
         self._value, self._by = getter(field, "field"), getter(by, "by")
         self._names = (field, by) if isinstance(field, str) and isinstance(by, str) else None
@@ -515,6 +523,8 @@ def _whole(message: Any) -> Any:
 
 class _OfAll(_Collect):
     """A function of all messages of the window."""
+
+    hides_state = False
 
     def __init__(self, fn: Callable[[list[Any]], Any]) -> None:
         super().__init__(_whole, None)
@@ -779,6 +789,7 @@ class Reduction:
                     "give reducer(start, add, merge=…).",
                 )
         self._reducers: dict[str, Reducer] = dict(reduce)
+        self.hides_state = all(each.hides_state for each in self._reducers.values())
 
     def add(self, states: dict[str, Any], message: Any) -> None:
         """Add a message; a reducer that was added to the graph since begins here."""

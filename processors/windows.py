@@ -89,6 +89,7 @@ class _Windows(EventTime):
             self._mark_names = (*["number"] * numbers, "final", *["withdrawn"] * merges)
         """The fields by which a result replaces another; none without ``early``."""
         self._reduction = Reduction(reduce, [*self._key.names, "start", "end", *self._mark_names, "errors"], merges)
+        self.hides_state = self._reduction.hides_state
 
     def close(
         self,

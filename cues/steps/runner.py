@@ -128,6 +128,8 @@ class Runner(Calls):
         self.pace = self._pace()
         self._by_columns: Callable[..., Any] | None = None
         """Calls the function with columns, if nothing of the processor needs messages one by one."""
+        self._by_messages: Callable[..., Any] | None = None
+        """The same with many messages; it yields the result of each."""
         self._stride = Stride(self.pace.bound_ns)
         self._threads = Threads(self._width, f"cues {node.id} call")
         self._limit_s = node.options.timeout_s
@@ -169,6 +171,8 @@ class Runner(Calls):
         )
         if self._singly and type(self) is Runner and not needs_messages:
             self._by_columns = getattr(node.fn, "by_columns", None)
+            if self._given_process:
+                self._by_messages = getattr(node.fn, "by_messages", None)
         self._rows_bound = max(self.pace.most, TABLE_SIZE if node.options.batch_size == BATCH_SIZE else 0)
         if self._by_columns is not None:
             self.rows_max = self._rows_bound
@@ -406,6 +410,9 @@ class Runner(Calls):
             results.append(self._keep(result, start))
             return
         if self._given_process and not self._filtered and not faults.active:
+            together = self._by_messages is not None and stop - start > 1 and self._returned.provenance is None
+            if together and self._run_together(taken, results, stop):
+                return
             self._run_with_process(taken.slices[0].messages, results, stop)
             return
         for offset in range(start, stop):
@@ -431,6 +438,25 @@ class Runner(Calls):
 
     def _stopped_iteration(self) -> RuntimeError:
         return RuntimeError(f"{self._node.id} raised StopIteration")
+
+    def _run_together(self, taken: Taken, results: list[Kept], stop: int) -> bool:
+        """Call the function once for the messages up to ``stop``. Return False, and change nothing, if it failed."""
+        assert self._by_messages is not None
+        start = len(results)
+        self._process.core.offset = start
+        try:
+            made = self._by_messages(taken.slices[0].messages[start:stop], self._process)
+            kept = [None if each is None else self._keep(each, offset) for offset, each in enumerate(made, start)]
+            self._layer.settle()
+        except _STOPS:
+            raise
+        except Exception:
+            self._discard()
+            for offset in range(start, stop):
+                taken.restored(offset)  # functions of the user for times and keys may have changed messages
+            return False
+        results += kept
+        return True
 
     def _run_with_process(self, messages: list[Any], results: list[Kept], stop: int) -> None:
         """Call a function that is given one message and the process, for the messages up to ``stop``."""
