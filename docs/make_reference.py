@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import importlib
 import inspect
 import itertools
@@ -107,8 +108,7 @@ def module_page(name: str, title: str) -> str:
     lines = [f"# {name}: {title}\n", markdown(inspect.getdoc(module) or ""), ""]
     if name == "cues" and exported:
         lines += [f"Errors that are names of `cues` as well: {exported}.\n"]
-    source = Path(str(module.__file__))  # of a compiled module the source is beside it
-    notes = attribute_notes(source.with_name(source.name.partition(".")[0] + ".py").read_text(encoding="utf-8"))
+    notes = attribute_notes(tree_of(name).body)
     for public in names:
         lines += describe(public, getattr(module, public), notes.get(public, ""))
     return "\n".join(lines).rstrip() + "\n"
@@ -193,10 +193,7 @@ def describe_member(name: str, member: str, value: Any) -> Iterator[str]:
 
 def fields(cls: type[Any]) -> Iterator[str]:
     """The annotated attributes of a class, with the string below each."""
-    try:
-        notes = attribute_notes(inspect.getsource(cls))
-    except (OSError, TypeError):
-        notes = {}
+    notes = attribute_notes(body_of(cls))
     rows = []
     if issubclass(cls, enum.Enum):
         rows = [(item.name, "", notes.get(item.name, "")) for item in cls]
@@ -213,10 +210,23 @@ def fields(cls: type[Any]) -> Iterator[str]:
         yield ""
 
 
-def attribute_notes(source: str) -> dict[str, str]:
-    """The strings that are written below assignments, by name (the first class of the source, or the module)."""
-    tree = ast.parse(inspect.cleandoc("\n" + source) if source.startswith(" ") else source)
-    body = tree.body[0].body if len(tree.body) == 1 and isinstance(tree.body[0], ast.ClassDef) else tree.body
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    """The syntax tree of a module. It is parsed once: ``inspect.getsource`` would parse it for each of its classes."""
+    source = Path(str(importlib.import_module(name).__file__))  # of a compiled module the source is beside it
+    return ast.parse(source.with_name(source.name.partition(".")[0] + ".py").read_text(encoding="utf-8"))
+
+
+def body_of(cls: type[Any]) -> list[ast.stmt]:
+    """The statements of a class; none where its module does not define it."""
+    body = tree_of(cls.__module__).body
+    for part in cls.__qualname__.split("."):
+        body = next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == part), [])
+    return body
+
+
+def attribute_notes(body: list[ast.stmt]) -> dict[str, str]:
+    """The strings that are written below the assignments of a class or a module, by name."""
     notes = {}
     for first, second in itertools.pairwise(body):
         text = second.value if isinstance(second, ast.Expr) else None
