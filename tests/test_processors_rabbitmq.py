@@ -124,6 +124,7 @@ def test_messages_are_read_once_with_what_they_have(tmp_path: Path, broker: Rabb
     assert bodies(read(tmp_path / "s", source))[-1] == 100
 
 
+@pytest.mark.slow
 def test_values_as_messages_have_the_rest_in_their_metadata(tmp_path: Path, broker: RabbitMQ) -> None:
     seen = []
     broker.publish("in", [b'{"n": 1}', b"[1]", b'{"q/uuid": 1}', b'{"n": 2}'], headers={"h": 1})
@@ -140,6 +141,7 @@ def test_values_as_messages_have_the_rest_in_their_metadata(tmp_path: Path, brok
     assert len(failed) == 2 and "list, not an object" in failed[0] and "reserved key" in failed[1]
 
 
+@pytest.mark.slow
 def test_a_queue_is_made_with_its_bindings(tmp_path: Path, broker: RabbitMQ) -> None:
     source = RabbitQueue(
         broker.url, "made", declare={"arguments": {"x-max-length": 100}}, bindings=[("amq.topic", "a.#")],
@@ -274,6 +276,7 @@ def test_an_identity_decides_what_is_a_repetition(
     assert len(found) == expected and set(found) == set(range(6)) and broker.count("in") == 0
 
 
+@pytest.mark.slow
 def test_the_same_id_twice_is_two_messages(tmp_path: Path, broker: RabbitMQ) -> None:
     """Without the flag of the broker nothing is a repetition: a publisher decides about its own."""
     broker.publish("in", lines(1, 2), message_id="same")
@@ -475,6 +478,7 @@ def sent(path: Path, publisher: RabbitPublisher, *messages: dict[str, Any], **op
         return testing.messages(store, "errors")
 
 
+@pytest.mark.slow
 def test_messages_are_published_and_wrong_ones_are_errors(tmp_path: Path, broker: RabbitMQ) -> None:
     headers = {"n": 1, "at": datetime(2026, 1, 2, tzinfo=UTC), "d": Decimal("1.5"), "t": {"l": [1]}}
     records: list[dict[str, Any]] = [

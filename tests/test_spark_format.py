@@ -87,7 +87,7 @@ def finish(query: StreamingQuery) -> list[tuple[int, int]]:
 # --- batch --------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast
+@pytest.mark.compiled
 def test_sql_over_a_queue(spark: SparkSession, tmp_path: Path) -> None:
     """Declared columns, of flat and nested types, by fields and by schema; partitions; a filter by index."""
     written = [
