@@ -13,6 +13,7 @@ from children import Child
 from test_processors_sql import Presented
 
 import cues
+from cues import testing
 
 
 def deliver(target: Any, start: int, end: int, inside: Any = None, **options: Any) -> None:
@@ -24,6 +25,15 @@ def deliver(target: Any, start: int, end: int, inside: Any = None, **options: An
             inside(transaction.connection, fresh)
         else:
             transaction.connection.write(fresh)
+
+
+def run(target: Any, messages: Any, store: cues.Store, **options: Any) -> list[Any]:
+    """Write messages, or a table of Arrow, through a graph with a sink into a target; return the errors."""
+    graph = cues.Graph("g", [cues.Source("q"), target.sink("q", **options)], errors="errors")
+    appender = store.queue("q").appender()
+    (appender.write_many if isinstance(messages, list) else appender.write_table)(messages)
+    testing.run_until_idle(graph, store)
+    return list(testing.messages(store, "errors")) if "errors" in store.queues() else []
 
 
 def kill(code: str, *arguments: object, rounds: int, lines: int = 3, pause_s: float = 0.01) -> None:

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import pytest
+
 
 @contextlib.contextmanager
 def running() -> Iterator[dict[str, str]]:
@@ -34,6 +36,16 @@ def running() -> Iterator[dict[str, str]]:
     finally:
         server.kill()
         server.wait()
+
+
+@contextlib.contextmanager
+def bucket(name: str) -> Iterator[dict[str, str]]:
+    """A server with one bucket. Its variables are in the environment meanwhile."""
+    with running() as variables, pytest.MonkeyPatch.context() as patch:
+        for variable, value in variables.items():
+            patch.setenv(variable, value)
+        make_bucket(name)
+        yield variables
 
 
 def _answers(port: int) -> bool:

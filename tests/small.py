@@ -69,6 +69,15 @@ def run(store: Store, *processors: Any, **options: Any) -> testing.Report:
     return testing.run_until_idle(Graph("g", list(processors), **options), store, **keywords)
 
 
+def finish(graph: Graph, store: Store, crash: tuple[str, int] | None) -> None:
+    """Run a graph until it is idle, and once more after the crash that the test asked for."""
+    try:
+        testing.run_until_idle(graph, store)
+    except testing.Crashed:
+        assert crash is not None
+        testing.run_until_idle(graph, store)
+
+
 def numbers(store: Store, queue: str) -> list[Any]:
     """The ``n`` of every message that is on a queue."""
     return [message["n"] for message in testing.messages(store, queue)]

@@ -27,6 +27,25 @@ import forks
 CUES = [sys.executable, "-c", "from cues.cli import main; main()"]
 TIMEOUT_S = 100
 
+LIVE = """
+import itertools, time
+import cues
+graph = cues.Graph("live", durability="process")
+
+@graph.source("ticks")
+def ticks(position, process):
+    for n in itertools.count(position or 0):
+        if process.stopping:
+            return
+        yield n + 1, {"n": n}
+        time.sleep(0.001)
+
+@graph.stream("ticks", "tocks")
+def tock(tick):
+    return tick
+"""
+"""A graph that does not end: a source of numbers, and a stage that copies them."""
+
 
 class Result(NamedTuple):
     code: int

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from terminal import Command, cues
+from terminal import LIVE, Command, cues
 
 import cues as library
 
@@ -28,24 +28,6 @@ def square(number):
     if number["n"] % 100 == 99:
         raise ValueError(f"{number['n']} is unlucky")
     return {"n": number["n"], "square": number["n"] ** 2}
-"""
-
-LIVE = """
-import itertools, time
-import cues
-graph = cues.Graph("live", durability="process")
-
-@graph.source("ticks")
-def ticks(position, process):
-    for n in itertools.count(position or 0):
-        if process.stopping:
-            return
-        yield n + 1, {"n": n}
-        time.sleep(0.001)
-
-@graph.stream("ticks", "tocks")
-def tock(tick):
-    return tick
 """
 
 FED = """

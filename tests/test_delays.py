@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import seeds
+from small import finish
 
 import cues
 from cues import Graph, faults, testing
@@ -100,21 +101,13 @@ def played(play: Play, graph: Graph, crash: tuple[str, int] | None = None) -> di
     with testing.Clock(START) as clock, testing.temporary_store() as store:
         for seconds, messages in play:
             clock.set(at(seconds))
-            _run(graph, store, crash)
+            finish(graph, store, crash)
             appender = store.queue("in").appender()
             for message, due in messages:
                 appender.write(message, deliver_at=None if due is None else at(due))
-            _run(graph, store, crash)
+            finish(graph, store, crash)
         assert not testing.check_attempts(store)
         return testing.contents(store)
-
-
-def _run(graph: Graph, store: Any, crash: tuple[str, int] | None) -> None:
-    try:
-        testing.run_until_idle(graph, store)
-    except testing.Crashed:
-        assert crash is not None
-        testing.run_until_idle(graph, store)
 
 
 PLAY: Play = [

@@ -528,11 +528,8 @@ def test_a_table_that_is_not_there_and_a_version_to_come_are_refused(tmp_path: P
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
-    with object_store.running() as options, pytest.MonkeyPatch.context() as patch:
-        for name, value in options.items():
-            patch.setenv(name, value)
-        object_store.make_bucket("lake")
-        yield options
+    with object_store.bucket("lake") as variables:
+        yield variables
 
 
 @pytest.mark.slow

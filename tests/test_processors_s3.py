@@ -42,10 +42,7 @@ def s3() -> Iterator[Any]:
     from fsspec.registry import _registry
 
     former = dict(_registry)
-    with object_store.running() as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        object_store.make_bucket("files")
+    with object_store.bucket("files"):
         obstore.register("s3")
         try:
             yield fsspec.filesystem("s3")

@@ -18,29 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from terminal import Command, environment
+from terminal import LIVE, Command, environment
 from terminal import cues as command
 
 import cues as library
 from cues.cli.options import INTERRUPTED, RUNNING
-
-LIVE = """
-import itertools, time
-import cues
-graph = cues.Graph("live", durability="process")
-
-@graph.source("ticks")
-def ticks(position, process):
-    for n in itertools.count(position or 0):
-        if process.stopping:
-            return
-        yield n + 1, {"n": n}
-        time.sleep(0.001)
-
-@graph.stream("ticks", "tocks")
-def tock(tick):
-    return tick
-"""
 
 SLOW = """
 import time

@@ -27,7 +27,7 @@ import spark_graphs
 import terminal
 from spark_cluster import until
 from spark_graphs import GRAPHS
-from test_spark_engine import IGNORED, IN_STORE, left, run, template, without_times
+from test_spark_engine import IGNORED, IN_STORE, assert_same, left, run, template, without_times
 
 from cues.spark import stretches
 from cues.spark.executor import edges_of
@@ -57,20 +57,7 @@ def test_a_backfill_leaves_what_the_embedded_engine_leaves(name: str, spark: Spa
     fill(tmp_path / "backfill")
     run(IN_STORE[name](), tmp_path / "backfill", engine="spark", spark=spark, backfill=True)
     expected, found = left(tmp_path / "embedded"), left(tmp_path / "backfill")
-    if name == "alts":  # which input is served first is free; what comes from each is not
-        for one in (expected, found):
-            one["queues"]["tagged"].sort(key=lambda m: (m["from"], m["n"]))
-    if name.startswith("batch function"):  # a step takes what is there when it begins
-        for one in (expected, found):
-            took = [m["count"] for m in one["queues"].pop("out")]
-            failed = [m["err.proc/messages"]["in"] for m in one["queues"].pop("errors", ())]
-            assert sum(took) + sum(map(len, failed)) == spark_graphs.COUNT
-            assert [m["n"] for some in failed for m in some] in ([], list(range(spark_graphs.COUNT)))
-            one["hashes"] = {queue: one["hashes"][queue] for queue in one["queues"]}
-    assert without_times(found["queues"]) == without_times(expected["queues"])
-    assert found["hashes"] == expected["hashes"] or name == "alts"
-    for what in ("state", "positions", "sources"):
-        assert found[what] == expected[what]
+    assert_same(name, found, expected)
     assert not list((tmp_path / "backfill" / "staged").glob("*"))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import seeds
+from small import finish
 from terminal import cues as command
 
 import cues
@@ -114,19 +115,11 @@ def played(play: Play, graph: Graph, crash: tuple[str, int] | None = None) -> di
     with testing.Clock(START) as clock, testing.temporary_store() as store:
         for seconds, messages in play:
             clock.set(START + timedelta(seconds=seconds))
-            _run(graph, store, crash)
+            finish(graph, store, crash)
             store.queue("in").appender().write_many(messages)
-            _run(graph, store, crash)
+            finish(graph, store, crash)
         assert not testing.check_attempts(store)
         return testing.contents(store)
-
-
-def _run(graph: Graph, store: Any, crash: tuple[str, int] | None) -> None:
-    try:
-        testing.run_until_idle(graph, store)
-    except testing.Crashed:
-        assert crash is not None
-        testing.run_until_idle(graph, store)
 
 
 PLAY: Play = [

@@ -21,7 +21,7 @@ import pytest
 import seeds
 from sets import slow_except
 from small import queue_of, until
-from terminal import Command
+from terminal import LIVE, Command
 from terminal import cues as command
 
 import cues
@@ -150,24 +150,6 @@ def test_a_finite_graph_ends_by_itself_and_the_next_run_finds_nothing_new(tmp_pa
     assert [one for one in said if "ValueError: unlucky" in one.get("text", "")], first.err
     again = command("run", tmp_path / "graph.py", "--workers", "auto")
     assert again.code == 0 and json.loads(again.out)["nothing_new"]
-
-
-LIVE = """
-import itertools
-graph = cues.Graph("live", durability="process")
-
-@graph.source("ticks")
-def ticks(position, process):
-    for n in itertools.count(position or 0):
-        if process.stopping:
-            return
-        yield n + 1, {"n": n}
-        time.sleep(0.001)
-
-@graph.stream("ticks", "tocks")
-def tock(tick):
-    return tick
-"""
 
 
 def test_what_workers_print_is_not_mixed_with_the_table(tmp_path: Path, write: Write) -> None:
