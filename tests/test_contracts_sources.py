@@ -24,7 +24,7 @@ from cues import codec, testing
 FAST = ("jsonl", "tail", "rows-sqlite")
 SERVERS = (
     "rows-duckdb", "rows-postgres", "rows-mariadb", "kafka", "redis", "nats", "kinesis", "http-list", "http-pages",
-    "http-cursor", "postgres-snapshot", "postgres-changes", "mysql-snapshot", "mysql-changes",
+    "http-cursor", "http-post", "postgres-snapshot", "postgres-changes", "mysql-snapshot", "mysql-changes",
 )  # fmt: skip
 
 CONTROLLED = [name for name in SOURCES if not name.startswith("mysql")]

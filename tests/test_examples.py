@@ -105,10 +105,10 @@ def test_crash_me_reports_a_result_that_is_not_exact(tmp_path: Path) -> None:
     assert "Something is wrong" in printed
 
 
-@pytest.mark.parametrize(
-    ("kind", "deaths"), slow_except([("sqlite", 2)], [("sqlite", 2), ("sqlite", 4), ("postgresql", 4)], names=2)
-)
-def test_bank(kind: str, deaths: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_bank(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    deaths = 4
     ledger = ["--ledger", request.getfixturevalue("postgres").database()] if kind == "postgresql" else []
     printed = run(sys.executable, str(EXAMPLES / "bank.py"), "--deaths", str(deaths), *ledger, cwd=tmp_path)
     assert printed.count("killed after") == deaths and "  finished" in printed
@@ -126,7 +126,11 @@ def test_bank_reports_a_wrong_result(tmp_path: Path) -> None:
     assert "NO   the money is all there" in printed and "Something is wrong" in printed
 
 
-def test_delays(tmp_path: Path) -> None:
+FAULTS = ("commit.inside:2", "function.after:1", "commit.outputs:2", "files.appended:1", "files.committed:1")
+
+
+@pytest.mark.parametrize("faults", slow_except([FAULTS[2:4]], [FAULTS[2:4], FAULTS]), ids=len)
+def test_delays(faults: tuple[str, ...], tmp_path: Path) -> None:
     """Killed in each part of its work and run again: the file and the totals of ten lines of polars, all in columns."""
     pl = pytest.importorskip("polars")
     script = EXAMPLES / "delays.py"
@@ -139,7 +143,7 @@ def test_delays(tmp_path: Path) -> None:
     late, gained = pl.mean("arr_delay").alias("late"), pl.mean("gained")
     totals = rows.group_by("carrier").agg(pl.len().alias("flights"), late, gained).sort("carrier")
 
-    for fault in ("commit.inside:2", "function.after:1", "commit.outputs:2", "files.appended:1", "files.committed:1"):
+    for fault in faults:
         run(sys.executable, str(script), cwd=tmp_path, code=-signal.SIGKILL, env={"CUES_FAULT": fault})
     printed = [run(sys.executable, str(script), cwd=tmp_path).split("\n", 1) for _ in range(2)]
     assert printed[0] == printed[1], "a second run changes nothing"

@@ -24,7 +24,7 @@ import object_store
 import pyarrow as pa
 import pytest
 from contracts_sinks import iceberg_rows
-from mirrors import deliver
+from mirrors import deliver, run
 from sets import bounded
 
 import cues
@@ -46,15 +46,6 @@ def catalog(path: Path) -> dict[str, str]:
 
 def target_at(path: Path, name: str = "lake.t", **options: Any) -> IcebergTarget:
     return IcebergTarget(name, catalog=catalog(path), **options)
-
-
-def run(target: IcebergTarget, messages: list[Any] | pa.Table, store: cues.Store, **options: Any) -> list[Any]:
-    """Write messages, or a table of Arrow, through a graph; return what failed."""
-    graph = cues.Graph("g", [cues.Source("q"), target.sink("q", **options)], errors="errors")
-    appender = store.queue("q").appender()
-    (appender.write_table if isinstance(messages, pa.Table) else appender.write_many)(messages)
-    testing.run_until_idle(graph, store)
-    return list(testing.messages(store, "errors")) if "errors" in store.queues() else []
 
 
 def rows(target: IcebergTarget) -> list[dict[str, Any]]:
@@ -135,15 +126,16 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "value"), VALUES, ids=lambda each: str(each)[:30])
-def test_a_value_is_the_same_in_the_table(tmp_path: Path, store: cues.Store, kind: Any, value: Any) -> None:
-    given = [{"n": 1, "v": value}, {"n": 2, "v": value}]
-    schema = pa.schema({"n": pa.int64(), "v": kind})
+def test_a_value_is_the_same_in_the_table(tmp_path: Path) -> None:
+    """In a column for each type: one table costs as much as a table of one type."""
+    schema = pa.schema([("n", pa.int64()), *((f"v{n}", kind) for n, (kind, _) in enumerate(VALUES))])
+    values = {f"v{n}": value for n, (_, value) in enumerate(VALUES)}
+    given = [{"n": n, **values} for n in (1, 2)]
     for name, messages in (("dicts", given), ("tables", pa.Table.from_pylist(given, schema))):
         target = target_at(tmp_path / name, schema=schema)
         with testing.temporary_store() as own:
             assert run(target, messages, own) == []
-        assert [row["v"] for row in rows(target)] == [value, value]
+        assert sorted(rows(target), key=lambda row: row["n"]) == given
 
 
 def test_a_value_that_the_column_does_not_hold_fails_its_message_alone(tmp_path: Path, store: cues.Store) -> None:
@@ -468,12 +460,9 @@ def test_duckdb_and_polars_read_the_table(tmp_path: Path, store: cues.Store) -> 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
-    with object_store.running() as options, pytest.MonkeyPatch.context() as patch:
-        for name, value in options.items():
-            patch.setenv(name, value)
-        object_store.make_bucket("lake")
+    with object_store.bucket("lake") as variables:
         yield {
-            "warehouse": "s3://lake/warehouse", "s3.endpoint": options["AWS_ENDPOINT_URL"], "s3.region": "us-east-1",
+            "warehouse": "s3://lake/warehouse", "s3.endpoint": variables["AWS_ENDPOINT_URL"], "s3.region": "us-east-1",
             "s3.access-key-id": "test", "s3.secret-access-key": "test",
         }  # fmt: skip
 

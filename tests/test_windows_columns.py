@@ -265,7 +265,7 @@ def test_each_row_may_have_a_result_that_is_none_or_fails(calls: list[int]) -> N
 
 
 @pytest.mark.parametrize("key", ["k", None])
-@pytest.mark.parametrize("seed", seeds.among(range(60), fast=6))
+@pytest.mark.parametrize("seed", seeds.among(range(60), fast=2))
 def test_counted_windows_with_a_time_are_those_of_messages(key: str | None, seed: int, calls: list[int]) -> None:
     """Full ones, ended ones, and those that end in a step before, in or after a row of their key."""
     dice = random.Random(f"{key} {seed}")
@@ -554,7 +554,7 @@ def test_a_wrong_message_does_not_keep_the_others_from_columns(calls: list[int])
 
 
 @pytest.mark.parametrize("name", sorted(COLUMNS.intersection(ONE_INPUT)))
-@pytest.mark.parametrize("seed", seeds.among(range(20), fast=2))
+@pytest.mark.parametrize("seed", seeds.among(range(20), fast=1))
 def test_an_expression_in_where_is_evaluated_on_columns(name: str, seed: int, calls: list[int]) -> None:
     """With the results, provenance and state of a filter that is a function; watermarks pass both."""
     dice = random.Random(f"{name} {seed}")
