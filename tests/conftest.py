@@ -42,6 +42,7 @@ SPARK_PROCESSES = {
     for name in ("exactly_once", "cluster", "queues_cluster", "connect", "directory_format", "engine")
 }
 """Files of tests whose drivers are mostly processes of their own: half of the time of Spark."""
+BYTECODE, BYTECODE_OF_WORKERS = "PYTHONDONTWRITEBYTECODE", "CUES_TEST_DONT_WRITE_BYTECODE"
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 8 << 30
 
@@ -60,6 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
     config.addinivalue_line("markers", "delivers_again: the test delivers messages under other hashes, on purpose")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Let the processes of pytest-xdist keep the bytecode of pytest's plugins, which they import before this file.
+
+    Else each process compiles them again, all of hypothesis too, because pytest rewrites the assertions of its plugins.
+    In the process, and so in its children, the variable has its value again (below).
+    """
+    if value := os.environ.pop(BYTECODE, None):
+        os.environ[BYTECODE_OF_WORKERS] = value
+
+
+if BYTECODE_OF_WORKERS in os.environ:
+    os.environ[BYTECODE] = os.environ.pop(BYTECODE_OF_WORKERS)
+    sys.dont_write_bytecode = True
 
 
 @pytest.hookimpl(wrapper=True)
