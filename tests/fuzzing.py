@@ -100,9 +100,8 @@ def _record(raw: bytes) -> Any:
     if not batch.intact(raw, 1):
         raise codec.CodecError("", "", path="")
     opened = batch.Batch(1, raw)
-    stamps = batch.stamps_of(raw) if opened.head.flags & batch.PRODUCER else None
-    if opened.head.provenance:
-        provenance.decode(opened.head.provenance, opened.head.count)
+    stamps = opened.stamps
+    opened.provenance("in", frozenset({"t", "tx"}))
     if opened.head.flags & batch.COLUMNS:  # the log gives the schema, and Arrow reads the rest
         return opened.head.count, None, opened.schema_hash
     return opened.head.count, stamps and stamps.clocks, opened.messages() if opened.is_complete() else None
@@ -192,7 +191,7 @@ class _Files:
 def _directory_record(raw: bytes) -> Any:
     from cues.spark.cluster import files, ledger
 
-    return ledger.LedgerRecord.of(3, files.parsed(_Files(), "3.json", raw))  # type: ignore[arg-type]
+    return ledger.LedgerRecord.of(3, files.parsed(_Files(), "3.json", raw, files.ANY_FORM))  # type: ignore[arg-type]
 
 
 def _directory_records() -> Iterator[bytes]:
@@ -202,7 +201,15 @@ def _directory_records() -> Iterator[bytes]:
     file = DataFile("a.parquet", 1, 5, 100, 17, 0)
     yield ledger.LedgerRecord(3, "claim", "me", 1, {"g.f.in": ("ab", 4)}).to_json()
     yield ledger.LedgerRecord(
-        3, "step", "me", 1, {"g.f.in": ("ab", 4)}, hash="9f", files={"out": [file]}, counts={"out": 5}, source=[1, "x"]
+        3,
+        "step",
+        "me",
+        1,
+        {"g.f.in": ("ab", 4)},
+        hash="9f",
+        files={"out": [file]},
+        counts={"out": 5},
+        source="9201a178",
     ).to_json()
 
 
@@ -300,7 +307,6 @@ DECODERS: dict[str, Decoder] = {
         (batch, provenance),
         _records,
         _record,
-        FOREIGN,
         seal=lambda raw: batch.checksum(memoryview(raw)[8:], seed=1) + raw[8:],
     ),
     "provenance": Decoder(
@@ -426,7 +432,7 @@ DECODERS: dict[str, Decoder] = {
         tuple(importlib.import_module(f"cues.graphs.{name}") for name in ("graph", "processor", "declaration")),
         lambda: [json.dumps(_graph()).encode()],
         _planned,
-        (*FOREIGN, RecursionError),
+        (CuesError, json.JSONDecodeError, UnicodeDecodeError),
     ),
     "settings": Decoder(
         (importlib.import_module("cues.cli.settings"),),

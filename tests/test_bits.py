@@ -25,7 +25,7 @@ from sets import amounts
 
 import cues as library
 from cues.errors import Diverged
-from cues.spark.cluster.files import parsed, sealed_json
+from cues.spark.cluster.files import ANY_FORM, parsed, sealed_json
 from cues.storage import transaction
 from cues.storage.pages import DataFile, Root
 
@@ -286,10 +286,10 @@ def test_each_bit_of_a_json_record_is_checked() -> None:
     ]
     for record in records:
         raw = sealed_json(record)
-        assert parsed(_Here(), "x.json", raw) == record  # type: ignore[arg-type]
+        assert parsed(_Here(), "x.json", raw, ANY_FORM) == record  # type: ignore[arg-type]
         for at in range(len(raw)):
             for bit in range(8):
                 wrong = bytearray(raw)
                 wrong[at] ^= 1 << bit
                 with pytest.raises(Diverged):
-                    parsed(_Here(), "x.json", bytes(wrong))  # type: ignore[arg-type]
+                    parsed(_Here(), "x.json", bytes(wrong), ANY_FORM)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ at queues with the same name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +35,7 @@ from cues.base import lazy, names
 from cues.base.checks import nearest
 from cues.base.option_texts import describes
 from cues.base.shown import Shown
-from cues.errors import GraphError, InvalidArgument
+from cues.errors import CuesError, GraphError, InvalidArgument
 from cues.graphs import plan, typed
 from cues.graphs.declaration import DECLARATIONS, AllOf, AnyOf, Frame, Processor, Sink, Source, Stream
 from cues.graphs.options import (
@@ -393,8 +394,24 @@ class Graph(Shown):
     def from_dict(data: Mapping[str, Any], **overrides: Unpack[GraphOptions]) -> Graph:
         """Return the graph that plain data describe; functions are callables or ``"module:qualname"``.
 
-        ``overrides`` are arguments of :class:`Graph` (store, system, …).
+        ``overrides`` are arguments of :class:`Graph` (store, system, …). Raises :class:`GraphError` for other data, and
+        for a value of another type that only the plan would use.
         """
+        try:
+            graph = Graph._from_dict(data, overrides)
+            with contextlib.suppress(CuesError):
+                graph.plan()  # a graph with a mistake can be made, and its plan names the mistake
+        except CuesError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise GraphError(
+                f"The plain data of a graph, {data!r:.200}, cannot be used ({type(error).__name__}: {error}).",
+                "compare the type of each value with that in the result of to_dict() of a similar graph.",
+            ) from error
+        return graph
+
+    @staticmethod
+    def _from_dict(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> Graph:
         rest = dict(data)
         try:
             id = rest.pop("id")

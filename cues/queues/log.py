@@ -346,8 +346,12 @@ class Log:
         intact = batch.intact(value, first) and (
             not pieces or all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
         )
-        record = Batch(first, value, pieces) if intact else None
+        try:
+            record = Batch(first, value, pieces) if intact else None
+        except StoreDamaged:
+            record = None  # it has the right checksum, and a header that no version wrote
         if record is not None and record.is_complete():
+            record.damage = self._damage
             if (hash := record.schema_hash) is not None:
                 record.schema = self.schema(hash)
             return record

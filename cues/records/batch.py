@@ -29,14 +29,14 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgpack
 import xxhash
 
 from cues import codec
 from cues.base import clock, names
-from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey, Unsupported
+from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey, StoreDamaged, Unsupported
 from cues.native import mypyc_attr
 from cues.overrides import override
 from cues.records import columns, provenance
@@ -581,20 +581,52 @@ def _at(offset: int, error: Any) -> Any:
 # --- reading ------------------------------------------------------------------------------------
 
 
+Damage: TypeAlias = Callable[[int, int, str], StoreDamaged]
+"""Returns the error for the record of the messages from the first number to the second one."""
+
+FOREIGN: Final = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    NotImplementedError,
+    struct.error,
+)
+"""Errors of msgpack, Arrow and Python in a record with the right checksum that no version of Cues wrote."""
+_DICT: Final = {dict}
+
 ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
 """The placeholder of an acknowledgement among messages. Users never get it; compare it with ``is``."""
+
+
+def _is_msgpack(body: bytes | memoryview) -> bool:
+    try:
+        codec.unpack_known(body)
+    except FOREIGN:
+        return False
+    return True
 
 
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
-    __slots__ = ("_body", "_origins", "_stamps", "_table", "first", "head", "next", "schema", "seal", "value")
+    __slots__ = ("_body", "_origins", "_stamps", "_table", "damage", "first", "head", "next", "schema", "seal", "value")
 
     def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
         """``value`` must be intact."""
+        self.damage: Damage | None = None
+        """Makes the error of the log for a record of another form (:meth:`foreign`)."""
         self.first = first
         self.value = value
-        self.head = header(value)
+        self.next = first + 1
+        try:
+            self.head = header(value)
+        except FOREIGN as error:
+            raise self.foreign(error) from None
+        if not self.head.count:
+            raise self.foreign("it has no messages")
         self.next = first + self.head.count
         self.seal = value[:8]
         self._body: bytes | None = None
@@ -607,17 +639,42 @@ class Batch:
         if self.head.length or self.head.flags & COLUMNS:
             self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
             if self.head.flags & COLUMNS and self.head.flags & PROVENANCE:
-                self.head.provenance = columns.provenance_of(self._body)
+                try:
+                    self.head.provenance = columns.provenance_of(self._body)
+                except FOREIGN as error:
+                    raise self.foreign(error) from None
 
     def messages(self) -> list[dict[str, Any]]:
         """Decode the body into a new list of new dicts; for an acknowledgement, :data:`ACKNOWLEDGEMENT`."""
+        count = self.head.count
         if self.head.acknowledges:
-            return [ACKNOWLEDGEMENT] * self.head.count
-        if self.head.flags & COLUMNS:
-            return columns.rows(self.table())
-        if self._body is not None:
-            return codec.unpack(self._body)  # type: ignore[no-any-return]
-        return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]
+            return [ACKNOWLEDGEMENT] * count
+        body = memoryview(self.value)[self.head.body_at :] if self._body is None else self._body
+        try:
+            found = columns.rows(self.table()) if self.head.flags & COLUMNS else codec.unpack(body)
+        except FOREIGN as error:
+            if not self.head.flags & COLUMNS and _is_msgpack(body):
+                raise  # it is the error of a decoder that the user registered
+            raise self.foreign(error) from None
+        # Slices, because a call costs more, and each step makes one here.
+        if type(found) is not list or {*map(type, found)} != _DICT or found[count:] or not found[count - 1 :]:
+            many = (
+                f"it has {len(found)} messages, and its header says {count}" if type(found) is list else "it is no list"
+            )
+            raise self.foreign(f"{many}; dicts are expected, found {found!r:.80}")
+        return found
+
+    def foreign(self, why: object) -> StoreDamaged:
+        """Return the error for a record with the right checksum that no version of Cues wrote."""
+        kind = f"{type(why).__name__}: " if isinstance(why, Exception) else ""
+        what = f"has the right checksum, and another form than any version of Cues writes ({kind}{why})"
+        if self.damage is not None:
+            return self.damage(self.first, self.next - 1, what)
+        return StoreDamaged(
+            f"The record batch of the messages {self.first} to {self.next - 1} {what}.",
+            "run cues check on the store, then restore a backup.",
+            path="",
+        )
 
     @property
     def schema_hash(self) -> bytes | None:
@@ -625,13 +682,21 @@ class Batch:
         if not self.head.flags & COLUMNS:
             return None
         assert self._body is not None
-        return columns.schema_hash(self._body)
+        try:
+            return columns.schema_hash(self._body)
+        except FOREIGN as error:
+            raise self.foreign(error) from None
 
     def table(self) -> Any:
         """Return the ``pyarrow.RecordBatch`` of a record of columns, which no dict was made of."""
         if self._table is None:
             assert self._body is not None and self.schema is not None
-            self._table = columns.opened(self._body, self.schema)
+            try:
+                self._table = columns.opened(self._body, self.schema)
+            except FOREIGN as error:
+                raise self.foreign(error) from None
+            if self._table.num_rows != self.head.count:
+                raise self.foreign(f"it should have {self.head.count} rows, found {self._table.num_rows}")
         return self._table
 
     @property
@@ -660,7 +725,10 @@ class Batch:
         """The identities of the messages, or None."""
         head = self.head
         if self._stamps is None and head.stamps_at:
-            self._stamps = stamping.decode(self.value, head.stamps_at, head.count, head.flags)
+            try:
+                self._stamps = stamping.decode(self.value, head.stamps_at, head.count, head.flags)
+            except FOREIGN as error:
+                raise self.foreign(error) from None
         return self._stamps
 
     @property
@@ -701,7 +769,10 @@ class Batch:
         if self._origins is not None and self._origins[0] == kept:
             return self._origins[1]
         head = self.head
-        stored = provenance.decode(head.provenance, head.count) if head.provenance else None
+        try:
+            stored = provenance.decode(head.provenance, head.count) if head.provenance else None
+        except FOREIGN as error:
+            raise self.foreign(error) from None
         columns: dict[str, tuple[Any, Any]] = dict(stored.columns) if stored else {}
         indices = range(self.first, self.next)
         if "t" in kept or "time" in kept:

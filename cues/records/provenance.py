@@ -132,9 +132,15 @@ class Provenance:
 
 
 def decode(data: bytes | memoryview, count: int) -> Provenance:
+    """Decode what :meth:`Provenance.encode` returned. Raises ValueError, TypeError and other errors for other bytes."""
     packed, *extra = codec.unpack(data)
     columns = {queue: (_unpack_t(t, count), _unpack_ints(time, count)) for queue, (t, time) in packed.items()}
-    return Provenance(count, columns, extra[0] if extra else None)
+    of_messages: Extra = extra[0] if extra else None
+    if extra and of_messages is not None:
+        entries = of_messages if type(of_messages) is list else [of_messages]
+        if len(entries) not in (1, count) or not {*map(type, entries)} <= {dict, type(None)}:
+            raise TypeError(f"the metadata of {count} messages is {of_messages!r:.80}")
+    return Provenance(count, columns, of_messages)
 
 
 def concat(parts: Sequence[Provenance]) -> Provenance:
@@ -253,7 +259,7 @@ def _pack_ints(values: list[int] | int | None) -> Any:
 
 
 def _unpack_ints(packed: Any, count: int) -> list[int] | int | None:
-    if not isinstance(packed, list):
+    if packed is None or type(packed) is int:
         constant: int | None = packed
         return constant
     low, width, raw = packed

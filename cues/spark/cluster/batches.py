@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import xxhash
 
 from cues.errors import Diverged
-from cues.spark.cluster.files import Files, folder_of, parsed, sealed_json
+from cues.spark.cluster.files import Files, folder_of, formed, parsed, sealed_json
 
 if TYPE_CHECKING:
     from cues.spark.cluster.directory import PartitionLog
@@ -31,6 +31,8 @@ BLOCK: Final = 256
 """The number of batches in one file, after two blocks of them are committed."""
 _LIST: Final = "list"
 """The field of a record that has a list, of a batch or of a block."""
+_PLAN: Final = {"id": str, "settings?": {str: object}}
+_BATCH: Final = [{str: [int, int]}, str]
 
 
 class Batch(NamedTuple):
@@ -75,12 +77,12 @@ class Batches:
         """The lineage and the settings; None before the first start."""
         name = f"{self.folder}/plan.json"
         text = self._files.read(name)
-        return None if text is None else parsed(self._files, name, text)
+        return None if text is None else parsed(self._files, name, text, _PLAN)
 
     def begin(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Write the lineage and the settings down, or return those of an earlier start."""
         name = f"{self.folder}/plan.json"
-        return parsed(self._files, name, self._files.ensure(name, sealed_json(plan)))
+        return parsed(self._files, name, self._files.ensure(name, sealed_json(plan)), _PLAN)
 
     def change(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Write the lineage down with other settings, and return it."""
@@ -98,7 +100,7 @@ class Batches:
         if first not in self._blocks:
             text = self._files.read(self._name(number))
             if text is not None:
-                return Batch.of(number, self._list(self._name(number), text))
+                return Batch.of(number, self._list(self._name(number), text, _BATCH))
             self._look_for_block(first)  # it may have been made meanwhile
         return Batch.of(number, self._blocks[first][number - first]) if first in self._blocks else None
 
@@ -107,7 +109,7 @@ class Batches:
         if text is None:
             self._loose = first
         else:
-            self._blocks = {first: self._list(self._block(first), text)}
+            self._blocks = {first: self._list(self._block(first), text, [_BATCH] * BLOCK)}
 
     def need(self, number: int) -> Batch:
         """A batch that must be there. Raises :class:`Diverged` if it is not."""
@@ -144,15 +146,14 @@ class Batches:
     def _block(self, first: int) -> str:
         return f"{self.folder}/{first:012d}-.json"
 
-    def _list(self, name: str, text: bytes) -> list[Any]:
+    def _list(self, name: str, text: bytes, form: Any) -> list[Any]:
         if text[:1] != b"[":
-            data = parsed(self._files, name, text).get(_LIST)
+            data = parsed(self._files, name, text, {_LIST: form})[_LIST]
         else:  # an earlier version wrote a list without a checksum
-            with contextlib.suppress(ValueError):
+            data = None
+            with contextlib.suppress(ValueError, RecursionError):
                 data = json.loads(text)
-        if isinstance(data, list):
-            return data
-        raise Diverged(f"The file {self._files.url}/{name} is damaged.", "restore the directory from a copy.")
+        return formed(self._files, name, data, form)  # type: ignore[no-any-return]
 
 
 def offset_of(text: str) -> tuple[int, str] | None:

@@ -54,7 +54,7 @@ from cues.errors import CuesError, Diverged, GraphError, QueueNotFound, Unsuppor
 from cues.queues.options import QueueOptions, changed, placing_to_dict, to_open
 from cues.queues.queue import refuse_replacing, refuse_shrinking
 from cues.records.schema import INFER
-from cues.spark.cluster.files import folder_of, name_of, parsed, sealed_json
+from cues.spark.cluster.files import folder_of, identity_of, name_of, parsed, sealed_json
 from cues.spark.cluster.typed import NONE, TypedColumns
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class QueueDirectory:
                 "list the queues with cues queues; start the command again, if the graph was started over.",
                 queue=self.queue,
             )
-        identity = bytes.fromhex(parsed(self.files, name, text)["identity"])
+        identity = identity_of(self.files, name, text)
         if expected is not None and identity != expected:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
@@ -295,7 +295,7 @@ class QueueDirectory:
         """
         name = f"{self.folder}/_cues/writer.json"
         self.files.put(name, sealed_json({"graph": graph}))
-        writer = parsed(self.files, name, self.files.read(name) or b"{}").get("graph")
+        writer = parsed(self.files, name, self.files.read(name) or b"{}", {"graph?": str}).get("graph")
         if writer != graph:
             raise GraphError(
                 f"The queue {self.queue!r} in {self.files.url} is written by the graph {writer!r}, and {graph!r} writes"
@@ -677,7 +677,7 @@ def drop_checkpoint(files: Files, folder: str) -> bool:
     text = files.read(note)
     if text is None:
         return False
-    for name in _of_checkpoint(files, folder, parsed(files, note, text)["version"]):
+    for name in _of_checkpoint(files, folder, parsed(files, note, text, {"version": int})["version"]):
         files.delete(f"{folder}/{LOG}/{name}")
     files.settle(f"{folder}/{LOG}")
     files.delete(note)

@@ -54,7 +54,9 @@ class Driver:
         draft = sealed_json({"id": secrets.token_hex(8)})
         made = files.ensure(ID, draft)
         own = files.read(id_of_graph(graph))
-        self.store_id = str((parsed(files, id_of_graph(graph), own) if own else parsed(files, ID, made))["id"])
+        self.store_id = str(
+            (parsed(files, id_of_graph(graph), own, {"id": str}) if own else parsed(files, ID, made, {"id": str}))["id"]
+        )
         self.queues: dict[str, QueueDirectory] = {}
         self.without_delays: frozenset[str] = frozenset()
         """The queues whose messages may have no time of delivery."""

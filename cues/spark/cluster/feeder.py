@@ -50,7 +50,7 @@ from cues.records.packed import packed_arrays, unpacked
 from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
 from cues.spark.cluster.data import Writer, hash_runs
-from cues.spark.cluster.files import folder_of, parsed
+from cues.spark.cluster.files import folder_of, identity_of
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.typed import fields_of
@@ -123,7 +123,7 @@ class Feeder:
             # The driver that made the queue in the directory may have died before it copied a message.
             made = self.driver.files.read(place := f"{folder_of(name)}/_cues/queue.json")
             if made is not None:
-                identity = str(parsed(self.driver.files, place, made)["identity"])
+                identity = identity_of(self.driver.files, place, made).hex()
                 known = {names.log_id(name, n): (identity, 1) for n in range(self.queues[name].partitions)} | known
         if not self._continues(last, known):
             return False

@@ -17,6 +17,7 @@ that put the same name, one succeeds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import io
@@ -25,17 +26,21 @@ import os
 import re
 import secrets
 import shutil
+import types
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, Union
 from urllib.parse import unquote
 
 import xxhash
 
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
+from cues.records import sealed
 from cues.storage import door
 from cues.storage.datafile import sync_names
 
@@ -480,23 +485,85 @@ def _checksum(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
-def parsed(files: Files, name: str, data: bytes) -> dict[str, Any]:
-    """The record of a small file. Raises :class:`Diverged` if it is damaged. Earlier versions wrote no checksum."""
+def parsed(files: Files, name: str, data: bytes, form: sealed.Form) -> dict[str, Any]:
+    """The record of a small file, which has a form (:func:`cues.records.sealed.fits`).
+
+    Raises :class:`Diverged` if it is damaged, or has another form. Earlier versions wrote no checksum.
+    """
     try:
         found = json.loads(data)
         if isinstance(found, dict):
             # A last field that is the checksum of the rest is one under any name: a bit of the name may have flipped.
             rest = dict(list(found.items())[:-1])
             if data == sealed_json(rest):
-                return rest
+                return formed(files, name, rest, form)  # type: ignore[no-any-return]
             if "seal" not in found and list(found.values())[-1:] != [_checksum(json.dumps(rest))]:
-                return found
+                return formed(files, name, found, form)  # type: ignore[no-any-return]
             reason = "its checksum fails"
         else:
             reason = "it is not a JSON object"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = str(error)
-    raise Diverged(f"The file {files.url}/{name} is damaged: {reason}.", "restore the directory from a copy.")
+    raise damaged(files, name, reason)
+
+
+def formed(files: Files, name: str, found: Any, form: sealed.Form) -> Any:
+    """Return a value of a small file. Raises :class:`Diverged` if it does not have this form."""
+    if not sealed.fits(found, form):
+        raise damaged(files, name, f"no version of Cues wrote {found!r:.200} there; the form is {form!r:.400}")
+    return found
+
+
+def damaged(files: Files, name: str, reason: str) -> Diverged:
+    return Diverged(f"The file {files.url}/{name} is damaged: {reason}.", "restore the directory from a copy.")
+
+
+ANY_FORM: Final = {str: object}
+"""The form of a record whose fields are only shown, or copied."""
+
+
+def identity_of(files: Files, name: str, data: bytes) -> bytes:
+    """The identity in the record of a queue. Raises :class:`Diverged`."""
+    found = parsed(files, name, data, {"identity": str})["identity"]
+    try:
+        return bytes.fromhex(found)
+    except ValueError as error:
+        raise damaged(files, name, f"the identity {found!r:.80} is not hexadecimal ({error})") from None
+
+
+def time_of(files: Files, name: str, text: Any) -> datetime:
+    """A time in a small file. Raises :class:`Diverged`."""
+    try:
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    except (ValueError, TypeError) as error:
+        raise damaged(files, name, f"the time {text!r:.80} is not one of ISO 8601 ({error})") from None
+
+
+def form_of(hint: Any) -> sealed.Form:
+    """Return the form that a value of this type has in JSON: of a dataclass, a map of its fields.
+
+    A tuple is a list there; a field with a default may be missing.
+    """
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        bare = dataclasses.MISSING
+        return {
+            each.name + ("?" if (each.default, each.default_factory) != (bare, bare) else ""): form_of(hints[each.name])
+            for each in dataclasses.fields(hint)
+        }
+    origin, given = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return tuple({type(each) for each in given})
+    if origin in (Union, types.UnionType):
+        return tuple(None if each is type(None) else form_of(each) for each in given)
+    if origin is dict:
+        return {form_of(given[0]): form_of(given[1])}
+    if origin is list or (origin is tuple and given[1:] == (...,)):
+        return [form_of(given[0]), ...]
+    if origin is tuple:
+        return [form_of(each) for each in given]
+    return object if hint is Any else hint
 
 
 def folder_of(name: str) -> str:

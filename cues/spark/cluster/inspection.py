@@ -34,7 +34,7 @@ from cues.spark.cluster.batches import Batches
 from cues.spark.cluster.data import Piece, messages, opened, pieces_of, read
 from cues.spark.cluster.delays import held
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory, problems_of_log
-from cues.spark.cluster.files import ID, Files, folder_of, name_of, open_files, parsed
+from cues.spark.cluster.files import ID, Files, folder_of, identity_of, name_of, open_files, parsed, time_of
 from cues.spark.cluster.ledger import LedgerRecord
 
 Place = str | os.PathLike[str]
@@ -190,7 +190,7 @@ def writer_of(place: Place, queue: str) -> str | None:
     """The graph that writes a queue."""
     files, name = _files(place), f"{folder_of(queue)}/_cues/writer.json"
     raw = files.read(name)
-    return None if raw is None else str(parsed(files, name, raw)["graph"])
+    return None if raw is None else str(parsed(files, name, raw, {"graph": str})["graph"])
 
 
 def logs_of(place: Place, queue: str) -> list[PartitionLog]:
@@ -260,8 +260,8 @@ def rate_of(place: Place, last: ProcessorRecord) -> float:
     count = 0
     for name in reversed(files.names(folder)[-_RATE_RECORDS:]):
         raw = files.read(f"{folder}/{name}")
-        fields = {} if raw is None else parsed(files, f"{folder}/{name}", raw)
-        if not fields or datetime.fromisoformat(fields["time"]) < since:
+        fields = {} if raw is None else parsed(files, f"{folder}/{name}", raw, {"time": str, "counts?": {str: int}})
+        if not fields or time_of(files, f"{folder}/{name}", fields["time"]) < since:
             break
         counts = fields.get("counts", {})
         count += counts.get("taken", counts.get("written", 0))
@@ -275,7 +275,7 @@ def feeder_lag(place: Place, last: ProcessorRecord, log: str) -> int | None:
     queue, partition = names.split_log(log)
     raw = files.read(f"_cues/{folder_of(last.processor.partition('.')[0])}.store.json")
     with contextlib.suppress(CuesError, OSError, KeyError):
-        noted = parsed(files, "the note of the store", raw or b"{}")
+        noted = parsed(files, "the note of the store", raw or b"{}", {"host": str, "store": str})
         if noted["host"] == socket.gethostname() and os.path.exists(os.path.join(noted["store"], "data.mdb")):
             with Store(noted["store"], readonly=True) as store:
                 row = view_of(store.queue(queue), partition).core.row()
@@ -297,7 +297,8 @@ def _record_of(files: Files, processor: str, name: str) -> ProcessorRecord | Non
     raw = files.read(name)
     if raw is None:
         return None
-    fields = parsed(files, name, raw)
+    fields = parsed(files, name, raw, {"time": str})
+    time_of(files, name, fields["time"])
     return ProcessorRecord(
         processor, LedgerRecord.of(int(name.rpartition("/")[2].removesuffix(".json")), fields), fields
     )
@@ -370,8 +371,10 @@ def _problems_of_names(place: Place) -> Iterator[str]:
     for name in [ID, *(f"{folder_of(q)}/_cues/{kind}.json" for q in queues_of(place) for kind in ("queue", "writer"))]:
         raw = files.read(name)
         try:
-            if raw is not None:
-                parsed(files, name, raw)
+            if raw is not None and name.endswith("/queue.json"):
+                identity_of(files, name, raw)
+            elif raw is not None:
+                parsed(files, name, raw, {"id": str} if name == ID else {"graph": str})
         except CuesError as error:
             yield error.message
 

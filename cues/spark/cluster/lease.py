@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cues.base import clock
 from cues.base.data import dataclass
 from cues.errors import AlreadyRunning
-from cues.spark.cluster.files import folder_of, name_of
+from cues.records import sealed
+from cues.spark.cluster.files import folder_of, name_of, time_of
 from cues.spark.place import this_machine
 from cues.steps.ownership import LEASE_BEAT_S, LEASE_S
 from cues.storage import locks
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
 _LOOK_S: Final = 0.25
+_FORM: Final = {"owner?": str, "host?": str, "pid?": int, "machine?": str, "beat?": int, "since?": str, "time?": str}
 _mine: set[str] = set()
 """The owners in this process."""
 
@@ -129,7 +131,9 @@ def holders(files: Files) -> Iterator[LeaseHolder]:
     for name in files.names("_cues"):
         lease = _parsed(files.read(f"_cues/{name}") or b"") if name.endswith(_ENDING) else {}
         if lease:
-            since, beat = (datetime.fromisoformat(lease[key]) if key in lease else None for key in ("since", "time"))
+            since, beat = (
+                time_of(files, f"_cues/{name}", lease[key]) if key in lease else None for key in ("since", "time")
+            )
             late = beat is not None and (clock.to_datetime(clock.now_ns()) - beat).total_seconds() > LEASE_S
             state: Any = "has ended" if _is_dead(lease) else "does not answer" if late else "runs"
             graph = name_of(name.removesuffix(_ENDING))
@@ -153,7 +157,9 @@ def _now() -> str:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
+    """The lease in a file; nothing while it is being written, and of another form: no version wrote that lease."""
     try:
-        return json.loads(text)  # type: ignore[no-any-return]
-    except ValueError:  # it is being written
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
+    return found if sealed.fits(found, _FORM) else {}

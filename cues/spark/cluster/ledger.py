@@ -17,6 +17,7 @@ that has put a record also looks for later ones. The last records always stay.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -25,9 +26,10 @@ from cues.arguments import NEWER
 from cues.base import clock, names
 from cues.base.data import dataclass
 from cues.errors import Diverged, Fenced
+from cues.records import sealed
 from cues.spark.cluster.delays import HeldRun, folder_of_delayed
 from cues.spark.cluster.directory import DataFile
-from cues.spark.cluster.files import folder_of, parsed, sealed_json
+from cues.spark.cluster.files import ANY_FORM, folder_of, form_of, parsed, sealed_json
 from cues.spark.cluster.state_files import StateRun, folder_of_state
 
 if TYPE_CHECKING:
@@ -159,9 +161,16 @@ class LedgerRecord:
                 if older
                 else NEWER,
             )
+        for name, form in _forms().items():
+            if not sealed.fits(data, {name: form}):
+                raise Diverged(
+                    f"Record {number} of a processor is damaged: no version of Cues wrote"
+                    f" {data.get(name.rstrip('?'))!r:.80} as {name.rstrip('?')!r}; the form is {form!r:.300}.",
+                    "restore the directory from a copy.",
+                )
         try:
             return LedgerRecord._of(number, data)
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:  # of a field that no version has, and of a file
             raise Diverged(
                 f"Record {number} of a processor is damaged ({type(error).__name__}: {error}).",
                 "restore the directory from a copy.",
@@ -197,6 +206,15 @@ class LedgerRecord:
             {tailer: DataFile(**file) for tailer, file in data.get("due", {}).items()},
             data.get("moved", {}),
         )
+
+
+@functools.cache
+def _forms() -> dict[str, sealed.Form]:
+    """The form of each field of a record, as the types of the fields say it."""
+    forms: dict[str, Any] = form_of(LedgerRecord)
+    del forms["number"]  # the name of the file
+    forms |= {"positions?": forms.pop("positions"), "state?": [([int, [str, ...]], [int, [str, ...], int]), ...]}
+    return forms | {"time?": str}
 
 
 class Ledger:
@@ -235,7 +253,7 @@ class Ledger:
                 "restore the directory from a copy.",
                 processor=self.processor,
             )
-        return LedgerRecord.of(number, parsed(self.files, self.name_of(number), text))
+        return LedgerRecord.of(number, parsed(self.files, self.name_of(number), text, ANY_FORM))
 
     def name_of(self, number: int) -> str:
         return f"{self._folder}/{number:012d}.json"

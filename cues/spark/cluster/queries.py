@@ -243,7 +243,8 @@ class FrameQuery(BatchCommits, Stage):
     def prepare(self, settings: dict[str, str]) -> dict[str, str]:
         """Choose the checkpoint. Return the settings of the first start: ``settings``, if this is the first."""
         files = self.driver.files
-        plan: dict[str, Any] = self.batches.begin({"id": secrets.token_hex(8), "settings": settings})
+        begun = self.batches.begin({"id": secrets.token_hex(8), "settings": settings})
+        plan: dict[str, Any] = {"settings": {}} | begun
         if plan["settings"] != (wanted := plan["settings"] | self._asked()):
             plan = self.batches.change(plan | {"settings": wanted})
         folder, first = self._usable()

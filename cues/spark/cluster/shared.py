@@ -29,7 +29,7 @@ from cues.overrides import override
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, RowGroup, last_time, pieces_of, read_groups, row_groups
 from cues.spark.cluster.directory import PartitionLog, QueueDirectory
-from cues.spark.cluster.files import folder_of, open_files, parsed
+from cues.spark.cluster.files import folder_of, identity_of, open_files
 from cues.spark.cluster.typed import TypedColumns
 from cues.spark.options import QueueAddress
 from cues.spark.place import Lost, MessageRows, ReadableQueue, partition_identity
@@ -56,7 +56,7 @@ class SharedQueue(ReadableQueue):
                 queue=place.queue,
             )
         self._made = text
-        self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
+        self.identity = identity_of(self.files, f"{self._folder}/_cues/queue.json", text)
         self._log = QueueDirectory(self.files, queue, QueueOptions(), self.identity, make=False)
         self._typed = self._log.columns
         self._partition = int(partition) if slash else None
