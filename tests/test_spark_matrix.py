@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,15 +28,19 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 pytest.importorskip("grpc", reason="Spark Connect is not installed (pip install 'cues-streams[test]')")
 
 import pyspark
+import seeds
 import test_spark_engine as stores
 import test_spark_queues as directories
 from children import Child
 from directory_steps import messages_of
-from spark_cluster import Cluster, connect_server
+from spark_cluster import Cluster, connect_server, until
+from test_spark_three_graphs import killed_one
 
 import cues
 from cues.errors import CuesError
+from cues.queues.base import views_of
 from cues.spark import java
+from cues.spark.cluster import inspection
 from cues.spark.cluster.directory import QueueDirectory
 
 if TYPE_CHECKING:
@@ -143,8 +149,11 @@ class Driver:
         while child.line() != LINE:
             pass
 
-    def run(self, kind: str, place: Path, queues: bool = False) -> None:
+    def begin(self, kind: str, place: Path, queues: bool = False) -> None:
         self.child.say(json.dumps([kind, str(place), str(place / "queues") if queues else ""]))
+
+    def run(self, kind: str, place: Path, queues: bool = False) -> None:
+        self.begin(kind, place, queues)
         ended = self.child.line()
         if ended:
             raise CuesError(ended)
@@ -201,6 +210,56 @@ def by(fixture: str, queues: bool = False) -> Callable[[Request, str, Path], Non
     return lambda request, kind, place: request.getfixturevalue(fixture).run(kind, place, queues)
 
 
+ATTACHED = """
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+gateway = launch_gateway()
+java = gateway.jvm.JavaSparkContext.fromSparkContext(gateway.jvm.org.apache.spark.SparkContext.getOrCreate())
+SparkSession(SparkContext(gateway=gateway, jsc=java, conf=SparkConf(_jconf=java.getConf())))
+"""
+"""Uses the Java process of another driver, as the Python of a notebook does."""
+
+
+def killed(queues: bool = False) -> Callable[[Request, str, Path], None]:
+    """``kill -9`` of a driver at a random moment, in one of two cells of its workers too; a second driver finishes.
+
+    Both use the Java process of this session, because the start of another one is most of the time of a cell. So what
+    the first driver has begun in Java continues while the second one runs.
+    """
+
+    def run_twice(request: Request, kind: str, place: Path) -> None:
+        spark, chance = request.getfixturevalue("spark"), random.Random(seeds.new())
+        how = {"queues": place / "queues"} if queues else {}
+        if queues and kind in REFUSED_WITH_QUEUES:
+            return in_this_process(request, kind, place, **how)
+        whole = written(request.getfixturevalue("expected")(kind) / "embedded", queues=False)
+        goal = chance.randrange(1, whole // 2)  # the later messages are written in few steps
+        parameters = spark.sparkContext._gateway.gateway_parameters
+        gateway = {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
+        with Child(ATTACHED + DRIVER, "", **gateway) as child:
+            Driver(child).begin(kind, place, queues)
+            until(lambda: written(place, queues) >= goal, timeout_s=240)
+            time.sleep(chance.uniform(0, 0.2))
+            if chance.random() < 0.5:
+                killed_one(chance, directories.python_workers(spark))
+            child.kill()
+        print(f"killed: at {written(place, queues)} of {whole} messages")
+        return in_this_process(request, kind, place, **how)
+
+    return run_twice
+
+
+def written(place: Path, queues: bool) -> int:
+    """The number of messages that a run has written until now."""
+    if queues:
+        at = place / "queues"
+        return sum(log.next - 1 for queue in inspection.queues_of(at) for log in inspection.logs_of(at, queue))
+    with cues.open(place / "store", readonly=True) as store:
+        return sum(len(view) for queue in store.queues() for view in views_of(store.queue(queue)))
+
+
 # --- the matrix ---------------------------------------------------------------------------------
 
 
@@ -210,12 +269,14 @@ class Mode(NamedTuple):
     """True if the queues are in a directory."""
     refusal: str = ""
     """A part of the error, if this mode refuses every graph."""
+    killed: bool = False
+    """True if a driver dies in it."""
     slow: slice = slice(0)
     """The kinds of the slow set: none where a mode starts processes of Spark that other tests start too.
 
     CPU time of a cell: 3.3 s with workers; about 1 s in a session that is there, whose start takes 22 s, or 40 s with
-    processes of executors; 15 s of spark-submit. The slow set has no time for a third of all modes, so it has a third
-    of the first three, which take each kind once, and one in seven of the next four.
+    processes of executors; 15 s of spark-submit; 5 s with a driver that is killed. The slow set has no time for a third
+    of all modes, so it has a third of the first three, which take each kind once, and one in seven of six others.
     """
 
 
@@ -231,6 +292,8 @@ MODES = {
     "standalone": Mode(by("standalone")),
     "standalone, --queues": Mode(by("standalone", queues=True), queues=True),
     "Connect": Mode(by("connected"), refusal="Spark Connect"),
+    "a store, driver killed": Mode(killed(), killed=True, slow=slice(1, None, 7)),
+    "--queues, driver killed": Mode(killed(queues=True), queues=True, killed=True, slow=slice(4, None, 7)),
 }
 REFUSED_WITH_QUEUES = {
     "rate": "rate=",
@@ -246,6 +309,9 @@ REFUSED_WITH_QUEUES = {
 """By kind: the option that the error names. No other kind is refused."""
 KEYED = {"partitions": ("in", "out", "counts"), "keyed state": ("out",), "tables in a fork": ("odd",)}
 """By kind: queues whose messages are in order only by the key n."""
+
+LOST = {"at most once": "out"}
+"""By kind: the queue that lacks messages after the death of a driver: those of the step in which it died."""
 
 
 def refusal(kind: str, mode: str) -> str:
@@ -283,11 +349,24 @@ def compared(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in ("queues", "hashes", "state", "positions", "sources")}
 
 
+def without_lost(kind: str, mode: str, expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What is expected, without the messages of one step where a driver that dies loses them."""
+    if MODES[mode].killed and (queue := LOST.get(kind, "")):
+        messages, hashes = expected["queues"][queue], expected["hashes"][queue]
+        lost = [message for message in messages if message not in found["queues"][queue]]
+        low = messages.index(lost[0]) if lost else 0
+        assert messages[low : low + len(lost)] == lost
+        del messages[low : low + len(lost)], hashes[len(messages) :]
+    return expected
+
+
 def compared_queues(kind: str, queues: dict[str, Any]) -> dict[str, Any]:
     """The messages of queues; those of different keys are in no order."""
     for queue in KEYED.get(kind, ()):
         queues[queue].sort(key=lambda m: m["n"])
-    return compared(kind, {"queues": queues, "hashes": dict.fromkeys(queues), "state": 0, "positions": 0, "sources": 0})
+    return compared(
+        kind, {"queues": queues, "hashes": {queue: [] for queue in queues}, "state": 0, "positions": 0, "sources": 0}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -327,9 +406,11 @@ def test_a_mode_leaves_what_the_embedded_engine_leaves(
     if how.queues:
         made = KINDS[kind]()
         by_embedded = directories.left_embedded(kept / "embedded/store", made)
-        assert compared_queues(kind, queues_of(tmp_path, made)) == compared_queues(kind, by_embedded)
+        found, wanted = compared_queues(kind, queues_of(tmp_path, made)), compared_queues(kind, by_embedded)
     else:
-        assert compared(kind, stores.left(tmp_path / "store")) == compared(kind, stores.left(kept / "embedded/store"))
+        found = compared(kind, stores.left(tmp_path / "store"))
+        wanted = compared(kind, stores.left(kept / "embedded/store"))
+    assert found == without_lost(kind, mode, wanted, found)
 
 
 def queues_of(place: Path, made: Any) -> dict[str, Any]:
@@ -348,13 +429,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "spark-reference.md"
 
 def with_table(page: str) -> str:
     """The page with the table of kinds × modes. Kinds with the same results share a row."""
+
+    def told(kind: str, mode: str) -> str:
+        if text := refusal(kind, mode):
+            return f"refused: {f'`{text}`' if text.endswith('=') else text}"
+        return "equal, without one step" if MODES[mode].killed and kind in LOST else "equal"
+
     rows: dict[tuple[str, ...], list[str]] = {}
     for kind in KINDS:
-        rows.setdefault(tuple(refusal(kind, mode) for mode in MODES), []).append(kind)
+        rows.setdefault(tuple(told(kind, mode) for mode in MODES), []).append(kind)
     lines = [f"| graphs | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
-    for refused, kinds in rows.items():
-        cells = [f"refused: {f'`{text}`' if text.endswith('=') else text}" if text else "equal" for text in refused]
-        lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")
+    lines += [f"| {', '.join(kinds)} | {' | '.join(cells)} |" for cells, kinds in rows.items()]
     table = "".join(f"{line}\n" for line in lines)
     replaced, count = re.subn(r"^\| graphs \|.*\n(?:\|.*\n)+", lambda _: table, page, flags=re.M)
     assert count == 1
